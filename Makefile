@@ -1,0 +1,28 @@
+# Every target does its own set-up. `make demo` and `make test` are all a new user needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test check clean
+
+setup: $(VENV)/.ready
+
+# torch goes in first and by exact version, so that no other requirement picks another build of it.
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 12 --out demo-run
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo-run

@@ -1,0 +1,29 @@
+"""Typed records of everything that crosses a process or a disk."""
+
+from __future__ import annotations
+
+from kernelwright.records.canonical import canonical_json, sha256_of
+from kernelwright.records.models import (
+    Candidate,
+    Evaluation,
+    Label,
+    Reason,
+    Task,
+    TimingBlock,
+    Verdict,
+)
+from kernelwright.records.run_directory import RunDirectory, capture_environment
+
+__all__ = [
+    "Candidate",
+    "Evaluation",
+    "Label",
+    "Reason",
+    "RunDirectory",
+    "Task",
+    "TimingBlock",
+    "Verdict",
+    "canonical_json",
+    "capture_environment",
+    "sha256_of",
+]

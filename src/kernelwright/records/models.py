@@ -1,0 +1,218 @@
+"""Task, Candidate and Evaluation: what goes in, what is tried, what was found.
+
+Records are frozen and forbid unknown fields. `docs/record-format.md` describes the files they are kept in.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelwright.records.canonical import sha256_of
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Verdict(StrEnum):
+    """Whether a candidate may replace its reference. Being faster is not part of it."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+
+
+class Reason(StrEnum):
+    """Why a candidate was rejected. Each code is described in `docs/verdicts.md`."""
+
+    SYNTAX_ERROR = "syntax-error"
+    """The source is not valid Python."""
+    NO_MODEL_NEW = "no-model-new"
+    """The module does not define a class `ModelNew` that is a `torch.nn.Module`."""
+    BUILD_FAILED = "build-failed"
+    """Importing the module or constructing `ModelNew` raised an exception."""
+    BUILD_TIMEOUT = "build-timeout"
+    """Importing and constructing took longer than the limit."""
+    RUNTIME_ERROR = "runtime-error"
+    """A call raised an exception."""
+    RUN_TIMEOUT = "run-timeout"
+    """A call did not finish within the limit."""
+    CRASHED = "crashed"
+    """The process died of a signal."""
+    EXITED = "exited"
+    """The process ended by itself before it had answered."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """The process used more memory than it may."""
+    TOO_MANY_PROCESSES = "too-many-processes"
+    """The process started more children than it may."""
+    PROTOCOL_VIOLATION = "protocol-violation"
+    """Something other than the harness wrote to the channel."""
+    STATE_MISMATCH = "state-mismatch"
+    """`state_dict` has other keys, shapes or dtypes than the reference's, or does not take new weights."""
+    MODE_MISMATCH = "mode-mismatch"
+    """The module is in another train/eval mode than the reference."""
+    BUFFER_MISMATCH = "buffer-mismatch"
+    """Buffers, such as batch-norm statistics, differ from the reference's after the same calls."""
+    WRONG_TYPE = "wrong-type"
+    """An output is not a plain `torch.Tensor` or the structure of outputs differs."""
+    WRONG_SHAPE = "wrong-shape"
+    WRONG_DTYPE = "wrong-dtype"
+    WRONG_DEVICE = "wrong-device"
+    WRONG_STRIDES = "wrong-strides"
+    """An output's strides differ from the reference's."""
+    WRONG_OUTPUT = "wrong-output"
+    """An output is further from the float64 truth than the tolerance allows."""
+    PRECISION_DOWNGRADE = "precision-downgrade"
+    """The error is what the next lower precision gives, not what the reference's precision gives."""
+    NON_FINITE_OUTPUT = "non-finite-output"
+    """NaN or infinity where the truth is finite."""
+    STALE_WEIGHTS = "stale-weights"
+    """Right with the weights it was built with, wrong after new weights were loaded."""
+    STALE_OUTPUT = "stale-output"
+    """The output belongs to an earlier call's input."""
+    TIMED_OUTPUT_WRONG = "timed-output-wrong"
+    """Right when checked, wrong in a timed call."""
+    INPUT_MUTATED = "input-mutated"
+    """A call changed its inputs although the reference does not."""
+    OUTPUT_OVERWRITTEN = "output-overwritten"
+    """A later call changed the output of an earlier one."""
+    OUTPUT_ALIASES = "output-aliases"
+    """An output shares memory with an input, a parameter or a buffer although the reference's does not."""
+    NONDETERMINISTIC = "nondeterministic"
+    """The same input gave outputs further apart than the tolerance."""
+    CLOCK_DISAGREEMENT = "clock-disagreement"
+    """The latency seen from outside is longer than the one measured inside by more than the harness costs."""
+    WORK_OUTSIDE_TIMING = "work-outside-timing"
+    """The process computed between timed calls."""
+    DEVICE_NOT_QUIET = "device-not-quiet"
+    """The device was still busy after the candidate's call had ended."""
+    GLOBAL_STATE_CHANGED = "global-state-changed"
+    """It changed process-wide state that a drop-in module must leave alone."""
+    FORBIDDEN_LABEL = "forbidden-label"
+    """It carries a label that the settings do not allow."""
+
+
+class Label(StrEnum):
+    """What is allowed but must be said. Settings can turn any of them into a rejection."""
+
+    WRAPPER_ONLY = "wrapper-only"
+    """The same operators behind torch.compile or a CUDA graph; no new kernel."""
+    TF32 = "tf32"
+    """It lets matrix products use TF32 and stays within the tolerance."""
+    LIBRARY_CALL = "library-call"
+    """Its work is done by PyTorch's or a vendor's operators, not by code of its own."""
+    CUSTOM_KERNEL = "custom-kernel"
+    """It has CUDA, Triton or C++ source of its own."""
+    CUDA_GRAPH = "cuda-graph"
+    ALIASED_OUTPUT = "aliased-output"
+    """A later call overwrites the output of an earlier one (a CUDA graph's static buffer)."""
+    GLOBAL_FLAGS = "global-flags"
+    """It sets process-wide performance flags, such as cudnn.benchmark."""
+    STATE_DIFFERS = "state-differs"
+    """Its `state_dict` differs from the reference's; judged with its own weights from the same seed."""
+    STRIDES_DIFFER = "strides-differ"
+    STOCHASTIC_TASK = "stochastic-task"
+    """The reference draws random numbers in `forward`; both sides were seeded alike before each call."""
+    VACUOUS_TASK = "vacuous-task"
+    """A trivial output passes this task's check, so being right proves little."""
+    UNCALIBRATED_PRECISION = "uncalibrated-precision"
+    """No input set of this task tells the reference's precision from the next lower one."""
+    SUSPICIOUS_SOURCE = "suspicious-source"
+    """Static analysis found patterns known from cheats. Advice only."""
+    NOT_RETIMED = "not-retimed"
+    """Checked but not timed, by request."""
+
+
+class Task(_Record):
+    """A computation to speed up: a Python module in KernelBench's format."""
+
+    id: str
+    """Stable name, such as `diag_matmul` or `kernelbench/level1/12`."""
+    source: str
+    """Text of a module that defines `Model`, `get_inputs` and `get_init_inputs`."""
+    origin: str = ""
+    """Where the text came from, for people."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity of the computation: the hash of its text."""
+        return sha256_of(self.source)
+
+
+class Candidate(_Record):
+    """A self-contained module that defines `ModelNew` and claims to compute the same as the task's `Model`."""
+
+    source: str
+    policy: str = "file"
+    """Who proposed it."""
+    techniques: tuple[str, ...] = ()
+    """What was done, in the words of the policy, such as `fold-linear-reduction`."""
+    parent: str | None = None
+    """`sha256` of the candidate it was derived from."""
+    note: str = ""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity: the hash of the source."""
+        return sha256_of(self.source)
+
+
+class TimingBlock(_Record):
+    """One randomised block of a process pair: latencies of both sides on the same inputs, in call order."""
+
+    process: int
+    """Which fresh process pair, from 0."""
+    reference_us: tuple[float, ...]
+    candidate_us: tuple[float, ...]
+    """Charged latency: the inner clock's plus what the outer clock saw beyond the harness's own cost."""
+    null_us: tuple[float, ...] = ()
+    """A second process of the reference, for the A/A noise floor."""
+
+
+class Evaluation(_Record):
+    """What the judge found. A reward is computed from this record and nothing else."""
+
+    task: str
+    task_sha256: str
+    candidate_sha256: str
+    verdict: Verdict
+    reason: Reason | None = None
+    detail: str = ""
+    speedup: float | None = None
+    """Reference latency / candidate latency, paired; None when rejected or not timed."""
+    speedup_low: float | None = None
+    """Lower end of the 95 % interval."""
+    speedup_high: float | None = None
+    noise_floor: float | None = None
+    """Upper bound of |A/A ratio - 1| in the same run."""
+    reference_us: float | None = None
+    candidate_us: float | None = None
+    """Median latency per call."""
+    labels: tuple[Label, ...] = ()
+    device: str = "cpu"
+    policy: str = "file"
+    techniques: tuple[str, ...] = ()
+    parent: str | None = None
+    source: str = ""
+    """The candidate's text, so that a record stands alone."""
+    blocks: tuple[TimingBlock, ...] = ()
+    checks: dict[str, Any] = Field(default_factory=dict)
+    """Per input set: errors, tolerances; clocks; advice. Keys are described in `docs/record-format.md`."""
+    started: str = ""
+    """UTC, ISO 8601."""
+    elapsed_s: float = 0.0
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the verdict is `accepted`."""
+        return self.verdict is Verdict.ACCEPTED
+
+    @property
+    def is_improvement(self) -> bool:
+        """Whether the lower bound of the speedup clears the noise floor: the only thing called faster here."""
+        if not self.accepted or self.speedup_low is None:
+            return False
+        return self.speedup_low > 1.0 + (self.noise_floor or 0.0)

@@ -1,0 +1,160 @@
+"""A run directory: the environment and configuration of a run, and one JSON line per finished evaluation.
+
+A line is written whole and flushed to disk before the next one starts, so a run that is killed at any moment loses no
+finished evaluation; a torn last line is work that is still owed and is dropped when the run is read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kernelwright.errors import UsageError
+from kernelwright.records.models import Evaluation
+
+
+class RunDirectory:
+    """Read and append the records of one run.
+
+    Args:
+        path: The directory; created, with parents, when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"Wanted a directory to write to at {path}; {error.strerror}. Choose another one.") from error
+
+    @property
+    def evaluations_path(self) -> Path:
+        """The JSON lines file of evaluations."""
+        return self.path / "evaluations.jsonl"
+
+    def append(self, evaluation: Evaluation) -> None:
+        """Write one evaluation and wait until it is on disk."""
+        line = evaluation.model_dump_json() + "\n"
+        with self.evaluations_path.open("ab") as file:
+            # A line torn by an earlier kill must not swallow this one.
+            if file.tell() and not self._ends_with_newline():
+                file.write(b"\n")
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _ends_with_newline(self) -> bool:
+        with self.evaluations_path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+    def evaluations(self) -> Iterator[Evaluation]:
+        """Every whole record, in order of writing. Torn lines are skipped: their work is still owed."""
+        if not self.evaluations_path.exists():
+            return
+        with self.evaluations_path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    yield Evaluation.model_validate_json(line)
+                except ValidationError:
+                    continue
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replace a JSON file in one step, so that no reader sees half of it."""
+        self.write_text(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a text file in one step."""
+        target = self.path / name
+        temporary = target.with_name(f".{name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+
+    def read_json(self, name: str) -> Any | None:
+        """A JSON file of this run, or None when it is not there.
+
+        Raises:
+            UsageError: the file is there and is not JSON.
+        """
+        target = self.path / name
+        if not target.exists():
+            return None
+        try:
+            return json.loads(target.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UsageError(f"Wanted JSON in {target}; {error}. Remove the file or choose another directory.") from error
+
+
+def capture_environment(device: str) -> dict[str, Any]:
+    """What a number measured here depends on: versions, processor, GPU, driver, commit."""
+    import torch
+
+    packages = {}
+    for name in ("torch", "triton", "numpy", "kernelwright"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = None
+    environment: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_count": os.cpu_count(),
+        "packages": packages,
+        "commit": _commit(),
+        "device": device,
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+    }
+    if device.startswith("cuda") and torch.cuda.is_available():
+        environment["gpu"] = _gpus()
+    return environment
+
+
+def _gpus() -> list[dict[str, str]]:
+    fields = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
+    try:
+        text = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()]
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, with `+dirty` when the tree differs from it; None outside a checkout."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return os.environ.get("KERNELWRIGHT_COMMIT")
+    try:
+        head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + ("+dirty" if dirty.stdout.strip() else "")
