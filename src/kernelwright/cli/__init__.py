@@ -1,0 +1,125 @@
+"""The command line: a thin skin over the functions of the same names.
+
+Each command lives in a module of its own that is imported only when it runs, so `--help` loads neither torch nor
+pydantic. Exit status: 0 accepted or done, 1 rejected or not legal, 2 wrong usage or unreadable input, 3 infrastructure,
+130 interrupted. stdout carries data, stderr carries progress and errors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from kernelwright.cli.group import LazyGroup
+from kernelwright.errors import KernelwrightError
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+READER_GONE = 141
+"""128 + SIGPIPE, as shells report it. 1 would read as `rejected`."""
+FAULT = 3
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_at={
+        "doctor": ("kernelwright.cli.doctor", "Say what this machine can do."),
+        "evaluate": ("kernelwright.cli.evaluate", "Judge one candidate against one task."),
+        "optimize": ("kernelwright.cli.optimize", "Search for a verified faster drop-in for a task."),
+        "bench": ("kernelwright.cli.bench", "Judge a suite's candidates and baselines in one run."),
+        "report": ("kernelwright.cli.report", "Write a run directory as one HTML page."),
+        "sass": ("kernelwright.cli.sass", "Show, play, check and optimize machine-code schedules."),
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="kernelwright", message="%(version)s")
+@click.option("--traceback", is_flag=True, hidden=True, help="Show where an error was raised.")
+def group(traceback: bool) -> None:
+    """Make GPU code faster, and believe only what an independent measurement confirms.
+
+    A TASK is a Python file in KernelBench's format (Model, get_inputs, get_init_inputs) or the id of a built-in
+    task such as diag_matmul. A CANDIDATE is a Python file that defines ModelNew.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: What follows the program's name; `sys.argv` when None.
+
+    Returns:
+        The exit status.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = bool(given) and given[0] == "--traceback"
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except click.exceptions.Exit as done:
+        return _flushed(done.exit_code)
+    except BrokenPipeError:
+        return _reader_gone()
+    except click.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return _say("interrupted: nothing was written", INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _say(error.format_message(), error.exit_code)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "kernelwright"
+        return _say(f"error: {_one_line(error.format_message())} See `{where} --help`.", error.exit_code)
+    except click.ClickException as error:
+        return _say(f"error: {_one_line(error.format_message())}", 2)
+    except KernelwrightError as error:
+        if show_traceback:
+            traceback.print_exc()
+        return _say(f"error: {_one_line(str(error))}", error.exit_status)
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means `rejected`.
+        if show_traceback:
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {_one_line(str(error))}"
+        return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
+
+
+def _run(arguments: list[str]) -> int:
+    with group.make_context("kernelwright", arguments) as context:
+        result = group.invoke(context)
+    return result if isinstance(result, int) else 0
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+
+
+def _say(line: str, status: int) -> int:
+    try:
+        click.echo(line, err=True)
+    except BrokenPipeError:
+        return _reader_gone()
+    return _flushed(status)
+
+
+def _flushed(status: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    return status
+
+
+def _reader_gone() -> int:
+    # The interpreter flushes again when it ends, and would complain and choose its own exit status.
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(silent, stream.fileno())
+    os.close(silent)
+    return READER_GONE

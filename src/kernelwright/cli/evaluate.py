@@ -1,0 +1,106 @@
+"""`kernelwright evaluate TASK CANDIDATE`: the judge's verdict on one candidate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelwright.cli import options
+from kernelwright.cli.output import (
+    emit_json,
+    format_latency,
+    format_speedup,
+    printable,
+    progress_console,
+    says_what_was_kept,
+)
+
+if TYPE_CHECKING:
+    from kernelwright.records import Evaluation
+
+REJECTED = 1
+
+
+@click.command("evaluate", short_help="Judge one candidate against one task.")
+@click.argument("task")
+@click.argument("candidate", type=click.Path(path_type=Path))
+@options.device_option
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="Run directory. Default: a new one in runs/.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.judge_options
+def command(task: str, candidate: Path, device: str, out: Path | None, as_json: bool, **judge: Any) -> int:
+    """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.
+
+    Prints the verdict, its reason, and the paired speedup with its 95 % interval. Ends with 0 when accepted and 1
+    when rejected; being accepted means that it may replace the reference, not that it is faster.
+    """
+    settings = options.judge_settings(**judge)
+    source = options.read_source(candidate)
+
+    from kernelwright.evaluation import Judge
+    from kernelwright.records import Candidate, RunDirectory, capture_environment
+    from kernelwright.tasks import load_task
+
+    loaded = load_task(task)
+    console = progress_console()
+    chosen = options.resolve_device(device, console.print)
+    run = RunDirectory(out or options.fresh_run_path("evaluate", loaded.id))
+    run.write_json("config.json", {
+        "verb": "evaluate", "device": chosen, "settings": settings.model_dump(mode="json"),
+        "tasks": [loaded.model_dump(mode="json")],
+    })
+    run.write_json("environment.json", capture_environment(chosen))
+    with says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict"):
+        with console.status(f"Judging {candidate} against {loaded.id} on {chosen} ..."):
+            with Judge(device=chosen, settings=settings) as judge_:
+                evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
+        run.append(evaluation)
+    if as_json:
+        emit_json(as_contract(evaluation, run.path))
+    else:
+        click.echo(in_words(evaluation, run.path))
+    return 0 if evaluation.accepted else REJECTED
+
+
+def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
+    """The object that `--json` prints; its keys are a contract with scripts."""
+    return {
+        "verdict": evaluation.verdict.value,
+        "reason": evaluation.reason.value if evaluation.reason else None,
+        "detail": evaluation.detail,
+        "speedup": evaluation.speedup,
+        "speedup_low": evaluation.speedup_low,
+        "speedup_high": evaluation.speedup_high,
+        "labels": [label.value for label in evaluation.labels],
+        "task": evaluation.task,
+        "device": evaluation.device,
+        "run": str(run),
+    }
+
+
+def in_words(evaluation: Evaluation, run: Path) -> str:
+    """The verdict for a person, one fact a line."""
+    from kernelwright.report.words import LABELS, REASONS
+
+    lines = [f"verdict      {evaluation.verdict}"]
+    if evaluation.reason:
+        lines.append(f"reason       {evaluation.reason}: {REASONS[evaluation.reason]}")
+    if evaluation.detail:
+        lines.append(f"detail       {printable(evaluation.detail)}")
+    if evaluation.accepted:
+        speedup = format_speedup(evaluation.speedup, evaluation.speedup_low, evaluation.speedup_high)
+        lines.append(f"speedup      {speedup}")
+    if evaluation.speedup is not None:
+        floor = evaluation.noise_floor
+        lines.append(f"noise floor  {'not measured' if floor is None else f'{floor:.2%}'}")
+        lines.append(f"improvement  {'yes' if evaluation.is_improvement else 'no'}, "
+                     "which asks that the interval's lower end exceeds 1 + the noise floor")
+        lines.append(f"latency      {format_latency(evaluation.candidate_us)} "
+                     f"against the reference's {format_latency(evaluation.reference_us)}")
+    lines += [f"label        {label}: {LABELS[label]}" for label in evaluation.labels]
+    lines.append(f"device       {evaluation.device}")
+    lines.append(f"run          {run}")
+    return "\n".join(lines)

@@ -1,0 +1,54 @@
+"""A group of commands that imports a command only when it is run."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are named by module.
+
+    Args:
+        commands_at: Command name to (module, one-line help), in the order of the listing. The module defines
+            `command`.
+    """
+
+    def __init__(self, *args: Any, commands_at: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands_at = dict(commands_at)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order they were given."""
+        return list(self.commands_at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command, or None when there is none of that name."""
+        if cmd_name not in self.commands_at:
+            return None
+        command: click.Command = importlib.import_module(self.commands_at[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` starts with.
+
+        Raises:
+            click.UsageError: there is none; the message names the nearest ones.
+        """
+        name = args[0]
+        if name not in self.commands_at and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.commands_at, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(self.commands_at)}."
+            raise click.UsageError(f"wanted a command, found `{name}`; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self.commands_at.items()])

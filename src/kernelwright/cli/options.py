@@ -1,0 +1,173 @@
+"""Options that several commands share, and what they mean for the judge's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from kernelwright.evaluation import Settings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+TEXT_LIMIT_BYTES = 16 << 20
+
+
+def device_option(function: Function) -> Function:
+    """`--device auto|cpu|cuda|cuda:N`."""
+    return click.option(
+        "--device", default="auto", show_default=True, metavar="auto|cpu|cuda", callback=_device_name,
+        help="Where to run. auto takes a GPU when there is one. cuda:N names one of several.",
+    )(function)
+
+
+def judge_options(function: Function) -> Function:
+    """Options that change how strict, patient or precise the judge is."""
+    options = [
+        click.option("--settings", "settings_file", type=click.Path(path_type=Path), metavar="FILE.toml",
+                     help="Settings of the judge, as in docs/cli.md. The options below win over it."),
+        click.option("--processes", type=click.IntRange(1, 64), metavar="N",
+                     help="Time in exactly N fresh process triples instead of stopping when precise enough."),
+        click.option("--strict-fp32", is_flag=True,
+                     help="Turn TF32 off on both sides, also where PyTorch allows it."),
+        click.option("--allow", multiple=True, metavar="LABEL",
+                     help="Accept what carries this label. Repeatable."),
+        click.option("--forbid", multiple=True, metavar="LABEL",
+                     help="Reject what carries this label. Repeatable."),
+        click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+                     help="Limit of one call of the candidate."),
+        click.option("--build-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+                     help="Limit of importing and constructing the candidate, compilers included."),
+        click.option("--check-only", is_flag=True, help="Check that it is right; do not time it."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def judge_settings(
+    settings_file: Path | None,
+    processes: int | None,
+    strict_fp32: bool,
+    allow: tuple[str, ...],
+    forbid: tuple[str, ...],
+    timeout: float | None,
+    build_timeout: float | None,
+    check_only: bool,
+) -> Settings:
+    """The settings that the judge's options ask for.
+
+    Raises:
+        ConfigError: the file or a value cannot be used.
+        UsageError: a label does not exist.
+    """
+    from kernelwright import config
+    from kernelwright.evaluation import Settings
+
+    values: dict[str, Any] = config.read_toml(settings_file) if settings_file else {}
+    if processes is not None:
+        values |= {"processes_min": processes, "processes_max": processes}
+    if strict_fp32:
+        values["strict_fp32"] = True
+    if timeout is not None:
+        values["run_limit_s"] = timeout
+    if build_timeout is not None:
+        values["build_limit_s"] = build_timeout
+    if check_only:
+        values["timed"] = False
+    settings = config.build(Settings, values)
+    forbidden = (settings.forbid - {_label(name) for name in allow}) | {_label(name) for name in forbid}
+    return settings.model_copy(update={"forbid": frozenset(forbidden)})
+
+
+def _label(name: str) -> Any:
+    import difflib
+
+    from kernelwright.errors import UsageError
+    from kernelwright.records import Label
+
+    if name in set(Label):
+        return Label(name)
+    near = difflib.get_close_matches(name, list(Label), n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(Label)}."
+    raise UsageError(f"Wanted a label, found `{name}`; {hint}")
+
+
+def _device_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    index = name.removeprefix("cuda:")
+    if name in ("auto", "cpu", "cuda") or (index != name and index.isascii() and index.isdigit()):
+        return name
+    raise click.BadParameter(f"wanted auto, cpu, cuda or cuda:N, found `{name}`.")
+
+
+def resolve_device(name: str, say: Callable[[str], None]) -> str:
+    """Turn `auto` into a device and see that the one asked for is there.
+
+    Args:
+        name: As given to `--device`.
+        say: Called with one line when `auto` finds no GPU.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none of that number.
+    """
+    if name == "cpu":
+        return name
+    import torch
+
+    from kernelwright.errors import DeviceError
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        if count:
+            return "cuda"
+        say("No CUDA GPU here: working on the CPU. Times are this processor's and say nothing about a GPU.")
+        return "cpu"
+    wanted = int(name.partition(":")[2] or 0)
+    if wanted >= count:
+        found = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA GPU"
+        raise DeviceError(f"Wanted {name}, found {found}. Use --device cpu, or run on a machine with a GPU.")
+    return name
+
+
+def read_source(path: Path) -> str:
+    """The text of a candidate's file.
+
+    Raises:
+        CandidateError: it is missing, is not a file, is empty, too large, or is not UTF-8 text.
+    """
+    from kernelwright.errors import CandidateError
+
+    wanted = "Wanted a Python file that defines ModelNew"
+    try:
+        if path.is_file() and path.stat().st_size > TEXT_LIMIT_BYTES:
+            size = path.stat().st_size
+            raise CandidateError(f"{wanted}, found {path} of {size} bytes. Give a file below 16 MiB.")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CandidateError(f"{wanted}, found {path}: {error.strerror}. Check the path.") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CandidateError(f"{wanted}, found binary data in {path}. Give a text file in UTF-8.") from error
+    if "\0" in text:
+        raise CandidateError(f"{wanted}, found binary data in {path}. Give a text file in UTF-8.")
+    if not text.strip():
+        raise CandidateError(f"{wanted}, found an empty file {path}. Write the candidate into it.")
+    return text
+
+
+def fresh_run_path(verb: str, name: str) -> Path:
+    """A new directory name below `runs/`, such as `runs/20260102-030405-evaluate-diag_matmul`."""
+    from datetime import UTC, datetime
+
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    safe = "".join(character if character.isalnum() or character in "-_" else "-" for character in name)[-40:]
+    path = Path("runs") / f"{stamp}-{verb}-{safe}"
+    number = 2
+    while path.exists():
+        path = path.with_name(f"{stamp}-{verb}-{safe}-{number}")
+        number += 1
+    return path

@@ -1,0 +1,62 @@
+"""How commands speak: data on stdout, progress on stderr, and a last line when interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+
+INTERRUPTED = 130
+
+
+def progress_console() -> Console:
+    """The console for progress: always stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def emit_json(value: Any) -> None:
+    """Print exactly one JSON object on stdout."""
+    click.echo(json.dumps(value, allow_nan=False, ensure_ascii=True))
+
+
+@contextmanager
+def says_what_was_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into exit status 130 and one line on stderr.
+
+    Args:
+        kept: Called at the interrupt; what is on disk, such as `3 finished evaluations in runs/x`.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"interrupted: {kept()}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def printable(text: str) -> str:
+    """One line without control characters: a candidate's message must not drive the terminal."""
+    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+
+
+def format_speedup(speedup: float | None, low: float | None, high: float | None) -> str:
+    """Such as `1.84x [1.79, 1.90]`, or `not timed`."""
+    if speedup is None:
+        return "not timed"
+    if low is None or high is None:
+        return f"{speedup:.3g}x"
+    return f"{speedup:.4g}x [{low:.4g}, {high:.4g}]"
+
+
+def format_latency(latency_us: float | None) -> str:
+    """A latency in the unit in which it is easiest to read."""
+    if latency_us is None:
+        return "-"
+    if latency_us < 1_000:
+        return f"{latency_us:.4g} us"
+    if latency_us < 1_000_000:
+        return f"{latency_us / 1_000:.4g} ms"
+    return f"{latency_us / 1_000_000:.4g} s"

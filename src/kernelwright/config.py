@@ -1,0 +1,56 @@
+"""Settings from a TOML file and from options, checked against the pydantic model that documents them.
+
+An unknown key fails with its dotted path and the nearest known name; a value out of range fails with what was
+wanted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from kernelwright.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in the file at `path`.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Wanted settings in {path}, found: {error.strerror}. Name a TOML file.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"Wanted TOML in {path}, found: {error}. Correct the file.") from error
+
+
+def build(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Make `model` from `values`.
+
+    Raises:
+        ConfigError: a key is unknown or a value is of the wrong type or out of range.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_explain(model, error.errors()[0])) from error
+
+
+def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = list(model.model_fields)
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}."
+        return f"Wanted a setting that exists, found `{path}`; {hint}"
+    return f"Wanted a valid `{path}`, found {problem['input']!r}: {problem['msg']}. Correct the setting."
