@@ -1,0 +1,26 @@
+"""conv+norm: instance statistics, a division and a product; bound by passes."""
+
+import torch
+from torch import nn
+
+BATCH, CHANNELS, OUT_CHANNELS, SIZE = 4, 8, 32, 48
+
+
+class Model(nn.Module):
+    """Convolution, instance norm, division by two, ReLU."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out_channels, kernel_size=3, padding=1)
+        self.norm = nn.InstanceNorm2d(out_channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(x)) / 2.0)
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.randn(BATCH, CHANNELS, SIZE, SIZE)]
+
+
+def get_init_inputs() -> list[int]:
+    return [CHANNELS, OUT_CHANNELS]

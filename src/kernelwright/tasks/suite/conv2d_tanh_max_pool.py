@@ -1,0 +1,26 @@
+"""conv+pool: an activation on four times the elements that survive; bound by passes."""
+
+import torch
+from torch import nn
+
+BATCH, CHANNELS, OUT_CHANNELS, SIZE = 4, 8, 32, 48
+
+
+class Model(nn.Module):
+    """Convolution, hyperbolic tangent, max pooling."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out_channels, kernel_size=3, padding=1)
+        self.pool = nn.MaxPool2d(kernel_size=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(torch.tanh(self.conv(x)))
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.randn(BATCH, CHANNELS, SIZE, SIZE)]
+
+
+def get_init_inputs() -> list[int]:
+    return [CHANNELS, OUT_CHANNELS]

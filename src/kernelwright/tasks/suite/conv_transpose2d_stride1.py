@@ -1,0 +1,25 @@
+"""convolution: transposed with stride one, so an ordinary convolution; bound by compute."""
+
+import torch
+from torch import nn
+
+BATCH, CHANNELS, OUT_CHANNELS, SIZE = 4, 32, 32, 32
+
+
+class Model(nn.Module):
+    """Transposed convolution with stride one."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(channels, out_channels, kernel_size=3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.randn(BATCH, CHANNELS, SIZE, SIZE)]
+
+
+def get_init_inputs() -> list[int]:
+    return [CHANNELS, OUT_CHANNELS]
