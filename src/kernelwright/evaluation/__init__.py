@@ -1,0 +1,8 @@
+"""The trusted part: isolate, build, check, time, judge. Its threat model is `docs/threat-model.md`."""
+
+from __future__ import annotations
+
+from kernelwright.evaluation.judge import Judge, resolve_device
+from kernelwright.evaluation.settings import Settings
+
+__all__ = ["Judge", "Settings", "resolve_device"]

@@ -1,0 +1,114 @@
+"""Length-prefixed JSON over a socket pair: the only thing a worker and its parent say to each other.
+
+What arrives from a worker is parsed as JSON of bounded size and never unpickled. It carries no result: outputs are
+read from shared memory and compared, and latencies are believed only as far as the parent's own clock agrees.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class ChannelTimeout(Exception):
+    """Nothing complete arrived in time."""
+
+
+class ChannelGarbage(Exception):
+    """What arrived is not a message."""
+
+
+class Channel:
+    """One end of a socket pair."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send a message made by `encode`, so that the encoding costs nothing inside a timed window."""
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive_encoded(self, deadline: float | None = None) -> bytes:
+        """The body of the next message, undecoded.
+
+        Args:
+            deadline: `time.monotonic()` value after which to give up; None waits for ever.
+
+        Raises:
+            ChannelClosed, ChannelTimeout, ChannelGarbage: as their names say.
+        """
+        (length,) = struct.unpack("=I", self._read(4, deadline))
+        if length > MAX_MESSAGE_BYTES:
+            raise ChannelGarbage(f"a message of {length} bytes was announced; the limit is {MAX_MESSAGE_BYTES}")
+        return self._read(length, deadline)
+
+    def receive(self, deadline: float | None = None) -> dict[str, Any]:
+        """The next message, decoded. Raises as `receive_encoded`."""
+        return decode(self.receive_encoded(deadline))
+
+    def _read(self, length: int, deadline: float | None) -> bytes:
+        chunks = []
+        while length:
+            if deadline is not None:
+                wait = deadline - time.monotonic()
+                if wait <= 0 or not select.select([self.socket], [], [], wait)[0]:
+                    raise ChannelTimeout
+            try:
+                chunk = self.socket.recv(min(length, 1 << 20))
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not chunk:
+                raise ChannelClosed("end of stream")
+            chunks.append(chunk)
+            length -= len(chunk)
+        return b"".join(chunks)
+
+    def pending(self) -> bool:
+        """Whether something lies unread, which between calls nobody should have sent."""
+        return bool(select.select([self.socket], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Close this end."""
+        self.socket.close()
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as it goes over the wire."""
+    body = json.dumps(message).encode()
+    return struct.pack("=I", len(body)) + body
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """A message from its body.
+
+    Raises:
+        ChannelGarbage: it is not a JSON object.
+    """
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ChannelGarbage("not JSON") from error
+    if not isinstance(message, dict):
+        raise ChannelGarbage("not an object")
+    return message

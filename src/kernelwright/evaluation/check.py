@@ -1,0 +1,314 @@
+"""Is the candidate right? On many inputs, with other weights, in both modes, and as a well-behaved drop-in.
+
+The order matters: cheap and telling checks first, so that most wrong candidates cost a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.evaluation.compare import (
+    INFINITELY_FAR,
+    Distance,
+    Tolerance,
+    VacuityGate,
+    calibrate,
+    distance,
+    farthest,
+    lower_precisions,
+)
+from kernelwright.evaluation.guard import dynamic_labels, forbidden_changes
+from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
+from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.stage import Answer, Side
+from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.records import Label, Reason
+from kernelwright.tasks import INPUT_SETS, InputSet
+
+
+@dataclass(frozen=True, slots=True)
+class _Posed:
+    """One input set with everything known about its answer."""
+
+    name: str
+    inputs: list[Any]
+    truth: list[torch.Tensor]
+    tolerance: Tolerance
+    reference: Answer
+    seed: int | None
+
+
+class Checker:
+    """Runs the checks of one candidate against one reference worker."""
+
+    def __init__(self, subject: Subject, reference: Side, candidate: Side) -> None:
+        self._subject = subject
+        self._reference = reference
+        self._candidate = candidate
+        self._oracle = subject.oracle
+        self._has_float64 = not subject.stochastic
+        self._gate = VacuityGate()
+        self._earlier_truth: list[torch.Tensor] | None = None
+        self._calibrated = False
+
+    def run(self) -> None:
+        """All checks, in order.
+
+        Raises:
+            Rejection, WorkerFailure: the candidate failed one.
+            TaskError: the reference did.
+        """
+        subject = self._subject
+        if subject.stochastic:
+            subject.label(Label.STOCHASTIC_TASK, "the reference draws random numbers in forward")
+        training = self._oracle.training
+        try:
+            first = self._pose_and_judge(INPUT_SETS[0], slot=0, state=subject.weights, training=training, hold=True)
+        except OutOfDomain as error:
+            raise TaskError(
+                f"Wanted a reference that works on its own inputs for {subject.live.task.id}; {error}."
+            ) from error
+        subject.timed_tolerance = (first.tolerance.allowed + first.tolerance.reference) * 2.0
+        for index, inputs in enumerate(INPUT_SETS[1:]):
+            # The second set reuses the first one's memory: same pointer, other values.
+            self._optional(inputs, slot=index % 2, training=training)
+        self._repeat(first)
+        self._check_buffers(training)
+        if subject.reloads_state and self._oracle.parameter_names:
+            self._reload(training)
+        self._other_mode(training)
+        self._held_output(first)
+        self._finish()
+
+    def _pose_and_judge(self, inputs: InputSet, *, slot: int, state: State, training: bool, hold: bool = False) -> _Posed:
+        with self._subject.gate():
+            posed = self._pose(inputs, slot=slot, state=state, training=training)
+            answer = self._call(self._candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
+            self._judge(posed, answer)
+            self._earlier_truth = posed.truth
+            return posed
+
+    def _optional(self, inputs: InputSet, *, slot: int, training: bool) -> None:
+        try:
+            self._pose_and_judge(inputs, slot=slot, state=self._subject.weights, training=training)
+        except OutOfDomain as error:
+            self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
+
+    def _pose(self, inputs: InputSet, *, slot: int, state: State, training: bool) -> _Posed:
+        """Draw inputs, find the truth, run the reference and set the tolerance."""
+        subject = self._subject
+        state = state if subject.reloads_state else self._oracle.initial_state
+        drawn, seed = subject.draw(inputs), subject.call_seed()
+        truth, lower = self._truths(drawn, state, training)
+        try:
+            reference = self._call(self._reference, drawn, slot=slot, seed=seed)
+        except TaskError as error:
+            if inputs is INPUT_SETS[0]:
+                raise
+            raise OutOfDomain(str(error)) from error
+        if any(bool(torch.isnan(output).any()) for output in reference.outputs if output.is_floating_point()):
+            raise OutOfDomain("the reference gives NaN in its own precision")
+        if truth is None:
+            truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
+        own = _distance(reference.outputs, truth)
+        if own is INFINITELY_FAR:
+            raise OutOfDomain("the reference's infinities or integers are not those of float64")
+        dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
+        tolerance = calibrate(own, [_distance(outputs, truth) for outputs in lower], dtype, subject.settings)
+        if not lower and dtype.is_floating_point:
+            # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
+            loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
+            tolerance = Tolerance(loose, own, None, calibrated=False)
+        self._calibrated |= tolerance.calibrated
+        self._gate.observe(truth, tensors_of(drawn), tolerance.allowed)
+        return _Posed(inputs.name, drawn, truth, tolerance, reference, seed)
+
+    def _truths(self, drawn: list[Any], state: State, training: bool) -> tuple[list[torch.Tensor] | None, list[list[torch.Tensor]]]:
+        if not self._has_float64:
+            return None, []
+        try:
+            truth = self._oracle.truth(drawn, state, training=training)
+        except OutOfDomain as error:
+            if self._earlier_truth is not None or "NaN" in str(error):
+                raise
+            # The very first set: this module does not run in float64 at all.
+            self._has_float64 = False
+            self._subject.checks["truth"] = f"reference: {error}"
+            return None, []
+        dtype = next((d for d in self._subject.output_dtypes if d.is_floating_point), None)
+        bits = lower_precisions(dtype) if dtype is not None else ()
+        lower = [self._oracle.truth(drawn, state, training=training, mantissa_bits=count) for count in bits]
+        return truth, lower
+
+    def _call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> Answer:
+        return side.call(side.place(inputs, slot), seed=seed, hold=hold)
+
+    def _judge(self, posed: _Posed, answer: Answer, reason: Reason | None = None) -> None:
+        """Reject unless the answer is a drop-in for the reference's and near enough to the truth."""
+        check_form(self._subject, posed.reference, answer)
+        found = _distance(answer.outputs, posed.truth)
+        self._subject.checks.setdefault("sets", {})[posed.name] = {
+            "error": found.to_json(), "allowed": posed.tolerance.allowed.to_json(),
+            "reference": posed.tolerance.reference.to_json(), "calibrated": posed.tolerance.calibrated,
+        }
+        if found.within(posed.tolerance.allowed):
+            return
+        allowed = posed.tolerance.allowed
+        detail = (
+            f"on input set `{posed.name}`: error {found.rms:.2e} rms, {found.worst:.2e} worst; "
+            f"allowed {allowed.rms:.2e} and {allowed.worst:.2e}"
+        )
+        raise Rejection(reason or self._diagnose(posed, answer, found), detail)
+
+    def _diagnose(self, posed: _Posed, answer: Answer, found: Distance) -> Reason:
+        pairs = list(zip(answer.outputs, posed.truth, strict=True))
+        if any(
+            bool((~torch.isfinite(output) & torch.isfinite(truth)).any())
+            for output, truth in pairs if truth.is_floating_point()
+        ):
+            return Reason.NON_FINITE_OUTPUT
+        earlier = self._earlier_truth
+        if earlier is not None and _distance(answer.outputs, earlier).within(posed.tolerance.allowed):
+            return Reason.STALE_OUTPUT
+        lower = posed.tolerance.lower
+        if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02:
+            return Reason.PRECISION_DOWNGRADE
+        if self._earlier_truth is None and self._right_with_first_weights(posed):
+            return Reason.STALE_WEIGHTS
+        return Reason.WRONG_OUTPUT
+
+    def _right_with_first_weights(self, posed: _Posed) -> bool:
+        """Whether the answer is that of the weights which the module was built with."""
+        if not self._subject.reloads_state or not self._has_float64 or not self._oracle.parameter_names:
+            return False
+        try:
+            truth = self._oracle.truth(posed.inputs, self._oracle.initial_state, training=self._oracle.training)
+            answer = self._call(self._candidate, posed.inputs, slot=0, seed=None)
+        except (OutOfDomain, WorkerFailure):
+            return False
+        return _distance(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
+
+    def _repeat(self, first: _Posed) -> None:
+        """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide."""
+        if self._has_batch_state():
+            return  # outputs may depend on buffers that earlier calls moved; the reload check covers this case
+        with self._subject.gate():
+            answer = self._call(self._candidate, first.inputs, slot=1, seed=first.seed)
+        self._judge(first, answer, Reason.NONDETERMINISTIC)
+
+    def _has_batch_state(self) -> bool:
+        return any(key not in self._oracle.parameter_names for key in self._oracle.initial_state)
+
+    def _check_buffers(self, training: bool) -> None:
+        """After the same call from the same state, both modules must have moved to the same state."""
+        subject = self._subject
+        if not self._oracle.initial_state or not subject.reloads_state:
+            return
+        inputs, seed = subject.draw(), subject.call_seed()
+        states = []
+        with subject.gate():
+            for side in (self._reference, self._candidate):
+                side.load_state(subject.weights)
+                self._call(side, inputs, slot=0, seed=seed)
+                states.append(side.read_state())
+        for key, wanted in states[0].items():
+            is_parameter = key in self._oracle.parameter_names
+            limit = Distance(0.0, 0.0) if is_parameter else Distance(1e-4, 1e-3)
+            if not distance(states[1][key], wanted.double() if wanted.is_floating_point() else wanted).within(limit):
+                what = "parameter" if is_parameter else "buffer"
+                raise Rejection(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
+
+    def _reload(self, training: bool) -> None:
+        """New weights after many calls: what was folded or cached from the old ones is now stale."""
+        weights = self._subject.new_weights()
+        for side in (self._reference, self._candidate):
+            side.load_state(weights)
+        own = InputSet("own-reloaded", INPUT_SETS[0].vary, "weights folded or cached")
+        with self._subject.gate():
+            posed = self._pose(own, slot=0, state=weights, training=training)
+            answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
+        self._judge(posed, answer, Reason.STALE_WEIGHTS)
+        for side in (self._reference, self._candidate):
+            side.load_state(self._subject.weights)
+
+    def _other_mode(self, training: bool) -> None:
+        """The mode the module was not built in, and back."""
+        for mode, name in ((not training, "own-other-mode"), (training, "own-mode-again")):
+            for side in (self._reference, self._candidate):
+                if side.set_mode(training=mode) != mode:
+                    raise Rejection(Reason.MODE_MISMATCH, f"train({mode}) left the module with training={not mode}")
+                if self._subject.reloads_state and self._oracle.initial_state:
+                    side.load_state(self._subject.weights)
+            own = InputSet(name, INPUT_SETS[0].vary, "work skipped in one mode")
+            try:
+                self._pose_and_judge(own, slot=1, state=self._subject.weights, training=mode)
+            except OutOfDomain as error:
+                self._subject.checks.setdefault("skipped", {})[name] = str(error)
+
+    def _held_output(self, first: _Posed) -> None:
+        """The very first output, after all the calls since: nobody may have written to it."""
+        now = self._candidate.recopy(0)
+        self._candidate.release()
+        if _distance(now, first.truth).within(first.tolerance.allowed):
+            return
+        overwritten(self._subject)
+
+    def _finish(self) -> None:
+        subject = self._subject
+        seen = self._candidate.inspect()
+        changes = forbidden_changes(seen["before"], seen["after"])
+        if changes:
+            raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
+        if seen["training"] != self._oracle.training:
+            raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen['training']}")
+        for label in sorted(dynamic_labels(seen["before"], seen["after"])):
+            subject.label(label, "a process-wide setting was changed")
+        if self._gate.passing:
+            subject.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(self._gate.passing)}")
+            subject.checks["vacuous"] = list(self._gate.passing)
+        if not self._calibrated:
+            subject.label(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
+
+
+def overwritten(subject: Subject) -> None:
+    """A later call changed an earlier output: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
+    detail = "the first call's output was changed by a later call"
+    if Label.CUDA_GRAPH not in subject.labels:
+        raise Rejection(Reason.OUTPUT_OVERWRITTEN, detail)
+    subject.label(Label.ALIASED_OUTPUT, detail)
+
+
+def check_form(subject: Subject, reference: Answer, answer: Answer) -> None:
+    """Reject an answer whose outputs have another form than the reference's, or that changed its inputs."""
+    wanted, found = reference.described, answer.described
+    if found["strange"]:
+        raise Rejection(Reason.WRONG_TYPE, f"returned {', '.join(map(str, found['strange'][:3]))}; wanted plain torch.Tensor")
+    if found["skeleton"] != wanted["skeleton"]:
+        raise Rejection(Reason.WRONG_TYPE, f"returned the structure {found['skeleton']}; wanted {wanted['skeleton']}")
+    for mine, theirs in zip(found["outputs"], wanted["outputs"], strict=True):
+        for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
+            if mine[name] != theirs[name]:
+                raise Rejection(reason, f"returned {name} {mine[name]}; wanted {theirs[name]}")
+        if not _strides_equal(mine, theirs):
+            subject.label(Label.STRIDES_DIFFER, f"returned strides {mine['stride']}; wanted {theirs['stride']}")
+        extra = set(mine["aliases"]) - set(theirs["aliases"])
+        if extra:
+            raise Rejection(Reason.OUTPUT_ALIASES, f"an output shares memory with {' and '.join(sorted(extra))}")
+    if not answer.inputs_intact and reference.inputs_intact:
+        raise Rejection(Reason.INPUT_MUTATED, "the call changed its inputs")
+
+
+def _strides_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Strides of dimensions of size 1 address nothing."""
+    shape = theirs["shape"]
+    return 0 in shape or all(
+        size == 1 or a == b for size, a, b in zip(shape, mine["stride"], theirs["stride"], strict=True)
+    )
+
+
+def _distance(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> Distance:
+    return farthest([distance(output, expected) for output, expected in zip(outputs, truth, strict=True)])

@@ -1,0 +1,163 @@
+"""How far an output is from the truth, and how far it may be.
+
+The truth is float64. What is allowed is calibrated on every input set by two errors: the reference's own, and the one
+that the next lower precision would make, so that a candidate may sum in another order but not compute in less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernelwright.evaluation.settings import Settings
+
+_LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (10, 7), "float16": (3,), "bfloat16": (3,)}
+"""Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one output is from another; both numbers are relative, 0 is equal."""
+
+    rms: float
+    """Root mean square of the error over that of the truth."""
+    worst: float
+    """Largest error over the size of its element and its row."""
+
+    def within(self, other: Distance) -> bool:
+        """Whether neither number exceeds the other's. A NaN never does not exceed."""
+        return self.rms <= other.rms and self.worst <= other.worst
+
+    def __add__(self, other: Distance) -> Distance:
+        return Distance(self.rms + other.rms, self.worst + other.worst)
+
+    def __mul__(self, factor: float) -> Distance:
+        return Distance(self.rms * factor, self.worst * factor)
+
+    def to_json(self) -> dict[str, float | None]:
+        """As JSON, which has no infinity."""
+        return {name: value if math.isfinite(value) else None for name, value in (("rms", self.rms), ("worst", self.worst))}
+
+
+INFINITELY_FAR = Distance(math.inf, math.inf)
+
+
+def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
+    """Distance of `actual` from `truth`, which has the same shape and no NaN.
+
+    Integers and booleans must be equal. Infinities must be equal and then count as no error. NaN is infinitely far.
+    """
+    if not truth.is_floating_point() and not truth.is_complex():
+        return Distance(0.0, 0.0) if torch.equal(actual.to(truth.dtype), truth) else INFINITELY_FAR
+    if truth.numel() == 0:
+        return Distance(0.0, 0.0)
+    if truth.is_complex():
+        return distance(torch.view_as_real(actual.to(torch.complex128)), torch.view_as_real(truth.to(torch.complex128)))
+    expected, found = truth.double(), actual.double()
+    infinite = torch.isinf(expected)
+    if infinite.any():
+        if not torch.equal(found[infinite], expected[infinite]):
+            return INFINITELY_FAR
+        expected, found = expected.masked_fill(infinite, 0.0), found.masked_fill(infinite, 0.0)
+    error = (found - expected).abs()
+    size = expected.square().mean().sqrt()
+    scale = size if size > 0 else torch.ones_like(size)
+    rows = expected.square().mean(dim=-1, keepdim=True).sqrt() if expected.dim() else expected.abs()
+    worst = (error / (expected.abs() + rows + 1e-3 * scale)).max()
+    rms = error.square().mean().sqrt() / scale
+    values = (float(rms), float(worst))
+    return INFINITELY_FAR if any(math.isnan(value) for value in values) else Distance(*values)
+
+
+def farthest(distances: Sequence[Distance]) -> Distance:
+    """The larger of each number over several outputs."""
+    return Distance(max((d.rms for d in distances), default=0.0), max((d.worst for d in distances), default=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What one input set allows, and what it was derived from."""
+
+    allowed: Distance
+    reference: Distance
+    lower: Distance | None
+    """Error of the next lower precision, where it is known."""
+    calibrated: bool
+    """Whether the next lower precision would be rejected."""
+
+
+def calibrate(reference: Distance, lower: Sequence[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
+    """The tolerance of one input set.
+
+    Args:
+        reference: The reference's distance from the truth.
+        lower: Distances of lower precisions, from the highest down. The first that is clearly worse than the
+            reference is the next lower one: a reference that uses TF32 itself is compared with bfloat16.
+        dtype: Of the output.
+        settings: The three constants of the rule.
+    """
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    floor = Distance(settings.error_floor_eps * eps, 4 * settings.error_floor_eps * eps)
+    ratio = settings.error_ratio
+    rms, worst = max(floor.rms, ratio * reference.rms), max(floor.worst, ratio * reference.worst)
+    for candidate in lower:
+        limit = settings.lower_precision_share * candidate.rms
+        if limit > 2 * reference.rms and limit > floor.rms:
+            return Tolerance(Distance(min(rms, limit), worst), reference, candidate, calibrated=True)
+    return Tolerance(Distance(rms, worst), reference, None, calibrated=False)
+
+
+def lower_precisions(dtype: torch.dtype) -> tuple[int, ...]:
+    """Mantissa bits of the precisions below a dtype, highest first."""
+    return _LOWER_MANTISSA_BITS.get(str(dtype).removeprefix("torch."), ())
+
+
+def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Round a floating tensor to `bits` explicit mantissa bits, ties to even; the exponent range stays."""
+    mantissa, exponent = torch.frexp(x.double())
+    steps = float(1 << (bits + 1))
+    return torch.ldexp(torch.round(mantissa * steps) / steps, exponent).to(x.dtype)
+
+
+def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Outputs of the right shape that need no computation."""
+    made = {"zeros": torch.zeros_like(truth), "ones": torch.ones_like(truth)}
+    if truth.is_floating_point() and truth.numel():
+        made["mean"] = truth.mean().expand(truth.shape)
+    if truth.dim() > 1 and truth.shape[0] > 1:
+        made["first-row"] = truth[:1].expand(truth.shape)
+    for tensor in inputs:
+        if tensor.shape == truth.shape:
+            made.setdefault("input-copy", tensor)
+    return made
+
+
+class VacuityGate:
+    """Finds trivial outputs that would pass every input set: such a task's check proves little."""
+
+    def __init__(self) -> None:
+        self._sets = 0
+        self._passed: dict[str, int] = {}
+        self._earlier: list[torch.Tensor] | None = None
+
+    def observe(self, truth: list[torch.Tensor], inputs: Sequence[torch.Tensor], allowed: Distance) -> None:
+        """Try every trivial output on one more input set."""
+        tried = [trivial_outputs(tensor, inputs) for tensor in truth]
+        if self._earlier is not None:
+            for made, other in zip(tried, self._earlier, strict=True):
+                made["other-output"] = other
+        for name in set.intersection(*(set(made) for made in tried)) if tried else ():
+            if all(distance(made[name], t).within(allowed) for made, t in zip(tried, truth, strict=True)):
+                self._passed[name] = self._passed.get(name, 0) + 1
+        self._sets += 1
+        self._earlier = truth
+
+    @property
+    def passing(self) -> tuple[str, ...]:
+        """Names of the trivial outputs that passed every set; the other input's output cannot be tried on the first."""
+        return tuple(sorted(
+            name for name, count in self._passed.items() if count == self._sets - (name == "other-output") and count
+        ))

@@ -1,0 +1,108 @@
+"""Labels and static advice: what a candidate's text says about itself.
+
+Nothing here decides. Labels describe legal things a user wants to know; advice names patterns known from cheats and is
+kept with the record for a closer look. Text can be written to hide from all of it: see the dynamic checks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from kernelwright.records import Label
+
+_CUSTOM = re.compile(r"__global__|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel")
+_GRAPH = re.compile(r"CUDAGraph|make_graphed_callables|reduce-overhead|cudaGraph|mode\s*=\s*['\"]max-autotune['\"]")
+_WRAPPER = re.compile(r"torch\.compile|CUDAGraph|make_graphed_callables|torch\.jit\.(trace|script|freeze)")
+
+_ADVICE: Mapping[str, re.Pattern[str]] = {
+    "reads stack frames": re.compile(r"\b_getframe\b|inspect\.(stack|currentframe)|\bgc\.get_(objects|referrers)"),
+    "patches a clock or an event": re.compile(r"(perf_counter\w*|elapsed_time|synchronize|time\.time)\s*=[^=]"),
+    "uses other processes or raw memory": re.compile(r"\bctypes\b|/proc/|\bptrace\b|os\.(kill|fork|_exit)|\bsubprocess\b"),
+    "writes files or descriptors": re.compile(r"os\.(write|dup2)|\bopen\s*\([^)]*['\"][wa]"),
+    "starts threads or streams": re.compile(r"\bthreading\b|concurrent\.futures|cudaSt\w*##?\w*|cuda\.Stream|cudaStreamCreate"),
+    "keeps results by pointer or identity": re.compile(r"\bdata_ptr\s*\(\)|\bid\s*\("),
+    "builds names at run time": re.compile(r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]+,\s*['\"][^'\"]*['\"]\s*\+"),
+    "subclasses torch.Tensor": re.compile(r"class\s+\w+\s*\(\s*(torch\.)?Tensor\s*\)|__torch_(function|dispatch)__"),
+    "lowers precision": re.compile(r"\.half\s*\(|\bfloat16\b|\bbfloat16\b|autocast|allow_tf32\s*=\s*True|set_float32_matmul"),
+    "depends on the training flag": re.compile(r"if\s+(not\s+)?self\.training|\.training\s*=\s*False|self\.eval\s*\("),
+}
+
+
+def advice(source: str) -> tuple[str, ...]:
+    """Patterns known from cheats that occur in the code, comments and docstrings left out."""
+    text = _code_only(source)
+    return tuple(sorted(name for name, pattern in _ADVICE.items() if pattern.search(text)))
+
+
+def static_labels(source: str, reference: str) -> set[Label]:
+    """Labels that follow from the candidate's text, beside the reference's."""
+    text = _code_only(source)
+    labels: set[Label] = set()
+    custom = bool(_CUSTOM.search(text))
+    labels.add(Label.CUSTOM_KERNEL if custom else Label.LIBRARY_CALL)
+    if _GRAPH.search(text):
+        labels.add(Label.CUDA_GRAPH)
+    if _WRAPPER.search(text) and not custom and _operators(reference) == _operators(source):
+        labels.add(Label.WRAPPER_ONLY)
+    return labels
+
+
+def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
+    """Labels that follow from process-wide settings as they were before the build and are after the calls."""
+    labels: set[Label] = set()
+    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "threads")
+    if any(before.get(name) != after.get(name) for name in performance):
+        labels.add(Label.GLOBAL_FLAGS)
+    if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
+        labels.add(Label.TF32)
+    return labels
+
+
+def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Process-wide settings that a drop-in module must leave alone and this one has changed."""
+    names = ("default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal")
+    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def _code_only(source: str) -> str:
+    """The source without comments and docstrings; other strings stay, since CUDA code is one."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                body[0] = ast.Pass()
+    # ast.unparse escapes newlines in strings; regular expressions over C++ code need them as they were.
+    return ast.unparse(tree).replace("\\n", "\n")
+
+
+_WRAPPER_NAMES = frozenset({
+    "compile", "script", "trace", "freeze", "jit", "CUDAGraph", "graph", "replay", "capture_begin", "capture_end", "Stream",
+    "stream", "current_stream", "wait_stream", "synchronize", "copy_", "clone", "empty_like", "make_graphed_callables",
+    "append", "range", "zip", "super", "__init__", "enumerate", "tuple", "list", "len", "isinstance", "detach", "ModelNew",
+    "Model", "is_available", "randn", "rand", "randint", "get", "items", "eval", "cuda", "to",
+})
+
+
+def _operators(source: str) -> Counter[str] | None:
+    """Names called inside the classes of a module, as a measure of which operators it runs."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    names: Counter[str] = Counter()
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for node in ast.walk(cls):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if name not in _WRAPPER_NAMES:
+                    names[name] += 1
+    return names

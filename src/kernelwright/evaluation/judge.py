@@ -1,0 +1,197 @@
+"""The judge: one task, one candidate, one verdict."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import fcntl
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from kernelwright.errors import DeviceError
+from kernelwright.evaluation import guard, sandbox
+from kernelwright.evaluation.check import Checker
+from kernelwright.evaluation.device_state import device_state
+from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.evaluation.timing import CacheFlush, Timing, time_candidate
+from kernelwright.evaluation.zygote import Zygote
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.tasks import LiveTask, bring_to_life
+
+Progress = Callable[[str], None]
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not name.startswith(("cpu", "cuda")):
+        raise DeviceError(f"Wanted a device auto, cpu, cuda or cuda:N; found `{name}`.")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "Wanted a CUDA device; torch finds none on this machine. Use --device cpu, or see `kernelwright doctor`."
+            )
+        index = device.index or 0
+        if index >= torch.cuda.device_count():
+            raise DeviceError(f"Wanted {name}; this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+class Judge:
+    """Evaluates candidates on one device. Keep one for many evaluations: it holds the process that forks workers.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        settings: How strict and how precise.
+        progress: Told in words what is going on.
+    """
+
+    def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
+        self.device = resolve_device(device)
+        self.settings = settings or Settings()
+        self._progress = progress or (lambda text: None)
+        # Before anything secret exists here: workers are forks of a process that never saw it.
+        self._zygote = Zygote()
+        sandbox.hide_memory()
+        self._flush = CacheFlush(self.device)
+        self._live: dict[str, LiveTask] = {}
+        self._gate_path = Path(tempfile.gettempdir()) / f"kernelwright-{_device_name(self.device)}.lock"
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._zygote.close()
+
+    def evaluate(self, task: Task, candidate: Candidate) -> Evaluation:
+        """Judge one candidate.
+
+        Raises:
+            TaskError: the reference itself does not work.
+            InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
+        """
+        started = time.monotonic()
+        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
+        verdict.checks["advice"] = list(guard.advice(candidate.source))
+        directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
+        try:
+            with _one_thread(self.device):
+                self._examine(task, candidate, directory, verdict)
+        except (Rejection, WorkerFailure) as failure:
+            verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+    def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict) -> None:
+        live = self._live_task(task)
+        try:
+            ast.parse(candidate.source)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
+        subject = Subject(live, candidate, self.settings, self.device, self._zygote, directory, self._gate)
+        subject.checks, subject.labels = verdict.checks, verdict.labels
+        for label in sorted(verdict.labels):
+            subject.label(label, "by its source")
+        self._progress("checking")
+        reference = subject.start("reference")
+        try:
+            side = subject.start("candidate")
+            try:
+                Checker(subject, reference, side).run()
+            finally:
+                side.close()
+        finally:
+            reference.close()
+        if not self.settings.timed:
+            verdict.labels.add(Label.NOT_RETIMED)
+            return
+        self._progress("timing")
+        verdict.checks["device_before"] = device_state(self.device)
+        verdict.timing = time_candidate(
+            subject, self._flush, lambda done, most: self._progress(f"timing: {done} of at most {most} process triples")
+        )
+        verdict.checks["device_after"] = device_state(self.device)
+        verdict.checks["clocks"] = verdict.timing.clocks
+
+    def _live_task(self, task: Task) -> LiveTask:
+        if task.sha256 not in self._live:
+            self._live = {task.sha256: bring_to_life(task)}
+        return self._live[task.sha256]
+
+    @contextlib.contextmanager
+    def _gate(self) -> Iterator[None]:
+        """Exclusive use of the device among all judges of this machine."""
+        with self._gate_path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class _Verdict:
+    """What is known so far; becomes an Evaluation."""
+
+    def __init__(self, labels: set[Label]) -> None:
+        self.labels = labels
+        self.checks: dict[str, object] = {}
+        self.reason: Reason | None = None
+        self.detail = ""
+        self.timing: Timing | None = None
+
+    def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
+        timing = self.timing if self.reason is None else None
+        return Evaluation(
+            task=task.id, task_sha256=task.sha256, candidate_sha256=candidate.sha256,
+            verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
+            reason=self.reason, detail=self.detail, labels=tuple(sorted(self.labels)), device=device,
+            speedup=timing.speedup.estimate if timing else None,
+            speedup_low=timing.speedup.low if timing else None,
+            speedup_high=timing.speedup.high if timing else None,
+            noise_floor=timing.noise_floor if timing else None,
+            reference_us=timing.reference_us if timing else None,
+            candidate_us=timing.candidate_us if timing else None,
+            blocks=timing.blocks if timing else (),
+            policy=candidate.policy, techniques=candidate.techniques, parent=candidate.parent, source=candidate.source,
+            checks=self.checks, started=began, elapsed_s=round(elapsed_s, 3),
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"gpu-{torch.cuda.get_device_properties(device).uuid}"
+    return "cpu"
+
+
+@contextlib.contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On the CPU the parent's own thread pool must not spin beside the worker that is being timed."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,131 @@
+"""The float64 truth, computed in the judge's own process from the task's own code."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.evaluation.compare import round_mantissa
+from kernelwright.evaluation.structure import StructureError, flatten, unflatten
+from kernelwright.tasks import LiveTask
+
+State = dict[str, torch.Tensor]
+
+
+class OutOfDomain(Exception):
+    """The reference raised, or is not finite, on this input set."""
+
+
+class Oracle:
+    """Computes what is right, and what lower precision would make of it."""
+
+    def __init__(self, live: LiveTask, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.model = live.model(seed, device)
+        self.training = self.model.training
+        self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.parameter_names = {name for name, _ in self.model.named_parameters()}
+        with _float64_default():
+            self._double = copy.deepcopy(self.model).double()
+
+    def truth(self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None) -> list[torch.Tensor]:
+        """Outputs in float64, flat.
+
+        Args:
+            inputs: As drawn; floating tensors are converted.
+            state: Weights and buffers.
+            training: Mode of the module.
+            mantissa_bits: Round inputs and weights to this precision first.
+
+        Raises:
+            OutOfDomain: the reference raised or gave NaN.
+        """
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            return (tensor if mantissa_bits is None else round_mantissa(tensor, mantissa_bits)).double()
+
+        skeleton, tensors = flatten(inputs)
+        with _float64_default():
+            self._double.load_state_dict({key: convert(value) for key, value in state.items()})
+            self._double.train(training)
+            return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
+
+    def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
+        """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
+        self.model.load_state_dict(state)
+        self.model.train(training)
+        skeleton, tensors = flatten(inputs)
+        fresh = unflatten(skeleton, [tensor.clone() for tensor in tensors])
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            return self._run(self.model, fresh)
+
+    def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
+        try:
+            with torch.no_grad():
+                _, outputs = flatten(model(*inputs))
+        except StructureError as error:
+            raise TaskError(f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}.") from error
+        except torch.cuda.OutOfMemoryError as error:
+            raise OutOfDomain("the float64 reference does not fit into memory") from error
+        except Exception as error:
+            raise OutOfDomain(f"the reference raised {type(error).__name__}: {error}") from error
+        if not outputs:
+            raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
+        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+            raise OutOfDomain("the reference gives NaN")
+        return outputs
+
+    def output_skeleton(self, inputs: list[Any]) -> tuple[Any, list[torch.Tensor]]:
+        """Structure and tensors that the reference returns in its own dtype, in the mode it was built in."""
+        self.model.load_state_dict(self.initial_state)
+        self.model.train(self.training)
+        skeleton, tensors = flatten(inputs)
+        try:
+            with torch.no_grad():
+                return flatten(self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors])))
+        except StructureError as error:
+            raise TaskError(f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}.") from error
+        except Exception as error:
+            raise TaskError(f"Wanted the reference to run on its own inputs; it raised {type(error).__name__}: {error}") from error
+
+    def random_state(self, generator: torch.Generator) -> State:
+        """New weights of the same size: scaled, shifted and nowhere at a default such as 0 or 1.
+
+        Parameters and batch-norm statistics are drawn anew; other buffers (masks, tables, counters) stay, since a
+        module may rely on what it built.
+        """
+        return {key: self._redraw(key, value, generator) for key, value in self.initial_state.items()}
+
+    def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        leaf = key.rpartition(".")[2]
+        if not value.is_floating_point() or not (key in self.parameter_names or leaf in ("running_mean", "running_var")):
+            return value.clone()
+        factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
+        if leaf == "running_var":
+            return (value * factor).to(value.dtype)
+        size = float(value.float().square().mean().sqrt()) if value.numel() else 0.0
+        noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=torch.float32)
+        return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
+
+
+def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among inputs, flat."""
+    return flatten(list(inputs))[1]
+
+
+@contextlib.contextmanager
+def _float64_default() -> Iterator[None]:
+    """Constants that a module creates in `forward` must be float64 too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,241 @@
+"""The parent's handle on one worker process: start it, ask it, clock it from outside, end it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.evaluation.arena import Arena
+from kernelwright.evaluation.channel import (
+    Channel,
+    ChannelClosed,
+    ChannelGarbage,
+    ChannelTimeout,
+    decode,
+    encode,
+)
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.zygote import Zygote, group_members
+from kernelwright.records import Reason
+
+
+class WorkerFailure(Exception):
+    """A worker did not do what was asked. For a candidate this becomes the verdict's reason and detail."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class CallClocks:
+    """One call as three clocks saw it."""
+
+    inner_us: float
+    """Claimed by the worker: CUDA events or its monotonic clock around the module's call."""
+    outer_us: float
+    """The parent's clock from sending the request to receiving the answer."""
+    busy_us: float
+    """Processor time of the worker's process inside that window."""
+    idle_us: float
+    """Processor time of the worker's process between the previous answer and this request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is to run and in what."""
+
+    role: str
+    """`reference` (trusted, unrestricted) or `candidate`."""
+    source: str
+    class_name: str
+    device: str
+    directory: Path
+    """Parent of the private directories of one evaluation."""
+    build: Path
+    """Compiler caches, shared by the fresh processes of one candidate. Inputs never repeat, so nothing can be
+    smuggled through it from one process to the next."""
+    arena_bytes: dict[str, int]
+
+
+class Worker:
+    """A running worker process."""
+
+    def __init__(self, zygote: Zygote, spec: WorkerSpec, settings: Settings) -> None:
+        self.spec = spec
+        self._zygote = zygote
+        self._settings = settings
+        device = torch.device(spec.device)
+        self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+        self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
+        self._private.mkdir(mode=0o700)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        config = {
+            "role": spec.role, "source": spec.source, "class": spec.class_name, "device": spec.device,
+            "private": str(self._private), "build": str(self._build()),
+            "threads": settings.threads or len(os.sched_getaffinity(0)), "strict_fp32": settings.strict_fp32,
+            "memory_limit_bytes": settings.memory_limit_bytes, "process_limit": settings.process_limit,
+            "file_limit_bytes": settings.file_limit_bytes,
+            "arenas": {name: arena.describe() for name, arena in self.arenas.items()},
+        }
+        files = [theirs.fileno(), *(handle for arena in self.arenas.values() for handle in arena.files)]
+        try:
+            self.pid = zygote.spawn(config, files)
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+        self._cpu_clock = _process_clock(self.pid)
+        self._answered_cpu_us: float | None = None
+        self._ended = False
+
+    def _build(self) -> Path:
+        """The build cache must lie inside the private directory, the only writable place; keep it by moving it."""
+        inside = self._private / "build"
+        if self.spec.build.exists():
+            shutil.copytree(self.spec.build, inside, symlinks=True)
+        else:
+            inside.mkdir()
+        return inside
+
+    @property
+    def build_directory(self) -> Path:
+        """Where this worker's compilers kept their results."""
+        return self._private / "build"
+
+    def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer.
+
+        Raises:
+            WorkerFailure: the worker raised, died, hung or answered out of turn.
+        """
+        return self._exchange(op, timeout_s, fields)[0]
+
+    def call(self, layout: int, timeout_s: float, *, seed: int | None, hold: bool = False) -> tuple[dict[str, Any], CallClocks]:
+        """One call of the module on inputs that lie in its arena; raises as `request`."""
+        return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
+
+    def _exchange(self, op: str, timeout_s: float, fields: dict[str, Any]) -> tuple[dict[str, Any], CallClocks]:
+        nonce = secrets.token_hex(8)
+        data = encode({"op": op, "nonce": nonce, **fields})
+        if self._channel.pending():
+            # A harness speaks only when spoken to; an answer prepared in advance is a forgery.
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
+        cpu_before = self._cpu_us()
+        deadline = time.monotonic() + timeout_s
+        try:
+            start_ns = time.perf_counter_ns()
+            self._channel.send_encoded(data)
+            body = self._channel.receive_encoded(deadline)
+            stop_ns = time.perf_counter_ns()
+            answer = decode(body)
+        except ChannelTimeout:
+            reason = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
+            raise self._failure(reason, f"no answer to `{op}` within {timeout_s:g} s") from None
+        except ChannelGarbage as error:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, str(error)) from None
+        except ChannelClosed:
+            raise self._death(op) from None
+        if answer.get("nonce") != nonce:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
+        cpu_after = self._cpu_us()
+        if "error" in answer:
+            raise self._raised(op, answer["error"])
+        idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
+        self._answered_cpu_us = cpu_after
+        inner = answer.get("inner_us", 0.0)
+        if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
+        return answer, CallClocks(float(inner), (stop_ns - start_ns) / 1e3, cpu_after - cpu_before, idle)
+
+    def _cpu_us(self) -> float:
+        try:
+            return time.clock_gettime_ns(self._cpu_clock) / 1e3
+        except OSError:
+            return self._answered_cpu_us or 0.0  # it has died; the next read of the channel says so
+
+    def helpers_cpu_us(self) -> float:
+        """Processor time so far of other processes in the worker's group."""
+        total = 0.0
+        for pid in group_members(self.pid):
+            if pid != self.pid:
+                try:
+                    total += time.clock_gettime_ns(_process_clock(pid)) / 1e3
+                except OSError:
+                    continue  # it ended while we looked
+        return total
+
+    def _failure(self, reason: Reason, detail: str) -> WorkerFailure:
+        self.close()
+        return WorkerFailure(reason, detail)
+
+    def _raised(self, op: str, error: dict[str, str]) -> WorkerFailure:
+        kind, text = str(error.get("type")), str(error.get("message"))
+        detail = f"{kind}: {text}"
+        if kind == "SyntaxError" and op == "build":
+            return WorkerFailure(Reason.SYNTAX_ERROR, detail)
+        if kind == "SystemExit":
+            return WorkerFailure(Reason.EXITED, text)
+        if kind in ("MemoryError", "OutOfMemoryError"):
+            return WorkerFailure(Reason.OUT_OF_MEMORY, detail)
+        where = {"build": Reason.BUILD_FAILED, "load_state": Reason.STATE_MISMATCH, "save_state": Reason.STATE_MISMATCH}
+        return WorkerFailure(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
+
+    def _death(self, op: str) -> WorkerFailure:
+        ending = self._finish()
+        if ending.cause == "memory":
+            limit = self._settings.memory_limit_bytes / (1 << 30)
+            return WorkerFailure(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
+        if ending.cause == "processes":
+            return WorkerFailure(Reason.TOO_MANY_PROCESSES, f"more than {self._settings.process_limit} during `{op}`")
+        if ending.signal is not None and ending.signal != signal.SIGKILL:
+            return WorkerFailure(Reason.CRASHED, f"{signal.Signals(ending.signal).name} during `{op}`")
+        if ending.signal is not None:
+            return WorkerFailure(Reason.CRASHED, f"killed or closed its channel during `{op}`")
+        return WorkerFailure(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
+
+    def _finish(self) -> Any:
+        self._ended = True
+        ending = self._zygote.end(self.pid)
+        self._channel.close()
+        return ending
+
+    def close(self) -> None:
+        """End the process group and free the arenas' memory. Safe to call twice."""
+        if not self._ended:
+            self._finish()
+        for arena in self.arenas.values():
+            arena.close()
+        self.arenas = {}
+
+    def discard(self) -> None:
+        """Close and remove the private directory."""
+        self.close()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    def output_log(self, limit_bytes: int = 2000) -> str:
+        """The end of what the worker printed, for people; never read as a result."""
+        try:
+            text = (self._private / "output.log").read_bytes()[-limit_bytes:]
+        except OSError:
+            return ""
+        return text.decode("utf-8", "replace")
+
+
+def _process_clock(pid: int) -> int:
+    """The kernel's clock of another process's processor time (clock_getcpuclockid(3))."""
+    clock = ctypes.c_int()
+    status = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
+    if status != 0:
+        raise OSError(status, os.strerror(status))
+    return clock.value

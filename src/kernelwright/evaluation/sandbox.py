@@ -1,0 +1,241 @@
+"""What a worker process gives up before it runs a candidate: capabilities, files, network, signals, resources.
+
+Everything is done by the process itself, needs no privilege, and cannot be undone by it or its children:
+
+- capabilities are dropped and `no_new_privs` is set;
+- Landlock (Linux 5.13 and later) leaves the system readable and only the private directory writable;
+- seccomp refuses the network, other processes' memory, namespaces, new sessions and process groups;
+- resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
+
+Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has; a missing one is
+reported by `kernelwright doctor` and recorded with every run, because Landlock and seccomp are defence in depth here:
+no number or verdict rests on them (see `docs/threat-model.md`).
+
+Sources: landlock(7), seccomp(2), prctl(2), capabilities(7), include/uapi/linux/landlock.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import struct
+import sys
+from pathlib import Path
+
+from kernelwright.errors import SandboxError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 24, 22, 38
+PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+_LAST_CAPABILITY = 40
+
+# --- Landlock -----------------------------------------------------------------------------------------------------
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_ALL_FS_ABI1 = (1 << 13) - 1
+_NET_ALL = 0b11
+_SCOPE_ALL = 0b11
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+
+SYSTEM_READABLE = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/dev", "/run")
+
+
+def landlock_abi() -> int:
+    """Version of Landlock this kernel offers; 0 when there is none."""
+    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    return max(0, int(version))
+
+
+def _add_path(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # A path that is not there needs no permission.
+    try:
+        if not path.is_dir():
+            rights &= _FILE_RIGHTS
+        attribute = struct.pack("=Qi", rights, handle)
+        if _libc.syscall(_ADD_RULE, ruleset, 1, attribute, 0) != 0:
+            raise SandboxError(f"Landlock refused a rule for {path}: {os.strerror(ctypes.get_errno())}.")
+    finally:
+        os.close(handle)
+
+
+def restrict_files(private: Path, readable: tuple[Path, ...], device: str) -> bool:
+    """Leave `private` writable, the system and `readable` readable, and nothing else; False without Landlock."""
+    abi = landlock_abi()
+    if abi == 0:
+        return False
+    handled = _ALL_FS_ABI1
+    handled |= _REFER if abi >= 2 else 0
+    handled |= _TRUNCATE if abi >= 3 else 0
+    handled |= _IOCTL_DEV if abi >= 5 else 0
+    attribute = struct.pack("=QQQ", handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
+    size = 8 if abi < 4 else 16 if abi < 6 else 24
+    ruleset = _libc.syscall(_CREATE_RULESET, attribute[:size], ctypes.c_size_t(size), 0)
+    if ruleset < 0:
+        raise SandboxError(f"Landlock refused its rule set: {os.strerror(ctypes.get_errno())}.")
+    read = (_EXECUTE | _READ_FILE | _READ_DIR) & handled
+    for path in (*map(Path, SYSTEM_READABLE), *readable):
+        _add_path(ruleset, path, read)
+    write_device = (_READ_FILE | _WRITE_FILE | _IOCTL_DEV) & handled
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        _add_path(ruleset, Path("/dev") / name, write_device)
+    _add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE) & handled)
+    if device.startswith("cuda"):
+        for path in _gpu_nodes(device):
+            _add_path(ruleset, path, write_device)
+        # The driver keeps the bookkeeping of shared device memory here.
+        _add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
+    _add_path(ruleset, private, handled)
+    if _libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+        raise SandboxError(f"Landlock refused to restrict the process: {os.strerror(ctypes.get_errno())}.")
+    os.close(ruleset)
+    return True
+
+
+def _gpu_nodes(device: str) -> list[Path]:
+    """Device files of the driver and of the one GPU in use; with several GPUs the others stay closed."""
+    nodes = [path for path in Path("/dev").glob("nvidia*") if not path.name.removeprefix("nvidia").isdigit()]
+    nodes += list(Path("/dev/nvidia-caps").glob("*"))
+    minor = os.environ.get("KERNELWRIGHT_GPU_MINOR")
+    pattern = f"nvidia{minor}" if minor is not None else "nvidia[0-9]*"
+    return nodes + list(Path("/dev").glob(pattern))
+
+
+# --- seccomp ------------------------------------------------------------------------------------------------------
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_DENIED: dict[str, tuple[int, int]] = {
+    # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "setns": (308, 268), "unshare": (272, 97), "setsid": (112, 157), "setpgid": (109, 154),
+    "io_uring_setup": (425, 425), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "reboot": (169, 142),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
+    "sethostname": (170, 161), "swapon": (167, 224), "acct": (163, 89), "quotactl": (179, 60),
+    "fsopen": (430, 430), "move_mount": (429, 429), "open_tree": (428, 428), "personality": (135, 92),
+}
+_SOCKET = (41, 198)
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_PRLIMIT = (302, 261)
+_KILL = (62, 129)
+_CLONE_NEW_ANY = 0x7E020080
+_AF_UNIX = 1
+
+_ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
+_LD_ABS, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
+
+
+def _errno_action(number: int) -> int:
+    return 0x00050000 | number
+
+
+def _filter(own_pid: int, scoped_signals: bool) -> bytes:
+    """The BPF program. Refused calls return an error rather than kill, so that honest libraries can carry on."""
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise SandboxError(f"No seccomp filter is written for {machine}; wanted {' or '.join(_ARCHITECTURES)}.")
+    index = 0 if machine == "x86_64" else 1
+    deny = _errno_action(errno.EPERM)
+    low = 16  # offset of the first argument's low half in struct seccomp_data
+
+    program: list[tuple[int, int, int, int]] = [
+        (_LD_ABS, 0, 0, 4), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _KILL_PROCESS), (_LD_ABS, 0, 0, 0),
+    ]
+    if index == 0:  # the x32 calls are a second way to everything
+        program += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, deny)]
+
+    def when(number: int, *body: tuple[int, int, int, int]) -> None:
+        program.append((_JEQ, 0, len(body), number))
+        program.extend(body)
+
+    for numbers in _DENIED.values():
+        when(numbers[index], (_RET, 0, 0, deny))
+    # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.
+    when(_CLONE3[index], (_RET, 0, 0, _errno_action(errno.ENOSYS)))
+    when(_SOCKET[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, _AF_UNIX), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
+    when(_CLONE[index], (_LD_ABS, 0, 0, low), (_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
+    when(_PRLIMIT[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
+    if not scoped_signals:  # Landlock's signal scope is better: it lets a worker end its own children
+        when(
+            _KILL[index], (_LD_ABS, 0, 0, low), (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny),
+            (_RET, 0, 0, _ALLOW),
+        )
+    program.append((_RET, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def restrict_calls(scoped_signals: bool) -> None:
+    """Install the system-call filter; threads and children inherit it. `no_new_privs` must be set already."""
+    code = _filter(os.getpid(), scoped_signals)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
+    if _libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) != 0:
+        raise SandboxError(f"seccomp refused the filter: {os.strerror(ctypes.get_errno())}.")
+
+
+# --- privileges and resources -------------------------------------------------------------------------------------
+
+
+def drop_privileges() -> None:
+    """Give up every capability, also those that root would get back on exec."""
+    if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise SandboxError(f"no_new_privs was refused: {os.strerror(ctypes.get_errno())}.")
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for capability in range(_LAST_CAPABILITY + 1):
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused when there is nothing to drop
+    header = struct.pack("=Ii", 0x20080522, 0)
+    if _libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)) != 0:
+        raise SandboxError(f"Dropping capabilities was refused: {os.strerror(ctypes.get_errno())}.")
+
+
+def limit_resources(file_limit_bytes: int) -> None:
+    """No core files, bounded files and handles."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
+    soft = min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+
+
+def hide_memory() -> None:
+    """Keep processes of the same user from reading this one's memory, environment and file table."""
+    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has died, so that they can be found and ended."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def restrict(private: Path, device: str, file_limit_bytes: int) -> None:
+    """Give up everything a candidate must not have. Call in the worker, before any candidate code."""
+    readable = {Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if entry and Path(entry).exists()}
+    limit_resources(file_limit_bytes)
+    drop_privileges()
+    with_files = restrict_files(private, tuple(sorted(readable)), device)
+    restrict_calls(scoped_signals=with_files and landlock_abi() >= 6)
+
+
+def describe() -> dict[str, str]:
+    """Which parts of the isolation this machine has, for `doctor` and the record of the environment."""
+    abi = landlock_abi()
+    return {
+        "landlock": f"ABI {abi}" if abi else "not available: candidates can read this user's files",
+        "landlock_signals": "scoped" if abi >= 6 else "by seccomp",
+        "landlock_network": "TCP refused" if abi >= 4 else "by seccomp",
+        "seccomp": "filter" if platform.machine() in _ARCHITECTURES else f"no filter for {platform.machine()}",
+        "capabilities": "dropped",
+        "process_group": "killed whole; memory and process count watched",
+        "user": "root without capabilities" if os.geteuid() == 0 else f"uid {os.geteuid()}",
+    }

@@ -1,0 +1,68 @@
+"""Every constant of the judge, named, with what it means. A run stores the settings it used."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelwright.records import Label
+
+GIB = 1 << 30
+
+
+class Settings(BaseModel):
+    """How strict, how patient and how precise the judge is. Numbers without a source are chosen, not tuned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timed: bool = True
+    """False checks correctness only; accepted evaluations then carry the label `not-retimed`."""
+    processes_min: int = Field(default=3, ge=1, le=64)
+    """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
+    processes_max: int = Field(default=6, ge=1, le=64)
+    blocks: int = Field(default=6, ge=2, le=1000)
+    """Randomised mirrored blocks per process triple; each holds two calls of every side."""
+    warmup_calls: int = Field(default=3, ge=1, le=1000)
+    """Calls before the first timed one in each process, each on a fresh input."""
+    target_half_width: float = Field(default=0.01, gt=0, lt=1)
+    """Stop early once the 95 % interval of log speedup is this narrow."""
+    interval_confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    build_limit_s: float = Field(default=300.0, gt=0)
+    """Importing the candidate and constructing it, compilers included."""
+    run_limit_s: float = Field(default=60.0, gt=0)
+    """One call. The first call gets `build_limit_s`, since just-in-time compilers work there."""
+    memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
+    """Anonymous memory of a worker's whole process group."""
+    process_limit: int = Field(default=128, ge=1)
+    file_limit_bytes: int = Field(default=2 * GIB, gt=0)
+    threads: int | None = Field(default=None, ge=1)
+    """Intra-operator threads of both sides; None is all cores this process may use."""
+
+    strict_fp32: bool = False
+    """Turn TF32 off on both sides, also for cuDNN, where PyTorch allows it by default."""
+    forbid: frozenset[Label] = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER})
+    """Labels that reject. `aliased-output` is legal by default only for CUDA graphs."""
+
+    error_ratio: float = Field(default=16.0, gt=1)
+    """A candidate's error against the float64 truth may be this many times the reference's own. Sequential fp32
+    sums of 4096 positive terms measure about 6 times a blocked sum's error; TF32 is 50 to 1000 times."""
+    error_floor_eps: float = Field(default=4.0, gt=0)
+    """... or this many units of the dtype's rounding error, whichever is larger: exact references have error 0."""
+    lower_precision_share: float = Field(default=0.5, gt=0, lt=1)
+    """... but never more than this share of the error that the next lower precision makes on the same inputs."""
+
+    excess_limit: float = Field(default=0.10, gt=0)
+    """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
+    excess_limit_us: float = Field(default=30.0, gt=0)
+    """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
+    idle_limit_us: float = Field(default=3000.0, gt=0)
+    """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
+
+    @classmethod
+    def quick(cls, **changes: object) -> Settings:
+        """Two process triples and few blocks: for tests, where the verdict matters and the interval may be wide."""
+        values: dict[str, object] = {
+            "processes_min": 2, "processes_max": 2, "blocks": 4, "warmup_calls": 2,
+            "build_limit_s": 60.0, "run_limit_s": 5.0, "memory_limit_bytes": 2 * GIB,
+        }
+        return cls.model_validate(values | changes)

@@ -1,0 +1,190 @@
+"""One side of a comparison: a worker with its arenas, fed inputs and read from memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.evaluation.arena import TensorSpec, plan
+from kernelwright.evaluation.oracle import State
+from kernelwright.evaluation.process import CallClocks, Worker, WorkerFailure, WorkerSpec
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.structure import flatten
+from kernelwright.evaluation.zygote import Zygote
+
+SLOTS = 2
+"""Places for a set of inputs. Same place with other values, and other place with the same values, are both tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a task's tensors need, measured once on the reference."""
+
+    slot_bytes: int
+    outputs: tuple[TensorSpec, ...]
+    """Contiguous, in the reference's dtypes."""
+    output_bytes: int
+    state: tuple[tuple[str, TensorSpec], ...]
+    state_bytes: int
+
+    @classmethod
+    def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> Shapes:
+        """From one set of inputs, what came out, and the module's state."""
+        _, slot = plan([tensor.contiguous() for tensor in inputs])
+        output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
+        state_specs, state_bytes = plan([tensor.contiguous() for tensor in state.values()])
+        return cls(slot, output_specs, output_bytes, tuple(zip(state, state_specs, strict=True)), state_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call left behind."""
+
+    outputs: list[torch.Tensor]
+    """Copies of the output arena's tensors, in the reference's dtypes; what was not written is NaN."""
+    described: dict[str, Any]
+    """The worker's description of its outputs: types, shapes, strides. Checked for being a good drop-in."""
+    clocks: CallClocks
+    inputs_intact: bool
+
+
+class Side:
+    """The reference, the candidate, or the second reference of an A/A comparison."""
+
+    def __init__(
+        self, zygote: Zygote, settings: Settings, shapes: Shapes, *, role: str, source: str, class_name: str,
+        device: torch.device, directory: Path, build: Path,
+    ) -> None:
+        self.role = role
+        self._settings = settings
+        self._shapes = shapes
+        self._device = device
+        spec = WorkerSpec(
+            role=role, source=source, class_name=class_name, device=str(device), directory=directory, build=build,
+            arena_bytes={
+                "inputs": SLOTS * shapes.slot_bytes, "outputs": shapes.output_bytes, "state": shapes.state_bytes,
+            },
+        )
+        self.worker = Worker(zygote, spec, settings)
+        self._layouts: dict[str, int] = {}
+        self._called = False
+
+    def build(self, arguments: Any, seed: int) -> dict[str, Any]:
+        """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
+        answer = self._ask("build", self._settings.build_limit_s, arguments=arguments, seed=seed)
+        if "missing" not in answer:
+            self._ask("outputs", self._settings.run_limit_s, specs=[spec.to_json() for spec in self._shapes.outputs])
+        return answer
+
+    def load_state(self, state: State) -> None:
+        """Put weights into the module through `load_state_dict`."""
+        for key, spec in self._shapes.state:
+            spec.view(self.worker.arenas["state"].memory).copy_(state[key])
+        self._settle()
+        self._ask("load_state", self._settings.build_limit_s, state=self._state_json())
+
+    def read_state(self) -> State:
+        """The module's state as it is now."""
+        memory = self.worker.arenas["state"].memory
+        self.worker.arenas["state"].poison()
+        self._settle()
+        self._ask("save_state", self._settings.run_limit_s, state=self._state_json())
+        return {key: spec.view(memory).clone() for key, spec in self._shapes.state}
+
+    def set_mode(self, *, training: bool) -> bool:
+        """Switch mode; returns the mode the module says it is in."""
+        return bool(self._ask("mode", self._settings.run_limit_s, training=training)["training"])
+
+    def inspect(self) -> dict[str, Any]:
+        """Process-wide settings before and after, and the module's interface."""
+        return self._ask("inspect", self._settings.run_limit_s)
+
+    def place(self, inputs: list[Any], slot: int) -> int:
+        """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
+        skeleton, tensors = flatten(inputs)
+        laid_out = [_without_overlap(tensor) for tensor in tensors]
+        specs, size = plan(laid_out)
+        if size > self._shapes.slot_bytes:
+            raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
+        base = slot * self._shapes.slot_bytes
+        placed = [
+            TensorSpec(spec.dtype, spec.shape, spec.stride, spec.offset_bytes + base, spec.span_bytes) for spec in specs
+        ]
+        key = repr((skeleton, placed))
+        if key not in self._layouts:
+            self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
+            self._layouts[key] = len(self._layouts)
+        memory = self.worker.arenas["inputs"].memory
+        self._views = [spec.view(memory) for spec in placed]
+        for view, tensor in zip(self._views, laid_out, strict=True):
+            view.copy_(tensor)
+        self._originals = laid_out
+        self.worker.arenas["outputs"].poison()
+        return self._layouts[key]
+
+    def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
+        """One call on placed inputs; everything the parent prepared is on the device before the clock starts."""
+        self._settle()
+        limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
+        described, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed, hold=hold))
+        self._called = True
+        intact = all(_same_bits(view, tensor) for view, tensor in zip(self._views, self._originals, strict=True))
+        return Answer(self._read_outputs(), described, clocks, intact)
+
+    def recopy(self, index: int) -> list[torch.Tensor]:
+        """The output of an earlier held call, as it is in the worker's memory now."""
+        self.worker.arenas["outputs"].poison()
+        self._settle()
+        self._ask("recopy", self._settings.run_limit_s, index=index)
+        return self._read_outputs()
+
+    def release(self) -> None:
+        """Let the worker drop held outputs."""
+        self._ask("release", self._settings.run_limit_s)
+
+    def close(self) -> None:
+        """End the worker and remove what it wrote."""
+        self.worker.discard()
+
+    def _read_outputs(self) -> list[torch.Tensor]:
+        memory = self.worker.arenas["outputs"].memory
+        return [spec.view(memory).clone() for spec in self._shapes.outputs]
+
+    def _state_json(self) -> list[Any]:
+        return [[key, spec.to_json()] for key, spec in self._shapes.state]
+
+    def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        return self._guarded(lambda: self.worker.request(op, timeout_s, **fields))  # type: ignore[no-any-return]
+
+    def _guarded(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except WorkerFailure as failure:
+            if self.role == "candidate":
+                raise
+            raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _without_overlap(tensor: torch.Tensor) -> torch.Tensor:
+    """Expanded tensors cannot be written to; lay them out in full."""
+    overlapping = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.contiguous() if overlapping or (tensor.numel() and span > tensor.numel()) else tensor
+
+
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second):
+        return True
+    # Equal except for NaN, which equals nothing?
+    return first.is_floating_point() and bool(torch.equal(torch.isnan(first), torch.isnan(second))) and bool(
+        torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
+    )
+

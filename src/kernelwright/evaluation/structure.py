@@ -1,0 +1,48 @@
+"""Nested inputs and outputs as a JSON skeleton plus a flat list of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class StructureError(ValueError):
+    """A value holds something that is neither a tensor, a plain scalar nor a list, tuple or dict of those."""
+
+
+def flatten(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Split a value into a JSON skeleton and its tensors, in reading order.
+
+    Raises:
+        StructureError: it holds something else.
+    """
+    tensors: list[torch.Tensor] = []
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+            return {"tensor": len(tensors) - 1}
+        if item is None or isinstance(item, bool | int | float | str):
+            return {"value": item}
+        if isinstance(item, list | tuple):
+            kind = "list" if isinstance(item, list) else "tuple"
+            return {kind: [walk(part) for part in item]}
+        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
+            return {"dict": {key: walk(part) for key, part in item.items()}}
+        raise StructureError(f"a {type(item).__name__}")
+
+    return walk(value), tensors
+
+
+def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
+    """Put a value together again."""
+    ((kind, body),) = skeleton.items()
+    if kind == "tensor":
+        return tensors[body]
+    if kind == "value":
+        return body
+    if kind == "dict":
+        return {key: unflatten(part, tensors) for key, part in body.items()}
+    parts = [unflatten(part, tensors) for part in body]
+    return parts if kind == "list" else tuple(parts)

@@ -1,0 +1,157 @@
+"""What one evaluation is about, and its secrets: seeds, weights and inputs that no worker knows in advance."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.evaluation.compare import Distance, distance
+from kernelwright.evaluation.oracle import Oracle, OutOfDomain, State, tensors_of
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.stage import Shapes, Side
+from kernelwright.evaluation.structure import flatten
+from kernelwright.evaluation.zygote import Zygote
+from kernelwright.records import Candidate, Label, Reason
+from kernelwright.tasks import InputSet, LiveTask
+
+
+class Rejection(Exception):
+    """The candidate may not replace its reference."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+_LABEL_REASONS = {
+    Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
+    Label.STRIDES_DIFFER: Reason.WRONG_STRIDES,
+    Label.ALIASED_OUTPUT: Reason.OUTPUT_OVERWRITTEN,
+}
+
+
+def secret_seed() -> int:
+    """A seed that cannot be guessed."""
+    return secrets.randbits(62)
+
+
+@dataclass
+class Subject:
+    """A task and a candidate under one set of seeds."""
+
+    live: LiveTask
+    candidate: Candidate
+    settings: Settings
+    device: torch.device
+    zygote: Zygote
+    directory: Path
+    gate: Callable[[], AbstractContextManager[None]]
+    """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
+
+    def __post_init__(self) -> None:
+        self.build_seed = secret_seed()
+        self.oracle = Oracle(self.live, self.device, self.build_seed)
+        example = self.live.inputs(secret_seed(), self.device)
+        self.output_skeleton, outputs = self.oracle.output_skeleton(example)
+        self.shapes = Shapes.measure(tensors_of(example), outputs, self.oracle.initial_state)
+        self.output_dtypes = [output.dtype for output in outputs]
+        self.arguments, argument_tensors = flatten(list(self.live.init_inputs))
+        if argument_tensors:
+            raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {self.live.task.id}; found tensors.")
+        self._generator = torch.Generator(device=self.device).manual_seed(secret_seed())
+        self.labels: set[Label] = set()
+        self.checks: dict[str, Any] = {}
+        self.weights: State = self.oracle.random_state(self._generator)
+        self.reloads_state = True
+        self.stochastic = self._is_stochastic(example)
+        self.timed_tolerance: Distance | None = None
+        self._build = self.directory / "no-build-yet"
+
+    def _is_stochastic(self, example: list[Any]) -> bool:
+        try:
+            first, second = (
+                self.oracle.own_precision(example, self.weights, training=self.oracle.training, seed=seed) for seed in (1, 2)
+            )
+        except OutOfDomain:
+            return False
+        return any(distance(a, b).rms > 1e-3 for a, b in zip(first, second, strict=True))
+
+    def draw(self, inputs: InputSet | None = None) -> list[Any]:
+        """Fresh inputs from the task's own distribution, varied by an input set."""
+        drawn = self.live.inputs(secret_seed(), self.device)
+        return drawn if inputs is None else inputs.apply(drawn, self._generator)
+
+    def new_weights(self) -> State:
+        """Another random state."""
+        return self.oracle.random_state(self._generator)
+
+    def call_seed(self) -> int | None:
+        """A seed for both sides' random generators before a call; None when the reference draws nothing."""
+        return secret_seed() if self.stochastic else None
+
+    def start(self, role: str) -> Side:
+        """A fresh worker of one side, built and with weights loaded.
+
+        Raises:
+            Rejection, WorkerFailure: the candidate could not be built or is no drop-in.
+            TaskError: the reference could not.
+        """
+        is_candidate = role == "candidate"
+        side = Side(
+            self.zygote, self.settings, self.shapes, role=role, device=self.device, directory=self.directory,
+            source=self.candidate.source if is_candidate else self.live.task.source,
+            class_name="ModelNew" if is_candidate else "Model",
+            build=self._build if is_candidate else self.directory / "none",
+        )
+        try:
+            interface = side.build(self.arguments, self.build_seed)
+            if is_candidate:
+                self._check_interface(interface)
+                if not self._build.exists() and side.worker.build_directory.exists():
+                    self._build = self._keep_build(side)
+            if self.reloads_state and self.oracle.initial_state:
+                side.load_state(self.weights)
+        except BaseException:
+            side.close()
+            raise
+        return side
+
+    def _keep_build(self, side: Side) -> Path:
+        """Copy what the candidate's compilers made, so that its next process does not compile again."""
+        kept = self.directory / "build"
+        shutil.copytree(side.worker.build_directory, kept, symlinks=True)
+        return kept
+
+    def _check_interface(self, interface: dict[str, Any]) -> None:
+        if "missing" in interface:
+            raise Rejection(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
+        if interface["training"] != self.oracle.training:
+            raise Rejection(
+                Reason.MODE_MISMATCH, f"built with training={interface['training']}, the reference with {self.oracle.training}"
+            )
+        wanted = {key: (spec.dtype, list(spec.shape)) for key, spec in self.shapes.state}
+        found = {key: (dtype, shape) for key, dtype, shape in interface["state"]}
+        if wanted != found:
+            missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+            other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
+            self.label(
+                Label.STATE_DIFFERS,
+                f"state_dict: missing {missing[:5]}, unexpected {extra[:5]}, other shape or dtype {other[:5]}",
+            )
+            self.reloads_state = False
+
+    def label(self, label: Label, detail: str) -> None:
+        """Attach a label, or reject where the settings forbid it."""
+        if label in self.settings.forbid:
+            raise Rejection(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
+        self.labels.add(label)
+

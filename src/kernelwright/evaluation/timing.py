@@ -1,0 +1,290 @@
+"""How fast? Paired, randomised, in fresh processes, on inputs nobody has seen, with every output compared.
+
+One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. A block
+calls the three in random order on one fresh input and again in the mirrored order on another, so that drift cancels.
+
+Two clocks watch each call. The inner one (CUDA events, or the worker's monotonic clock) excludes the harness but lives
+in the candidate's process; the outer one is the parent's. What the outer clock sees beyond the inner one is the
+harness's own cost, known from the reference, whose worker is trusted. A candidate's excess over that is charged to it:
+time hidden from the inner clock is not won, and a large excess rejects.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernelwright.evaluation.check import check_form, overwritten
+from kernelwright.evaluation.compare import distance, farthest
+from kernelwright.evaluation.process import CallClocks
+from kernelwright.evaluation.stage import Answer, Side
+from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
+from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.records import Reason, TimingBlock
+
+_SIDES = ("reference", "candidate", "null")
+_QUIET_RATIO, _QUIET_SLACK_US = 1.5, 100.0
+"""The parent's own flush after a candidate's call may take this much longer than after a reference's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What timing found."""
+
+    speedup: Interval
+    noise_floor: float
+    reference_us: float
+    candidate_us: float
+    blocks: tuple[TimingBlock, ...]
+    clocks: dict[str, Any]
+
+
+class CacheFlush:
+    """Empties the last-level cache by writing twice its size."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+            self._buffer = torch.empty(max(size, 1 << 26), dtype=torch.uint8, device=device)
+        else:
+            self._host = np.zeros(2 * last_level_cache_bytes(), dtype=np.uint8)
+        self._round = 0
+
+    def __call__(self) -> float:
+        """Flush and wait; returns how long it took, in microseconds."""
+        self._round = (self._round + 1) % 251
+        start_ns = time.perf_counter_ns()
+        if self._device.type == "cuda":
+            self._buffer.fill_(self._round)
+            torch.cuda.synchronize(self._device)
+        else:
+            self._host.fill(self._round)
+        return (time.perf_counter_ns() - start_ns) / 1e3
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the processor's largest cache; 32 MiB where the kernel does not say."""
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        largest = max(largest, int(text.rstrip("KM")) * unit)
+    return min(largest, 256 << 20) if largest else 32 << 20
+
+
+@dataclass
+class _Samples:
+    """Clocks of one side in one process triple, in call order."""
+
+    clocks: list[CallClocks] = field(default_factory=list)
+    quiet_us: list[float] = field(default_factory=list)
+
+    def harness_us(self) -> list[float]:
+        return [clock.outer_us - clock.inner_us for clock in self.clocks]
+
+
+def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[int, int], None] | None = None) -> Timing:
+    """Measure until the interval is narrow or the processes run out.
+
+    Args:
+        subject: Checked already; `timed_tolerance` is set.
+        flush: Of the device in use.
+        on_process: Told (finished, most) after each process triple.
+
+    Raises:
+        Rejection, WorkerFailure: the candidate misbehaved while timed.
+    """
+    settings = subject.settings
+    blocks: list[TimingBlock] = []
+    clocks: list[dict[str, Any]] = []
+    looks = settings.processes_max - settings.processes_min + 1
+    for process in range(settings.processes_max):
+        found, seen = _time_process(subject, flush, process)
+        blocks += found
+        clocks.append(seen)
+        if on_process is not None:
+            on_process(process + 1, settings.processes_max)
+        if process + 1 >= settings.processes_min:
+            interval = ratio_interval(log_ratios(blocks), looks=looks)
+            if interval.half_width < settings.target_half_width:
+                break
+    return Timing(
+        speedup=interval,
+        noise_floor=noise_floor(log_ratios(blocks, null=True)),
+        reference_us=median(value for block in blocks for value in block.reference_us),
+        candidate_us=median(value for block in blocks for value in block.candidate_us),
+        blocks=tuple(blocks),
+        clocks={"processes": clocks},
+    )
+
+
+def log_ratios(blocks: list[TimingBlock], *, null: bool = False) -> list[list[float]]:
+    """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
+
+    Args:
+        blocks: Of one or more processes.
+        null: Use the second reference in the candidate's place.
+    """
+    processes: dict[int, list[float]] = {}
+    for block in blocks:
+        other = block.null_us if null else block.candidate_us
+        processes.setdefault(block.process, []).extend(
+            math.log(mine) - math.log(theirs) for mine, theirs in zip(block.reference_us, other, strict=True)
+        )
+    return list(processes.values())
+
+
+def _time_process(subject: Subject, flush: CacheFlush, process: int) -> tuple[list[TimingBlock], dict[str, Any]]:
+    sides: dict[str, Side] = {}
+    try:
+        # Whoever starts first gets the first memory: draw that too.
+        for name in random.sample(_SIDES, len(_SIDES)):
+            sides[name] = subject.start("reference" if name == "null" else name)
+        run = _Run(subject, sides, flush)
+        run.warm_up()
+        for _ in range(subject.settings.blocks):
+            with subject.gate():
+                run.block()
+        run.verify_held()
+        return run.finish(process)
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+class _Run:
+    """Calls of one process triple."""
+
+    def __init__(self, subject: Subject, sides: dict[str, Side], flush: CacheFlush) -> None:
+        self._subject = subject
+        self._sides = sides
+        self._flush = flush
+        self._samples = {name: _Samples() for name in sides}
+        self._first_output: list[torch.Tensor] | None = None
+        self._helpers_us = 0.0
+        self._started_s = 0.0
+
+    def warm_up(self) -> None:
+        """Calls that compilers, allocators and clocks need. They are checked like all others."""
+        for index in range(self._subject.settings.warmup_calls):
+            self._round(_SIDES, hold=index == 0, keep=False)
+        self._helpers_us = self._sides["candidate"].worker.helpers_cpu_us()
+        self._started_s = time.perf_counter()
+
+    def block(self) -> None:
+        """Every side on one fresh input, and in the mirrored order on another."""
+        order = random.sample(_SIDES, len(_SIDES))
+        self._round(order, hold=False, keep=True)
+        self._round(order[::-1], hold=False, keep=True)
+
+    def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        answers: dict[str, Answer] = {}
+        for name in order:
+            side = self._sides[name]
+            layout = side.place(inputs, slot=random.randrange(2))
+            self._flush()
+            answer = side.call(layout, seed=seed, hold=hold and name == "candidate")
+            quiet_us = self._flush()
+            answers[name] = answer
+            if keep:
+                self._samples[name].clocks.append(answer.clocks)
+                self._samples[name].quiet_us.append(quiet_us)
+        self._compare(answers["reference"], answers["candidate"])
+        if hold:
+            self._first_output = answers["reference"].outputs
+
+    def _compare(self, reference: Answer, candidate: Answer) -> None:
+        check_form(self._subject, reference, candidate)
+        self._near(candidate.outputs, reference.outputs, "a timed call's output")
+
+    def _near(self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str) -> None:
+        allowed = self._subject.timed_tolerance
+        assert allowed is not None
+        found = farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+        if not found.within(allowed):
+            raise Rejection(
+                Reason.TIMED_OUTPUT_WRONG,
+                f"{what} is {found.rms:.2e} rms, {found.worst:.2e} worst from the reference's; "
+                f"allowed {allowed.rms:.2e} and {allowed.worst:.2e}",
+            )
+
+    def verify_held(self) -> None:
+        """The first warm-up call's output, after all the timed calls."""
+        assert self._first_output is not None and self._subject.timed_tolerance is not None
+        now = self._sides["candidate"].recopy(0)
+        found = farthest([distance(a, b) for a, b in zip(now, self._first_output, strict=True)])
+        if not found.within(self._subject.timed_tolerance):
+            overwritten(self._subject)
+
+    def finish(self, process: int) -> tuple[list[TimingBlock], dict[str, Any]]:
+        """Cross-examine the clocks and charge the candidate what its own did not see."""
+        reference, candidate, null = (self._samples[name] for name in _SIDES)
+        wall_us = (time.perf_counter() - self._started_s) * 1e6
+        self._reject_idle_work(wall_us)
+        self._reject_unquiet()
+        latency_us = median(clock.inner_us for clock in reference.clocks)
+        harness_us = median([*reference.harness_us(), *null.harness_us()])
+        excess_us = median(candidate.harness_us()) - harness_us
+        settings = self._subject.settings
+        slack_us = _slack_us(reference, null, candidate)
+        if excess_us - slack_us > max(settings.excess_limit_us, settings.excess_limit * latency_us):
+            raise Rejection(
+                Reason.CLOCK_DISAGREEMENT,
+                f"the parent's clock sees {excess_us:.1f} us a call that the candidate's own clock does not; "
+                f"the reference takes {latency_us:.1f} us",
+            )
+        charge_us = max(0.0, excess_us - slack_us)
+        found = [
+            TimingBlock(
+                process=process,
+                reference_us=_pair(reference, index), null_us=_pair(null, index),
+                candidate_us=tuple(value + charge_us for value in _pair(candidate, index)),
+            )
+            for index in range(len(reference.clocks) // 2)
+        ]
+        return found, {"harness_us": harness_us, "excess_us": excess_us, "slack_us": slack_us, "charged_us": charge_us}
+
+    def _reject_idle_work(self, wall_us: float) -> None:
+        idle = {name: median(clock.idle_us for clock in self._samples[name].clocks) for name in ("reference", "candidate")}
+        excess_us = idle["candidate"] - idle["reference"]
+        if excess_us > self._subject.settings.idle_limit_us:
+            raise Rejection(
+                Reason.WORK_OUTSIDE_TIMING,
+                f"the process used {excess_us:.0f} us of processor time between calls beyond the reference's",
+            )
+        helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
+        if helpers_us > 0.1 * wall_us:
+            raise Rejection(Reason.WORK_OUTSIDE_TIMING, f"its child processes used {helpers_us / 1e3:.0f} ms while it was timed")
+
+    def _reject_unquiet(self) -> None:
+        after = {name: median(self._samples[name].quiet_us) for name in ("reference", "candidate")}
+        if after["candidate"] > _QUIET_RATIO * after["reference"] + _QUIET_SLACK_US:
+            raise Rejection(
+                Reason.DEVICE_NOT_QUIET,
+                f"a cache flush after its calls takes {after['candidate']:.0f} us; after the reference's {after['reference']:.0f} us",
+            )
+
+
+def _slack_us(*samples: _Samples) -> float:
+    """Twice the standard error of the difference of harness medians: what chance alone explains."""
+    total = 0.0
+    for sample in samples:
+        values = np.asarray(sample.harness_us())
+        spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+        total += (1.2533 * spread) ** 2 / len(values)
+    return 2 * math.sqrt(total)
+
+
+def _pair(samples: _Samples, index: int) -> tuple[float, ...]:
+    return tuple(clock.inner_us for clock in samples.clocks[2 * index : 2 * index + 2])

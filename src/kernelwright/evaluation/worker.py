@@ -1,0 +1,319 @@
+"""What runs inside a worker process: build one module, then answer calls on it.
+
+The same code serves the reference and the candidate, so that both pay the same harness. In a candidate's process all
+of this is at the candidate's mercy; nothing it answers is a result (see `docs/threat-model.md`). Functions are bound
+at import, before candidate code exists, which defeats patching by name and costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.evaluation.arena import TensorSpec, open_arena
+from kernelwright.evaluation.channel import Channel, ChannelClosed
+from kernelwright.evaluation.structure import unflatten
+
+_clock_ns = time.perf_counter_ns
+_copy_into = torch.Tensor.copy_
+_data_ptr = torch.Tensor.data_ptr
+_stride = torch.Tensor.stride
+_storage = torch.Tensor.untyped_storage
+_Tensor = torch.Tensor
+_manual_seed = torch.manual_seed
+_DisableTorchFunction = torch._C.DisableTorchFunction
+_no_grad = torch.no_grad
+_type = type
+
+
+class _HostClock:
+    """Brackets a call with the monotonic clock."""
+
+    def start(self) -> None:
+        self._start_ns = _clock_ns()
+
+    def stop(self) -> None:
+        self._stop_ns = _clock_ns()
+
+    def settle(self) -> None:
+        """Nothing is asynchronous here."""
+
+    def elapsed_us(self) -> float:
+        return (self._stop_ns - self._start_ns) / 1e3
+
+
+class _DeviceClock:
+    """Brackets a call with CUDA events on the stream that was current before the call."""
+
+    def __init__(self) -> None:
+        major = (torch.version.cuda or "").split(".")[0]
+        runtime = ctypes.CDLL(f"libcudart.so.{major}")
+        self._record, self._elapsed, self._synchronize = (
+            runtime.cudaEventRecord, runtime.cudaEventElapsedTime, runtime.cudaDeviceSynchronize,
+        )
+        self._events = (ctypes.c_void_p(), ctypes.c_void_p())
+        for event in self._events:
+            if runtime.cudaEventCreate(ctypes.byref(event)) != 0:
+                raise RuntimeError("cudaEventCreate failed")
+        self._stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def start(self) -> None:
+        self._record(self._events[0], self._stream)
+
+    def stop(self) -> None:
+        self._record(self._events[1], self._stream)
+
+    def settle(self) -> None:
+        """Wait for the whole device, whatever stream the work is on."""
+        status = self._synchronize()
+        if status != 0:
+            raise RuntimeError(f"the device reports CUDA error {status} after the call")
+
+    def elapsed_us(self) -> float:
+        milliseconds = ctypes.c_float()
+        if self._elapsed(ctypes.byref(milliseconds), *self._events) != 0:
+            raise RuntimeError("the call's events were not recorded")
+        return milliseconds.value * 1e3
+
+
+def global_state() -> dict[str, Any]:
+    """Process-wide settings of PyTorch that a module can change."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()),
+        "default_device": str(torch.get_default_device()),
+        "grad_enabled": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "threads": torch.get_num_threads(),
+        "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
+    }
+
+
+class Harness:
+    """State of one worker: the module, its arenas and layouts."""
+
+    def __init__(self, config: dict[str, Any], files: list[int]) -> None:
+        self.config = config
+        self.device = torch.device(config["device"])
+        torch.set_num_threads(config["threads"])
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.init()
+        if config["strict_fp32"]:
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = False
+        self.memory = {name: open_arena(description, files, self.device) for name, description in config["arenas"].items()}
+        self.clock: _HostClock | _DeviceClock = _DeviceClock() if self.device.type == "cuda" else _HostClock()
+        self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
+        self.outputs: list[torch.Tensor] = []
+        self.held: list[list[torch.Tensor]] = []
+        self.before = global_state()
+        self.model: torch.nn.Module | None = None
+
+    def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Import the module and construct the class, from the same seed on both sides."""
+        path = Path(self.config["private"]) / f"{self.config['role']}.py"
+        path.write_text(self.config["source"], encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(self.config["role"], path)
+        if spec is None or spec.loader is None:
+            raise RuntimeError(f"no loader for {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.config["role"]] = module
+        _manual_seed(message["seed"])
+        spec.loader.exec_module(module)
+        cls = getattr(module, self.config["class"], None)
+        if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+            return {"missing": self.config["class"]}
+        arguments = unflatten(message["arguments"], [])
+        _manual_seed(message["seed"])
+        self.model = cls(*arguments).to(self.device)
+        return self.interface()
+
+    def interface(self) -> dict[str, Any]:
+        """What the module shows of itself: its mode and its state's names, dtypes and shapes."""
+        assert self.model is not None
+        state = self.model.state_dict()
+        return {
+            "training": bool(self.model.training),
+            "state": [[key, str(value.dtype).removeprefix("torch."), list(value.shape)] for key, value in state.items()],
+        }
+
+    def op_layout(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Register where inputs will lie; calls name them by position."""
+        specs = [TensorSpec.from_json(spec) for spec in message["specs"]]
+        self.layouts.append((message["skeleton"], [spec.view(self.memory["inputs"]) for spec in specs]))
+        return {}
+
+    def op_outputs(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Register where outputs are to be put."""
+        self.outputs = [TensorSpec.from_json(spec).view(self.memory["outputs"]) for spec in message["specs"]]
+        return {}
+
+    def op_mode(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Switch the module between train and eval mode."""
+        assert self.model is not None
+        self.model.train(message["training"])
+        return {"training": bool(self.model.training)}
+
+    def op_load_state(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Load weights that the parent has put into the state arena."""
+        assert self.model is not None
+        state = {key: TensorSpec.from_json(spec).view(self.memory["state"]).clone() for key, spec in message["state"]}
+        self.model.load_state_dict(state, strict=True)
+        return {}
+
+    def op_save_state(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Put the module's present state into the state arena."""
+        assert self.model is not None
+        state = self.model.state_dict()
+        with _no_grad():
+            for key, spec in message["state"]:
+                _copy_into(TensorSpec.from_json(spec).view(self.memory["state"]), state[key])
+        self.clock.settle()
+        return {}
+
+    def op_inspect(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Process-wide settings before the build and now."""
+        return {"before": self.before, "after": global_state(), **self.interface()}
+
+    def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
+        skeleton, tensors = self.layouts[message["layout"]]
+        inputs = unflatten(skeleton, list(tensors))
+        if message["seed"] is not None:
+            _manual_seed(message["seed"])
+        model, clock = self.model, self.clock
+        assert model is not None
+        with _no_grad():
+            clock.start()
+            result = model(*inputs)
+            clock.stop()
+            described, flat = self._deliver(result)
+        clock.settle()
+        if message["hold"]:
+            self.held.append(flat)
+        return {"inner_us": clock.elapsed_us(), **described}
+
+    def op_recopy(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Put the output of an earlier call, as it is now, into the arena again."""
+        for source, target in zip(self.held[message["index"]], self.outputs, strict=True):
+            _copy_into(target, source)
+        self.clock.settle()
+        return {}
+
+    def op_release(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Let go of held outputs."""
+        self.held.clear()
+        return {}
+
+    def _deliver(self, result: Any) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        flat: list[torch.Tensor] = []
+        strange: list[str] = []
+
+        def walk(item: Any) -> Any:
+            kind = _type(item)
+            if kind is _Tensor:
+                if item.__dict__:
+                    strange.append("a torch.Tensor with attributes of its own")
+                if item.layout is not torch.strided:
+                    strange.append(f"a tensor of layout {item.layout}")
+                    return None
+                flat.append(item)
+                return {"tensor": len(flat) - 1}
+            if kind is list or kind is tuple:
+                return {kind.__name__: [walk(part) for part in item]}
+            if kind is dict:
+                return {"dict": {str(key): walk(part) for key, part in item.items()}}
+            if item is None or kind in (bool, int, float, str):
+                return {"value": item}
+            strange.append(f"{kind.__module__}.{kind.__qualname__}")
+            return None
+
+        skeleton = walk(result)
+        descriptions = [self._describe(item) for item in flat]
+        if not strange and len(flat) == len(self.outputs):
+            with _DisableTorchFunction():
+                for item, target in zip(flat, self.outputs, strict=True):
+                    if item.shape == target.shape and item.device == target.device:
+                        _copy_into(target, item)
+        return {"skeleton": skeleton, "strange": strange, "outputs": descriptions}, flat
+
+    def _describe(self, item: torch.Tensor) -> dict[str, Any]:
+        storage = _storage(item)
+        return {
+            "dtype": str(item.dtype).removeprefix("torch."), "shape": list(item.shape), "stride": list(_stride(item)),
+            "device": str(item.device), "aliases": self._aliases(storage),
+        }
+
+    def _aliases(self, storage: torch.UntypedStorage) -> list[str]:
+        """Which of the module's inputs or state share memory with `storage`."""
+        if storage.device.type == "meta" or storage.nbytes() == 0:
+            return []
+        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+        def overlaps(memory: torch.Tensor) -> bool:
+            other = _storage(memory)
+            return other.data_ptr() < stop and start < other.data_ptr() + other.nbytes()
+
+        assert self.model is not None
+        found = ["input"] if overlaps(self.memory["inputs"]) else []
+        if any(overlaps(value) for value in (*self.model.parameters(), *self.model.buffers())):
+            found.append("state")
+        return found
+
+
+def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -> None:
+    """Answer the parent until it hangs up. Exceptions of the module become answers."""
+    channel = Channel(connection)
+    harness: Harness | None = None
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosed:
+            return
+        try:
+            if harness is None:
+                harness = Harness(config, files)
+            answer = getattr(harness, f"op_{message['op']}")(message)
+        except SystemExit as error:
+            answer = {"error": {"type": "SystemExit", "message": f"exit status {error.code}", "trace": ""}}
+        except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            answer = {"error": _error(error)}
+        answer["nonce"] = message["nonce"]
+        try:
+            channel.send(answer)
+        except ChannelClosed:
+            return
+
+
+def _error(error: BaseException) -> dict[str, str]:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
+        text = "(no message)"
+    trace = "".join(traceback.format_exception(error)[-6:])
+    return {"type": type(error).__name__, "message": text[:2000], "trace": trace[-4000:]}
+
+
+def prepare_directories(private: Path, build: Path) -> None:
+    """Point every cache and temporary file of this process into its private directory."""
+    for name in ("home", "tmp"):
+        (private / name).mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "HOME": str(private / "home"), "TMPDIR": str(private / "tmp"), "XDG_CACHE_HOME": str(private / "home/.cache"),
+        "TORCH_EXTENSIONS_DIR": str(build / "torch_extensions"), "TRITON_CACHE_DIR": str(build / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "CUDA_CACHE_PATH": str(build / "cuda"),
+        "MPLCONFIGDIR": str(private / "home"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    os.chdir(private)

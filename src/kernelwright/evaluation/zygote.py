@@ -1,0 +1,250 @@
+"""A process that has imported torch and does nothing but fork workers, watch them and end them.
+
+Importing torch takes seconds and a judge needs a dozen fresh processes for every candidate; a fork takes milliseconds.
+The zygote is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the
+workers' parent, so it sees how they ended, and it measures memory and process counts from outside without
+disturbing the judge's clock.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelwright.errors import SandboxError
+from kernelwright.evaluation.channel import Channel, ChannelClosed
+
+_WATCH_S = 0.05
+_GROUP_WATCH_EVERY = 10
+"""Reading all of /proc costs milliseconds; one file does not."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+INHERITED_VARIABLES = (
+    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL", "CC", "CXX",
+    "VIRTUAL_ENV", "PYTHONPATH", "TZ", "KERNELWRIGHT_GPU_MINOR", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS",
+)
+"""Environment that workers see. Nothing else, keys and tokens above all, reaches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker process ended."""
+
+    status: int
+    """As `os.waitpid` reports it."""
+    cause: str | None
+    """`memory` or `processes` when the watch ended it; None otherwise."""
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, if one did."""
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status, if it left by itself."""
+        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
+
+
+class Zygote:
+    """The parent's handle on the fork server."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
+        program = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(sys.path)],
+            pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._channel = Channel(ours)
+
+    def spawn(self, config: dict[str, Any], files: list[int]) -> int:
+        """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its group's too."""
+        sent = array.array("i", files)
+        try:
+            self._channel.send({"spawn": config, "files": len(files)})
+            self._channel.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+            answer = self._channel.receive(time.monotonic() + 120)
+        except (ChannelClosed, OSError) as error:
+            raise self._gone(error) from error
+        return int(answer["pid"])
+
+    def end(self, pid: int) -> Ending:
+        """Kill a worker with its whole process group, if it still lives, and say how it ended."""
+        try:
+            self._channel.send({"end": pid})
+            answer = self._channel.receive(time.monotonic() + 60)
+        except (ChannelClosed, OSError) as error:
+            raise self._gone(error) from error
+        return Ending(answer["status"], answer["cause"])
+
+    def _gone(self, error: Exception) -> SandboxError:
+        return SandboxError(
+            f"Wanted a worker from the process that forks them; it is gone ({error}, exit status {self.process.poll()}). "
+            "Is there memory left? Try again."
+        )
+
+    def close(self) -> None:
+        """End the zygote; workers still alive die with it."""
+        self._channel.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+# --- inside the zygote --------------------------------------------------------------------------------------------
+
+
+class _Watched:
+    def __init__(self, pid: int, config: dict[str, Any]) -> None:
+        self.pid = pid
+        self.memory_limit_bytes: int = config["memory_limit_bytes"]
+        self.process_limit: int = config["process_limit"]
+        self.cause: str | None = None
+        self.ticks = 0
+
+
+def main(handle: int) -> None:
+    """Serve the parent until it closes its end."""
+    import torch  # noqa: F401 - the point of this process
+    import torch.nn.functional
+    import torch.utils.cpp_extension  # noqa: F401
+
+    from kernelwright.evaluation import sandbox, worker  # noqa: F401
+
+    sandbox.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    channel = Channel(socket.socket(fileno=handle))
+    watched: dict[int, _Watched] = {}
+    gc.collect()
+    gc.freeze()
+    try:
+        while True:
+            ready, _, _ = select.select([channel.socket], [], [], _WATCH_S if watched else None)
+            if ready:
+                message = channel.receive()
+                if "spawn" in message:
+                    pid = _fork(channel, message)
+                    watched[pid] = _Watched(pid, message["spawn"])
+                    channel.send({"pid": pid})
+                else:
+                    channel.send(_end(watched.pop(message["end"])))
+            for one in watched.values():
+                _watch(one)
+    except ChannelClosed:
+        pass
+    finally:
+        for one in watched.values():
+            _end(one)
+
+
+def _fork(channel: Channel, message: dict[str, Any]) -> int:
+    count = message["files"]
+    _, ancillary, _, _ = channel.socket.recvmsg(1, socket.CMSG_SPACE(4 * count))
+    files = array.array("i")
+    files.frombytes(ancillary[0][2][: 4 * count])
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, pid)
+        for handle in files:
+            os.close(handle)
+        return pid
+    status = 1
+    try:
+        _become_worker(channel, message["spawn"], list(files))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
+    from kernelwright.evaluation import sandbox, worker
+
+    os.setpgid(0, 0)
+    channel.close()
+    private = Path(config["private"])
+    log = os.open(private / "output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    worker.prepare_directories(private, Path(config["build"]))
+    if config["role"] == "candidate":
+        sandbox.restrict(private, config["device"], config["file_limit_bytes"])
+    worker.serve(socket.socket(fileno=files[0]), config, files[1:])
+
+
+def _watch(one: _Watched) -> None:
+    """End a group that has grown beyond its limits."""
+    if one.cause is not None:
+        return
+    one.ticks += 1
+    members = [one.pid] if one.ticks % _GROUP_WATCH_EVERY else group_members(one.pid)
+    if len(members) > one.process_limit:
+        one.cause = "processes"
+    elif sum(_anonymous_bytes(pid) for pid in members) > one.memory_limit_bytes:
+        one.cause = "memory"
+    if one.cause is not None:
+        _kill_group(one.pid)
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a process group. Workers cannot leave theirs: seccomp refuses setsid and setpgid."""
+    members = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+            members.append(int(entry.name))
+    return members
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # already gone
+
+
+def _end(one: _Watched) -> dict[str, Any]:
+    _kill_group(one.pid)
+    _, status = os.waitpid(one.pid, 0)
+    # Orphans of the group come to us; none may outlive the worker.
+    while True:
+        _kill_group(one.pid)
+        try:
+            os.waitpid(-one.pid, 0)
+        except ChildProcessError:
+            break
+    return {"status": status, "cause": one.cause}

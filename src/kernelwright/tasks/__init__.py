@@ -1,0 +1,8 @@
+"""Tasks: KernelBench-format modules, the built-in suite, and how inputs are drawn."""
+
+from __future__ import annotations
+
+from kernelwright.tasks.input_sets import INPUT_SETS, InputSet
+from kernelwright.tasks.loading import LiveTask, bring_to_life, load_task, read_source, task_from_file
+
+__all__ = ["INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "load_task", "read_source", "task_from_file"]

@@ -1,0 +1,88 @@
+"""Input sets: the task's own distribution, and variations of it that catch what it would let through.
+
+Every variation maps zero to zero, so that a structure made of zeros (triangular, banded, masked) survives it. A set on
+which the reference itself raises or is not finite lies outside the task's domain and is left out by the judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSet:
+    """A named way to draw inputs."""
+
+    name: str
+    vary: Variation
+    catches: str
+
+    def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
+        """The inputs with every floating tensor varied; integers, booleans and scalars stay as drawn."""
+        return [_map(item, lambda tensor: self.vary(tensor, generator)) for item in inputs]
+
+
+def _map(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(item, torch.Tensor):
+        return change(item) if item.is_floating_point() else item
+    if isinstance(item, list | tuple):
+        return type(item)(_map(part, change) for part in item)
+    if isinstance(item, dict):
+        return {key: _map(part, change) for key, part in item.items()}
+    return item
+
+
+def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
+
+
+def _zero_one(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return ((_random(x, generator) < 0.5) & (x != 0)).to(x.dtype)
+
+
+def _constant(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return (x != 0).to(x.dtype) * 0.75
+
+
+def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Scale rows by powers of two from 2^-6 to 2^6."""
+    if x.dim() == 0:
+        return x
+    exponents = torch.rand((*x.shape[:-1], 1), generator=generator, device=x.device) * 12 - 6
+    return x * torch.exp2(exponents.round()).to(x.dtype)
+
+
+def _outliers(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One element in 500 is 50 times larger: a result extrapolated from a sample misses them."""
+    return torch.where(_random(x, generator) < 0.002, x * 50, x)
+
+
+def _shuffled_sign(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.where(_random(x, generator) < 0.5, x, -x)
+
+
+def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The same values laid out with the last two dimensions swapped in memory."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() >= 2 else x
+
+
+INPUT_SETS: tuple[InputSet, ...] = (
+    InputSet("own", lambda x, g: x, "anything wrong on the task's own distribution"),
+    InputSet("own-again", lambda x, g: x, "results kept from an earlier call"),
+    InputSet("negative", lambda x, g: -x, "relying on the sign of the inputs"),
+    InputSet("signs", _shuffled_sign, "errors hidden by sums of one sign; lower precision"),
+    InputSet("zero-one", _zero_one, "wrong integer arithmetic"),
+    InputSet("constant", _constant, "relying on randomness"),
+    InputSet("large", lambda x, g: x * 4096, "half precision's range"),
+    InputSet("small", lambda x, g: x / 4096, "absolute tolerances, epsilon terms"),
+    InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
+    InputSet("outliers", _outliers, "extrapolating from a sample"),
+    InputSet("non-contiguous", _transposed_storage, "relying on the memory layout"),
+)
+"""In order of use; the first must not be left out."""
