@@ -1,8 +1,8 @@
 """The command line: a thin skin over the functions of the same names.
 
-Each command lives in a module of its own that is imported only when it runs, so `--help` loads neither torch nor
-pydantic. Exit status: 0 accepted or done, 1 rejected or not legal, 2 wrong usage or unreadable input, 3 infrastructure,
-130 interrupted. stdout carries data, stderr carries progress and errors.
+Each command lives in a module of its own that is imported only when it runs, so `--help` loads neither
+torch nor pydantic. Exit status: 0 accepted or done, 1 rejected or not legal, 2 wrong usage or unreadable
+input, 3 infrastructure, 130 interrupted. stdout carries data, stderr carries progress and errors.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FAULT = 3
 def group(traceback: bool) -> None:
     """Make GPU code faster, and believe only what an independent measurement confirms.
 
-    A TASK is a Python file in KernelBench's format (Model, get_inputs, get_init_inputs) or the id of a built-in
-    task such as diag_matmul. A CANDIDATE is a Python file that defines ModelNew.
+    A TASK is a Python file in KernelBench's format (Model, get_inputs, get_init_inputs) or the id of a
+    built-in task such as diag_matmul. A CANDIDATE is a Python file that defines ModelNew.
     """
 
 
@@ -84,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if show_traceback:
             traceback.print_exc()
         what = f"{type(error).__name__}: {_one_line(str(error))}"
-        return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
+        return _say(
+            f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT
+        )
 
 
 def _run(arguments: list[str]) -> int:

@@ -27,15 +27,19 @@ REJECTED = 1
 @click.argument("task")
 @click.argument("candidate", type=click.Path(path_type=Path))
 @options.device_option
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
-              help="Run directory. Default: a new one in runs/.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory. Default: a new one in runs/.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @options.judge_options
 def command(task: str, candidate: Path, device: str, out: Path | None, as_json: bool, **judge: Any) -> int:
     """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.
 
-    Prints the verdict, its reason, and the paired speedup with its 95 % interval. Ends with 0 when accepted and 1
-    when rejected; being accepted means that it may replace the reference, not that it is faster.
+    Prints the verdict, its reason, and the paired speedup with its 95 % interval. Ends with 0 when accepted
+    and 1 when rejected; being accepted means that it may replace the reference, not that it is faster.
     """
     settings = options.judge_settings(**judge)
     source = options.read_source(candidate)
@@ -48,10 +52,15 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     console = progress_console()
     chosen = options.resolve_device(device, console.print)
     run = RunDirectory(out or options.fresh_run_path("evaluate", loaded.id))
-    run.write_json("config.json", {
-        "verb": "evaluate", "device": chosen, "settings": settings.model_dump(mode="json"),
-        "tasks": [loaded.model_dump(mode="json")],
-    })
+    run.write_json(
+        "config.json",
+        {
+            "verb": "evaluate",
+            "device": chosen,
+            "settings": settings.model_dump(mode="json"),
+            "tasks": [loaded.model_dump(mode="json")],
+        },
+    )
     run.write_json("environment.json", capture_environment(chosen))
     with says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict"):
         with console.status(f"Judging {candidate} against {loaded.id} on {chosen} ..."):
@@ -96,10 +105,14 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
     if evaluation.speedup is not None:
         floor = evaluation.noise_floor
         lines.append(f"noise floor  {'not measured' if floor is None else f'{floor:.2%}'}")
-        lines.append(f"improvement  {'yes' if evaluation.is_improvement else 'no'}, "
-                     "which asks that the interval's lower end exceeds 1 + the noise floor")
-        lines.append(f"latency      {format_latency(evaluation.candidate_us)} "
-                     f"against the reference's {format_latency(evaluation.reference_us)}")
+        lines.append(
+            f"improvement  {'yes' if evaluation.is_improvement else 'no'}, "
+            "which asks that the interval's lower end exceeds 1 + the noise floor"
+        )
+        lines.append(
+            f"latency      {format_latency(evaluation.candidate_us)} "
+            f"against the reference's {format_latency(evaluation.reference_us)}"
+        )
     lines += [f"label        {label}: {LABELS[label]}" for label in evaluation.labels]
     lines.append(f"device       {evaluation.device}")
     lines.append(f"run          {run}")

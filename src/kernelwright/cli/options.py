@@ -19,7 +19,11 @@ TEXT_LIMIT_BYTES = 16 << 20
 def device_option(function: Function) -> Function:
     """`--device auto|cpu|cuda|cuda:N`."""
     return click.option(
-        "--device", default="auto", show_default=True, metavar="auto|cpu|cuda", callback=_device_name,
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|cuda",
+        callback=_device_name,
         help="Where to run. auto takes a GPU when there is one. cuda:N names one of several.",
     )(function)
 
@@ -27,20 +31,40 @@ def device_option(function: Function) -> Function:
 def judge_options(function: Function) -> Function:
     """Options that change how strict, patient or precise the judge is."""
     options = [
-        click.option("--settings", "settings_file", type=click.Path(path_type=Path), metavar="FILE.toml",
-                     help="Settings of the judge, as in docs/cli.md. The options below win over it."),
-        click.option("--processes", type=click.IntRange(1, 64), metavar="N",
-                     help="Time in exactly N fresh process triples instead of stopping when precise enough."),
-        click.option("--strict-fp32", is_flag=True,
-                     help="Turn TF32 off on both sides, also where PyTorch allows it."),
-        click.option("--allow", multiple=True, metavar="LABEL",
-                     help="Accept what carries this label. Repeatable."),
-        click.option("--forbid", multiple=True, metavar="LABEL",
-                     help="Reject what carries this label. Repeatable."),
-        click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                     help="Limit of one call of the candidate."),
-        click.option("--build-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                     help="Limit of importing and constructing the candidate, compilers included."),
+        click.option(
+            "--settings",
+            "settings_file",
+            type=click.Path(path_type=Path),
+            metavar="FILE.toml",
+            help="Settings of the judge, as in docs/cli.md. The options below win over it.",
+        ),
+        click.option(
+            "--processes",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            help="Time in exactly N fresh process triples instead of stopping when precise enough.",
+        ),
+        click.option(
+            "--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."
+        ),
+        click.option(
+            "--allow", multiple=True, metavar="LABEL", help="Accept what carries this label. Repeatable."
+        ),
+        click.option(
+            "--forbid", multiple=True, metavar="LABEL", help="Reject what carries this label. Repeatable."
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, min_open=True),
+            metavar="SECONDS",
+            help="Limit of one call of the candidate.",
+        ),
+        click.option(
+            "--build-timeout",
+            type=click.FloatRange(0, min_open=True),
+            metavar="SECONDS",
+            help="Limit of importing and constructing the candidate, compilers included.",
+        ),
         click.option("--check-only", is_flag=True, help="Check that it is right; do not time it."),
     ]
     for option in reversed(options):

@@ -1,0 +1,238 @@
+"""Charts as SVG text. Colours and fonts come from the page's style sheet, through class names.
+
+Speedups are drawn on a logarithmic axis, on which 2x faster and 2x slower are equally far from 1. Every
+text that reaches an SVG is escaped here; every chart carries a title and a description, and its numbers are
+also in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH = 600
+LEFT, RIGHT, TOP = 64, 14, 14
+CATERPILLAR_LIMIT = 80
+"""Above this many intervals the distribution is a histogram: chosen for legibility."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One evaluation in a chart. `speedup` is None for a rejected or untimed one."""
+
+    number: int
+    anchor: str
+    state: str
+    label: str
+    speedup: float | None
+    low: float | None
+    high: float | None
+    counts: bool = True
+    """False where the same candidate was measured again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LogAxis:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        inside = min(max(value, self.low), self.high)
+        share = math.log(inside / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+
+def _axis(marks: Iterable[Mark], start: float, end: float) -> _LogAxis:
+    values = [1.0]
+    for mark in marks:
+        values += [value for value in (mark.speedup, mark.low, mark.high) if value is not None]
+    low, high = min(values), max(values)
+    pad = max((high / low) ** 0.06, 1.02)
+    return _LogAxis(low / pad, high * pad, start, end)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """About five round values between `low` and `high`, both above 0; 1 is one of them when it is inside."""
+    if high / low > 3:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for digits in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+            found = [digit * 10.0**power for power in decades for digit in digits]
+            found = [value for value in found if low <= value <= high]
+            if len(found) <= 9:
+                break
+        return found
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    # Counting from 1 keeps the line that matters on a tick.
+    first, last = math.ceil((low - 1) / step), math.floor((high - 1) / step)
+    return [1 + index * step for index in range(first, last + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _tick_label(value: float) -> str:
+    return f"{value:.4g}×"
+
+
+def _figure(name: str, title: str, description: str, height: float, body: Sequence[str]) -> Markup:
+    head = (
+        f'<svg class="chart {name}" viewBox="0 0 {WIDTH} {_number(height)}" role="img" '
+        f'aria-labelledby="{name}-title {name}-about"><title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-about">{escape(description)}</desc>'
+    )
+    return Markup(head + "".join(body) + "</svg>")
+
+
+def _left_text(y: str, words: str) -> str:
+    return f'<text class="tick" x="{LEFT - 8}" y="{y}" dy="0.32em" text-anchor="end">{words}</text>'
+
+
+def _text_below(x: str, y: float, words: str) -> str:
+    return f'<text class="tick" x="{x}" y="{_number(y)}" text-anchor="middle">{words}</text>'
+
+
+def _hover(mark: Mark) -> str:
+    value = "not timed" if mark.speedup is None else f"{mark.speedup:.4g}×"
+    if mark.speedup is not None and mark.low is not None and mark.high is not None:
+        value += f" [{mark.low:.4g}, {mark.high:.4g}]"
+    return str(escape(f"#{mark.number} {mark.label}: {mark.state}, {value}"))
+
+
+def _link(mark: Mark, body: str) -> str:
+    return f'<a href="#{escape(mark.anchor)}"><title>{_hover(mark)}</title>{body}</a>'
+
+
+def search_over_time(marks: Sequence[Mark]) -> Markup:
+    """Every evaluation in order, the best improvement so far as a step line, rejections in a lane below."""
+    height, lane = 300.0, 262.0
+    timed = [mark for mark in marks if mark.speedup is not None]
+    axis = _axis(timed, lane - 26, TOP)
+    step = (WIDTH - LEFT - RIGHT - 16) / max(len(marks) - 1, 1)
+    x_of = {mark.number: LEFT + 8 + index * step for index, mark in enumerate(marks)}
+    body = []
+    for value in ticks(axis.low, axis.high):
+        y = _number(axis.at(value))
+        kind = "one" if abs(value - 1) < 1e-9 else "grid"
+        body.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        body.append(_left_text(y, _tick_label(value)))
+    body.append(f'<line class="lane" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{lane - 14}" y2="{lane - 14}"/>')
+    body.append(_left_text(_number(lane), "rejected"))
+    body.append(_best_so_far(marks, axis, x_of))
+    for mark in marks:
+        x = _number(x_of[mark.number])
+        if mark.speedup is None:
+            kind = "rejected" if mark.state == "rejected" else "untimed"
+            body.append(_link(mark, f'<path class="mark {kind}" d="M{x} {lane}m-4 -4l8 8m0 -8l-8 8"/>'))
+            continue
+        y = _number(axis.at(mark.speedup))
+        whisker = ""
+        if mark.low is not None and mark.high is not None:
+            top, bottom = _number(axis.at(mark.high)), _number(axis.at(mark.low))
+            whisker = f'<line class="whisker {mark.state}" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
+        body.append(_link(mark, f'{whisker}<circle class="mark {mark.state}" cx="{x}" cy="{y}" r="4"/>'))
+    for index in _spread(len(marks)):
+        x = _number(x_of[marks[index].number])
+        body.append(_text_below(x, height - 8, str(marks[index].number)))
+    improvements = sum(mark.state == "improvement" for mark in marks)
+    about = f"{len(marks)} evaluations in order, {len(timed)} timed, {improvements} improvements."
+    return _figure("search", "Speedup of each candidate in the order of judging", about, height, body)
+
+
+def _best_so_far(marks: Sequence[Mark], axis: _LogAxis, x_of: dict[int, float]) -> str:
+    best, path = 0.0, ""
+    for mark in marks:
+        low = mark.low or 0.0
+        if mark.state != "improvement" or not mark.counts or mark.speedup is None or low <= best:
+            continue
+        x, y = _number(x_of[mark.number]), _number(axis.at(mark.speedup))
+        path += f"H{x}V{y}" if path else f"M{x} {y}"
+        best = low
+    return f'<path class="best" d="{path}H{WIDTH - RIGHT}"/>' if path else ""
+
+
+def _spread(count: int) -> list[int]:
+    """At most eight indices from 0 to count - 1, evenly apart."""
+    if count == 0:
+        return []
+    step = max(1, math.ceil(count / 8))
+    return list(range(0, count, step))
+
+
+def distribution(marks: Sequence[Mark]) -> Markup:
+    """Every timed speedup: with its interval where there are few, as a histogram where there are many."""
+    timed = sorted((mark for mark in marks if mark.speedup is not None), key=lambda mark: mark.speedup or 0)
+    return _caterpillar(timed) if len(timed) <= CATERPILLAR_LIMIT else _histogram(timed)
+
+
+def _vertical_grid(axis: _LogAxis, bottom: float) -> list[str]:
+    body = []
+    for value in ticks(axis.low, axis.high):
+        x = _number(axis.at(value))
+        kind = "one" if abs(value - 1) < 1e-9 else "grid"
+        body.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{TOP}" y2="{_number(bottom)}"/>')
+        body.append(_text_below(x, bottom + 18, _tick_label(value)))
+    return body
+
+
+def _caterpillar(timed: Sequence[Mark]) -> Markup:
+    row = min(30.0, max(6.0, 230.0 / max(len(timed), 1)))
+    bottom = TOP + max(row * len(timed), 40.0) + 6
+    axis = _axis(timed, LEFT, WIDTH - RIGHT)
+    body = _vertical_grid(axis, bottom)
+    for index, mark in enumerate(reversed(timed)):
+        y = _number(TOP + row * (index + 0.5) + 3)
+        line = ""
+        if mark.low is not None and mark.high is not None:
+            left, right = _number(axis.at(mark.low)), _number(axis.at(mark.high))
+            line = f'<line class="whisker {mark.state}" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
+        x = _number(axis.at(mark.speedup or 1))
+        radius = _number(min(4.0, row / 2.4))
+        text = ""
+        if row >= 12:
+            text = _left_text(y, f"#{mark.number}")
+        body.append(
+            _link(mark, f'{text}{line}<circle class="mark {mark.state}" cx="{x}" cy="{y}" r="{radius}"/>')
+        )
+    about = f"{len(timed)} timed candidates, fastest first, each with its 95 % interval."
+    return _figure("spread", "Speedups with their intervals", about, bottom + 28, body)
+
+
+def _histogram(timed: Sequence[Mark]) -> Markup:
+    bottom = 220.0
+    axis = _axis(timed, LEFT, WIDTH - RIGHT)
+    bins = 40
+    edges = [
+        math.exp(math.log(axis.low) + i * math.log(axis.high / axis.low) / bins) for i in range(bins + 1)
+    ]
+    counts: list[dict[str, int]] = [{"improvement": 0, "accepted": 0, "rejected": 0} for _ in range(bins)]
+    for mark in timed:
+        share = math.log((mark.speedup or 1) / axis.low) / math.log(axis.high / axis.low)
+        counts[min(int(share * bins), bins - 1)][mark.state] += 1
+    most = max((sum(kinds.values()) for kinds in counts), default=1) or 1
+    body = _vertical_grid(axis, bottom)
+    for value in sorted({most, most // 2, 0}):
+        y = _number(bottom - (bottom - TOP) * value / most)
+        body.append(_left_text(y, str(value)))
+    for index, kinds in enumerate(counts):
+        x, right = axis.at(edges[index]), axis.at(edges[index + 1])
+        base = bottom
+        for state, count in kinds.items():
+            if count == 0:
+                continue
+            tall = (bottom - TOP) * count / most
+            base -= tall
+            about = escape(f"{count} {state}, {edges[index]:.3g}× to {edges[index + 1]:.3g}×")
+            body.append(
+                f'<rect class="bar {state}" x="{_number(x + 0.5)}" y="{_number(base)}" '
+                f'width="{_number(right - x - 1)}" height="{_number(tall)}"><title>{about}</title></rect>'
+            )
+    about_all = f"Histogram of {len(timed)} timed candidates on a logarithmic axis."
+    return _figure("spread", "Distribution of speedups", about_all, bottom + 28, body)

@@ -1,0 +1,293 @@
+"""The page as a file: what it says about a run, and that nothing a candidate wrote becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
+
+from kernelwright.errors import UsageError
+from kernelwright.records import Label, Reason, RunDirectory
+from kernelwright.report import differences
+from kernelwright.report.page import best_of, rows_of, write_report
+from kernelwright.report.words import LABELS, REASONS
+
+PAYLOADS = (
+    "</script><script>document.title='owned'</script>",
+    "<!--<script>",
+    "]]><img src=x onerror=\"document.title='owned'\">",
+    "'\"><svg onload=alert(1)>{{ 7 * 7 }}{% raw %}",
+    "\u2028\u2029 </pre></textarea></style>",
+)
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text of scripts by id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self._script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+            self._script = True
+
+    def handle_endtag(self, tag):
+        if tag == "script":
+            self._script = False
+
+    def handle_data(self, data):
+        if self._script:
+            self.scripts[-1] += data
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(path: Path, evaluations, **options) -> Elements:
+    run = write_run(path, evaluations, **options)
+    return Elements(write_report(run, path / "report.html").read_text(encoding="utf-8"))
+
+
+def details_of(page: Elements) -> dict:
+    return json.loads(page.scripts[0])
+
+
+def test_every_candidate_has_a_row_with_its_verdict_reason_and_interval(tmp_path):
+    page = page_of(tmp_path, search())
+    rows = [attributes for tag, attributes in page.found if tag == "tr" and "data-state" in attributes]
+    states = "accepted rejected improvement rejected improvement improvement accepted rejected improvement"
+    assert [row["data-state"] for row in rows] == [*states.split(), "rejected", "improvement"]
+    for words in (
+        REASONS[Reason.INPUT_MUTATED],
+        "input-mutated",
+        "[1.588, 1.652]",
+        "1.620×",
+        "diag-to-einsum",
+    ):
+        assert words in page.text
+
+
+def test_the_last_measurement_of_a_candidate_is_the_one_that_counts(tmp_path):
+    page = page_of(tmp_path, search())
+    assert "3.680× [3.600, 3.750] Best improvement: candidate #11" in page.text
+    assert "again in #11" in page.text
+    assert "4 improvements 2 accepted, not faster 4 rejected 1 measured again later" in page.text
+
+
+def test_a_winner_that_is_rejected_when_measured_again_is_not_the_best():
+    winner = accepted("a.unsqueeze(1) * b", 3.7)
+    again = rejected("a.unsqueeze(1) * b", Reason.TIMED_OUTPUT_WRONG)
+    modest = accepted("a[:, None] * b", 1.5)
+    best = best_of(rows_of([winner, modest, again]))
+    assert best is not None
+    assert best.evaluation == modest
+
+
+def test_an_interval_inside_the_noise_floor_is_no_improvement(tmp_path):
+    within = accepted("a.unsqueeze(1) * b", 1.02, width=0.012)
+    assert within.speedup_low > 1.0
+    page = page_of(tmp_path, [within])
+    assert "No improvement" in page.text
+    assert "0 improvements 1 accepted, not faster 0 rejected" in page.text
+
+
+def test_the_highest_lower_bound_wins_over_the_highest_estimate():
+    wide, narrow = accepted("x", 4.0, width=0.5), accepted("y", 3.0, width=0.01)
+    best = best_of(rows_of([wide, narrow]))
+    assert best is not None
+    assert best.evaluation == narrow
+
+
+def test_a_run_without_evaluations_has_a_page(tmp_path):
+    page = page_of(tmp_path, [])
+    assert "No evaluation yet" in page.text
+    assert not any(tag == "svg" for tag, _ in page.found)
+
+
+def test_an_empty_directory_has_a_page(tmp_path):
+    text = write_report(RunDirectory(tmp_path / "run"), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "environment.json is not in this run directory" in text
+
+
+def test_a_run_of_rejections_only_says_so_and_draws_no_distribution(tmp_path):
+    page = page_of(tmp_path, [rejected("x", Reason.CRASHED, "signal 11"), rejected("y", Reason.WRONG_SHAPE)])
+    assert "No improvement" in page.text
+    charts = [attributes["class"] for tag, attributes in page.found if tag == "svg"]
+    assert charts == ["chart search"]
+
+
+def test_several_tasks_are_grouped_and_compared_by_policy(tmp_path):
+    other = REFERENCE.replace("1024", "2048")
+    evaluations = [
+        accepted("a", 2.0, policy="compile"),
+        accepted("b", 3.0, policy="builtin"),
+        rejected("c", Reason.WRONG_OUTPUT, task="softmax", reference=other, policy="compile"),
+        accepted("d", 0.9, task="softmax", reference=other, policy="builtin"),
+    ]
+    page = page_of(tmp_path, evaluations)
+    assert "1 of 2 tasks improved" in page.text
+    groups = [
+        attributes for tag, attributes in page.found if tag == "tr" and attributes.get("class") == "group"
+    ]
+    assert len(groups) == 2
+    assert "softmax 2 judged, no improvement" in page.text
+    assert "task compile builtin diag_matmul 2.000× 3.000× softmax wrong-output 0.900×" in page.text
+
+
+def test_a_table_of_the_run_is_shown(tmp_path):
+    run = write_run(tmp_path, search())
+    run.write_json("table.json", [{"level": 1, "mean": 1.25}, {"level": 2, "mean": None, "note": "<b>"}])
+    page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "level mean note 1 1.25 2 <b>" in page.text
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_what_a_candidate_wrote_is_text_and_never_markup(tmp_path, payload):
+    honest = page_of(tmp_path / "honest", [accepted("a", 2.0), rejected("b", Reason.RUNTIME_ERROR, "boom")])
+    hostile = page_of(
+        tmp_path / "hostile",
+        [
+            accepted("a", 2.0, techniques=(payload,), policy=payload, source=f"x = '''{payload}'''"),
+            rejected("b", Reason.RUNTIME_ERROR, payload, source=payload).model_copy(
+                update={"checks": {payload: [{payload: payload}]}}
+            ),
+        ],
+    )
+    assert [tag for tag, _ in hostile.found] == [tag for tag, _ in honest.found]
+    assert {name for _, attributes in hostile.found for name in attributes} == {
+        name for _, attributes in honest.found for name in attributes
+    }
+    entries = details_of(hostile)
+    assert entries["rows"]["e2"]["facts"]["detail"] == payload
+    assert "\n".join(entries["texts"][entries["rows"]["e1"]["source"]]).startswith("x = '''")
+
+
+def test_a_hostile_task_name_and_settings_are_text_too(tmp_path):
+    payload = PAYLOADS[0]
+    run = write_run(tmp_path, [accepted("a", 2.0, task=payload)])
+    run.write_json("config.json", {"verb": payload, payload: payload, "device": payload})
+    run.write_json("environment.json", {"processor": payload, "gpu": [{"name": payload}]})
+    page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert len(page.scripts) == 2
+    assert page.text.count("document.title") >= 5
+
+
+def test_the_page_asks_for_nothing_outside_itself(tmp_path):
+    text = write_report(write_run(tmp_path, search()), tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Elements(text)
+    for tag, attributes in page.found:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "audio", "video", "source"}
+        assert not {"src", "srcset", "style", "action"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+        if "href" in attributes:
+            assert attributes["href"].startswith("#")
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_only_the_pages_own_script_and_style_are_allowed(tmp_path):
+    page = page_of(tmp_path, search())
+    policy = next(a["content"] for t, a in page.found if t == "meta" and a.get("http-equiv"))
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_links_inside_the_page_lead_somewhere(tmp_path):
+    page = page_of(tmp_path, search())
+    targets = {attributes["id"] for _, attributes in page.found if "id" in attributes}
+    links = {attributes["href"][1:] for tag, attributes in page.found if tag == "a"}
+    assert links <= targets
+
+
+def test_differences_against_the_reference_and_the_parent_rebuild_the_candidate(tmp_path):
+    entries = details_of(page_of(tmp_path, search()))
+    texts, row = entries["texts"], entries["rows"]["e9"]
+    after = texts[row["source"]]
+    for kind in ("reference", "parent"):
+        change = row[kind]
+        before = texts[change["before"]]
+        rebuilt = []
+        for tag, old_start, old_end, new_start, new_end in change["spans"]:
+            rebuilt += before[old_start:old_end] if tag == "equal" else after[new_start:new_end]
+        assert rebuilt == after
+        assert before != after
+    assert texts[row["reference"]["before"]] == REFERENCE.splitlines()
+
+
+def test_without_the_task_in_the_configuration_there_is_no_reference_to_compare_with(tmp_path):
+    run = write_run(tmp_path, search())
+    run.write_json("config.json", {"verb": "optimize"})
+    page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert details_of(page)["rows"]["e9"]["reference"] is None
+    assert details_of(page)["rows"]["e9"]["parent"] is not None
+
+
+def test_a_text_too_long_to_compare_is_not_compared():
+    assert differences.spans("a\n" * (differences.LINE_LIMIT + 1), "b") is None
+    assert differences.spans("a", "b" * (differences.CHARACTER_LIMIT + 1)) is None
+    assert differences.spans("a\nb", "a\nc") == [("equal", 0, 1, 0, 1), ("replace", 1, 2, 1, 2)]
+
+
+def test_numbers_that_are_not_finite_do_not_break_the_page(tmp_path):
+    odd = accepted("a", 2.0).model_copy(
+        update={"speedup_high": float("inf"), "checks": {"error": float("nan"), "at": (1, float("-inf"))}}
+    )
+    run = write_run(tmp_path, [])
+    run.evaluations_path.write_text(
+        odd.model_dump_json().replace('"speedup_high":null', '"speedup_high":Infinity') + "\n"
+    )
+    page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "2.000×" in page.text
+
+
+def test_a_broken_file_of_the_run_is_a_usage_error(tmp_path):
+    run = write_run(tmp_path, search())
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json"):
+        write_report(run, tmp_path / "report.html")
+
+
+def test_a_target_that_cannot_be_written_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="Choose another file"):
+        write_report(write_run(tmp_path / "run", []), tmp_path / "missing" / "report.html")
+
+
+def test_writing_the_report_twice_replaces_it(tmp_path):
+    run = write_run(tmp_path, [])
+    write_report(run, tmp_path / "report.html")
+    run.append(search()[0])
+    assert "1.003×" in write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_processes_are_summarised_from_the_raw_blocks(tmp_path):
+    entry = details_of(page_of(tmp_path, [accepted("a", 2.0)]))["rows"]["e1"]
+    assert [line["process"] for line in entry["processes"]] == ["0", "1", "2"]
+    assert all(
+        line["calls"] == "8" and line["ratio"].startswith(("1.9", "2.0")) for line in entry["processes"]
+    )
+
+
+def test_every_reason_and_label_has_words():
+    assert set(REASONS) == set(Reason)
+    assert set(LABELS) == set(Label)
+
+
+def test_a_source_is_kept_once_however_often_it_was_judged(tmp_path):
+    same = [accepted("a", 2.0 + i / 10) for i in range(5)]
+    entries = details_of(page_of(tmp_path, same))
+    assert len(entries["texts"]) == 2
+    assert candidate_source("a").splitlines() in entries["texts"]
