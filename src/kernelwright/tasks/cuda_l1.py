@@ -1,7 +1,7 @@
 """CUDA-L1's release (arXiv 2507.14111) as a suite: 250 tasks of an older KernelBench with the kernels found.
 
-Each file `optimized_cuda_code/<gpu>.json` holds one JSON object a line. `ref_code` is the task as they ran
-it, with other shapes than today's KernelBench, `custom_code` the kernel, and every `score_*` a published speedup.
+Each file `optimized_cuda_code/<gpu>.json` holds one JSON object a line: `ref_code` is the task as they ran
+it, whose shapes are not today's; `custom_code` is the kernel; every `score_*` is a speedup they claim.
 """
 
 from __future__ import annotations

@@ -1,0 +1,282 @@
+"""The table of CUDA-L1 (arXiv 2507.14111) from the results of a bench run, and what that table leaves out.
+
+Per level and over all, against each baseline: mean, largest and 75/50/25 % speedup, successes and the number
+above 1.01x. Beside them the geometric mean and fast_p (KernelBench, arXiv 2502.10517), and one more baseline:
+the fastest of each task. Every statistic comes in two variants, because published tables mix them: over the
+solved tasks alone, and over all tasks with an unsolved one counted as 1.0x, as its user keeps the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kernelwright.errors import UsageError
+from kernelwright.records import Evaluation, Verdict
+
+REFERENCE = "eager"
+"""The baseline that `Evaluation.speedup` is measured against."""
+
+BEST = "best"
+"""For each task the fastest of its baselines, the reference included."""
+
+ABOVE = 1.01
+"""The speedup from which CUDA-L1 counts a task as sped up."""
+
+FAST_P = (1.0, 1.5, 2.0)
+
+UNSOLVED_SPEEDUP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What a bench run found for one task."""
+
+    task: str
+    level: int | None
+    latencies_us: dict[str, float]
+    """Median latency of each baseline that ran, by its name; one that failed is absent."""
+    evaluation: Evaluation | None
+    """The judge's record of the candidate; None when the task has no candidate."""
+
+    def __post_init__(self) -> None:
+        for name, latency_us in self.latencies_us.items():
+            if not (math.isfinite(latency_us) and latency_us > 0.0):
+                found = f"{name} with {latency_us!r}"
+                raise UsageError(f"Wanted baselines with a latency above 0 us on {self.task}; found {found}.")
+            if name == BEST:
+                raise UsageError(f"Wanted a baseline of another name than {BEST!r}, which means the fastest.")
+
+    @property
+    def solved(self) -> bool:
+        """Whether there is a candidate and the judge accepted it."""
+        return self.evaluation is not None and self.evaluation.accepted
+
+    def baselines_us(self) -> dict[str, float]:
+        """Latency of each baseline, with the reference's from the judge where the bench measured none."""
+        found = dict(self.latencies_us)
+        if self.evaluation is not None and self.evaluation.reference_us is not None:
+            found.setdefault(REFERENCE, self.evaluation.reference_us)
+        return found
+
+    def runs(self, baseline: str) -> bool:
+        """Whether the task can be compared with a baseline."""
+        return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
+
+    def speedup(self, baseline: str = REFERENCE) -> float | None:
+        """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.
+
+        It is the paired speedup against the reference, times the ratio of the two baselines' latencies, so
+        that each ratio is between numbers of one harness.
+        """
+        if self.evaluation is None or not self.evaluation.accepted or self.evaluation.speedup is None:
+            return None
+        paired = self.evaluation.speedup
+        if baseline == REFERENCE:
+            return paired
+        latencies_us = self.baselines_us()
+        if REFERENCE not in latencies_us or not self.runs(baseline):
+            return None
+        other_us = min(latencies_us.values()) if baseline == BEST else latencies_us[baseline]
+        return paired * other_us / latencies_us[REFERENCE]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of a list of speedups, all None when it is empty."""
+
+    count: int
+    mean: float | None
+    largest: float | None
+    p75: float | None
+    p50: float | None
+    p25: float | None
+    geomean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: the tasks of a level, or all, against one baseline."""
+
+    level: int | None
+    """None for all levels, tasks without a level included."""
+    baseline: str
+    tasks: int
+    """Tasks on which the baseline ran: what the counts below are out of."""
+    success: int
+    """Tasks whose candidate was accepted."""
+    above: int
+    """Tasks whose speedup is above `ABOVE`."""
+    fast_p: dict[float, float]
+    """Share of `tasks` whose candidate was accepted and is more than p times as fast."""
+    solved: Statistics
+    """Over accepted and timed candidates alone."""
+    filled: Statistics
+    """Over all `tasks`, with `UNSOLVED_SPEEDUP` for every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the candidates, without regard to speed."""
+
+    tasks: int
+    without_candidate: int
+    accepted: int
+    improved: int
+    """Accepted, and the interval's lower end clears the noise floor against the reference."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """By reason code, most frequent first."""
+    labels: dict[str, int] = field(default_factory=dict)
+    """Of the accepted, most frequent first."""
+
+
+def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[Row]:
+    """The rows of the table: level by level and then all, each against every baseline and then the best.
+
+    Args:
+        results: One per task.
+        baselines: Which baselines, in which order; by default the reference and every other one, as met.
+
+    Raises:
+        UsageError: two results are of the same task, or a baseline ran on no task.
+    """
+    repeated = [task for task, count in Counter(result.task for result in results).items() if count > 1]
+    if repeated:
+        raise UsageError(f"Wanted one result for each task; found several for {', '.join(repeated)}.")
+    met = list(dict.fromkeys([REFERENCE, *(name for result in results for name in result.latencies_us)]))
+    if baselines is None:
+        baselines = met
+    unknown = [name for name in baselines if name not in met]
+    if unknown:
+        raise UsageError(f"Wanted the baselines {', '.join(unknown)}; the results have {', '.join(met)}.")
+    levels = sorted({result.level for result in results if result.level is not None})
+    rows = []
+    for level in (*levels, None):
+        chosen = [result for result in results if level is None or result.level == level]
+        rows += [_row(chosen, level, baseline) for baseline in (*baselines, BEST)]
+    return rows
+
+
+def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Row:
+    compared = [result for result in results if result.runs(baseline)]
+    speedups = [result.speedup(baseline) for result in compared]
+    solved = [speedup for speedup in speedups if speedup is not None]
+    filled = [UNSOLVED_SPEEDUP if speedup is None else speedup for speedup in speedups]
+    return Row(
+        level=level,
+        baseline=baseline,
+        tasks=len(compared),
+        success=sum(result.solved for result in compared),
+        above=sum(speedup > ABOVE for speedup in solved),
+        fast_p={p: _fast_p(solved, p, len(compared)) for p in FAST_P},
+        solved=statistics_of(solved),
+        filled=statistics_of(filled),
+    )
+
+
+def _fast_p(solved: Sequence[float], p: float, tasks: int) -> float:
+    return sum(speedup > p for speedup in solved) / tasks if tasks else 0.0
+
+
+def statistics_of(speedups: Sequence[float]) -> Statistics:
+    """Mean, largest, quartiles (linear between neighbours, as numpy's default) and geometric mean."""
+    if not speedups:
+        return Statistics(0, None, None, None, None, None, None)
+    ordered = sorted(speedups)
+    return Statistics(
+        count=len(ordered),
+        mean=math.fsum(ordered) / len(ordered),
+        largest=ordered[-1],
+        p75=_quantile(ordered, 0.75),
+        p50=_quantile(ordered, 0.50),
+        p25=_quantile(ordered, 0.25),
+        geomean=math.exp(math.fsum(map(math.log, ordered)) / len(ordered)),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def tally(results: Iterable[TaskResult]) -> Tally:
+    """Count what became of the candidates."""
+    results = list(results)
+    evaluations = [result.evaluation for result in results if result.evaluation is not None]
+    accepted = [evaluation for evaluation in evaluations if evaluation.accepted]
+    reasons = Counter(
+        "unknown" if evaluation.reason is None else evaluation.reason.value
+        for evaluation in evaluations
+        if evaluation.verdict is Verdict.REJECTED
+    )
+    labels = Counter(label.value for evaluation in accepted for label in evaluation.labels)
+    return Tally(
+        tasks=len(results),
+        without_candidate=len(results) - len(evaluations),
+        accepted=len(accepted),
+        improved=sum(evaluation.is_improvement for evaluation in accepted),
+        rejected=dict(reasons.most_common()),
+        labels=dict(labels.most_common()),
+    )
+
+
+def render_markdown(rows: Sequence[Row], counts: Tally | None = None) -> str:
+    """The table as Markdown, once for each variant, its terms explained; the tally first, where given."""
+    parts = [] if counts is None else [_render_tally(counts)]
+    parts += [
+        "Speedups of the solved tasks; unsolved ones are left out:",
+        _render_rows(rows, filled=False),
+        f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
+        _render_rows(rows, filled=True),
+        f"`{BEST}` is the fastest baseline of each task. fast_p is the share of all tasks that are solved "
+        "and more than p times as fast. Counts and fast_p are the same in both tables.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
+    heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
+    heads += [f"fast_{p:g}" for p in FAST_P]
+    heads += ["Success", f">{ABOVE:g}x"]
+    lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)])]
+    for row in rows:
+        of = row.filled if filled else row.solved
+        numbers = (of.mean, of.largest, of.p75, of.p50, of.p25, of.geomean)
+        cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
+        cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
+        cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}"]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _render_tally(counts: Tally) -> str:
+    lines = [
+        f"{counts.tasks} tasks: {counts.accepted} accepted, {sum(counts.rejected.values())} rejected, "
+        f"{counts.without_candidate} without a candidate. {counts.improved} are improvements: the lower end "
+        "of their interval clears the noise floor."
+    ]
+    if counts.rejected:
+        lines.append("Rejected for " + _counted(counts.rejected) + ".")
+    if counts.labels:
+        lines.append("Labels of the accepted: " + _counted(counts.labels) + ".")
+    return "\n\n".join(lines)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _times(speedup: float | None) -> str:
+    """Three figures, as CUDA-L1 prints them."""
+    if speedup is None:
+        return "-"
+    decimals = 3 if speedup < 1.0 else 2 if speedup < 10.0 else 1 if speedup < 100.0 else 0
+    return f"{speedup:.{decimals}f}x"

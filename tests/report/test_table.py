@@ -1,0 +1,208 @@
+"""The bench table, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kernelwright.errors import UsageError
+from kernelwright.records import Evaluation, Label, Reason, Verdict
+from kernelwright.report.table import (
+    BEST,
+    Row,
+    TaskResult,
+    bench_table,
+    render_markdown,
+    statistics_of,
+    tally,
+)
+
+
+def accepted(
+    speedup: float | None, *, low: float | None = None, reference_us: float | None = None
+) -> Evaluation:
+    return Evaluation(
+        task="t",
+        task_sha256="a",
+        candidate_sha256="b",
+        verdict=Verdict.ACCEPTED,
+        speedup=speedup,
+        speedup_low=low,
+        noise_floor=0.02,
+        reference_us=reference_us,
+        labels=(Label.LIBRARY_CALL,),
+    )
+
+
+def rejected(reason: Reason) -> Evaluation:
+    return Evaluation(
+        task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.REJECTED, reason=reason, detail="x"
+    )
+
+
+RESULTS = [
+    TaskResult("a", 1, {"eager": 100.0, "compile": 50.0}, accepted(4.0, low=3.9)),
+    TaskResult("b", 1, {"eager": 100.0, "compile": 200.0}, accepted(1.0, low=0.99)),
+    TaskResult("c", 1, {"eager": 100.0}, rejected(Reason.WRONG_OUTPUT)),
+    TaskResult("d", 2, {"eager": 100.0, "compile": 80.0}, None),
+    TaskResult("e", 2, {"eager": 10.0, "compile": 5.0}, accepted(2.0, low=1.01)),
+]
+
+
+def row(rows: list[Row], level: int | None, baseline: str) -> Row:
+    (found,) = [item for item in rows if (item.level, item.baseline) == (level, baseline)]
+    return found
+
+
+def test_rows_come_by_level_and_then_all_with_the_best_baseline_last() -> None:
+    rows = bench_table(RESULTS)
+    assert [(item.level, item.baseline) for item in rows] == [
+        (level, baseline) for level in (1, 2, None) for baseline in ("eager", "compile", BEST)
+    ]
+
+
+def test_all_levels_against_eager() -> None:
+    found = row(bench_table(RESULTS), None, "eager")
+    assert (found.tasks, found.success, found.above) == (5, 3, 2)
+    # Solved: 1, 2, 4.
+    assert found.solved.count == 3
+    assert found.solved.mean == pytest.approx(7 / 3)
+    assert found.solved.largest == 4.0
+    assert (found.solved.p75, found.solved.p50, found.solved.p25) == (3.0, 2.0, 1.5)
+    assert found.solved.geomean == pytest.approx(2.0)
+    # Filled: 1, 1, 1, 2, 4.
+    assert found.filled.count == 5
+    assert found.filled.mean == pytest.approx(1.8)
+    assert (found.filled.p75, found.filled.p50, found.filled.p25) == (2.0, 1.0, 1.0)
+    assert found.filled.geomean == pytest.approx(8 ** (1 / 5))
+    # Exactly 1x is not above 1x, exactly 2x not above 2x.
+    assert found.fast_p == {1.0: 2 / 5, 1.5: 2 / 5, 2.0: 1 / 5}
+
+
+def test_another_baseline_scales_the_paired_speedup_and_leaves_out_tasks_where_it_failed() -> None:
+    found = row(bench_table(RESULTS), None, "compile")
+    # a: 4 * 50/100 = 2, b: 1 * 200/100 = 2, e: 2 * 5/10 = 1; c has no compile latency, d no candidate.
+    assert (found.tasks, found.success, found.above) == (4, 3, 2)
+    assert found.solved.mean == pytest.approx(5 / 3)
+    assert found.solved.geomean == pytest.approx(4 ** (1 / 3))
+    assert found.filled.mean == pytest.approx(6 / 4)
+    assert found.fast_p == {1.0: 0.5, 1.5: 0.5, 2.0: 0.0}
+
+
+def test_best_baseline_is_chosen_for_each_task() -> None:
+    found = row(bench_table(RESULTS), None, BEST)
+    # a: 4 * 50/100 = 2, b: 1 * 100/100 = 1, e: 2 * 5/10 = 1; c and d are unsolved.
+    assert (found.tasks, found.success, found.above) == (5, 3, 1)
+    assert found.solved.mean == pytest.approx(4 / 3)
+    assert found.solved.geomean == pytest.approx(2 ** (1 / 3))
+    assert found.filled.mean == pytest.approx(6 / 5)
+
+
+def test_one_level() -> None:
+    found = row(bench_table(RESULTS), 1, "eager")
+    assert (found.tasks, found.success, found.above) == (3, 2, 1)
+    assert found.solved.mean == pytest.approx(2.5)
+    assert (found.solved.p75, found.solved.p50, found.solved.p25) == (3.25, 2.5, 1.75)
+    assert found.filled.mean == pytest.approx(2.0)
+
+
+def test_level_without_solution_has_no_statistics_but_its_filled_ones() -> None:
+    found = row(bench_table([TaskResult("d", 2, {"eager": 9.0}, None)]), 2, "eager")
+    assert found.solved.mean is None
+    assert found.solved.geomean is None
+    assert found.filled.mean == 1.0
+    assert found.fast_p[1.0] == 0.0
+
+
+def test_tasks_without_level_count_in_all_only() -> None:
+    rows = bench_table([TaskResult("x", None, {}, accepted(3.0)), RESULTS[0]])
+    assert [item.level for item in rows if item.baseline == "eager"] == [1, None]
+    assert row(rows, None, "eager").solved.count == 2
+
+
+def test_accepted_but_untimed_is_a_success_without_a_speedup() -> None:
+    found = row(bench_table([TaskResult("x", 1, {"eager": 1.0}, accepted(None))]), 1, "eager")
+    assert found.success == 1
+    assert found.solved.count == 0
+    assert found.filled.mean == 1.0
+
+
+def test_judge_stands_in_for_an_eager_latency_that_the_bench_lacks() -> None:
+    result = TaskResult("x", 1, {"compile": 30.0}, accepted(2.0, reference_us=60.0))
+    assert result.speedup() == 2.0
+    assert result.speedup("compile") == pytest.approx(1.0)
+    assert result.speedup(BEST) == pytest.approx(1.0)
+    without = TaskResult("x", 1, {"compile": 30.0}, accepted(2.0))
+    assert without.speedup("compile") is None
+    assert without.speedup("cudagraph") is None
+
+
+def test_exactly_the_threshold_is_not_above_it() -> None:
+    rows = bench_table([TaskResult("x", 1, {}, accepted(1.01)), TaskResult("y", 1, {}, accepted(1.0101))])
+    assert row(rows, 1, "eager").above == 1
+
+
+def test_baselines_can_be_chosen_and_ordered() -> None:
+    rows = bench_table(RESULTS, ["compile", "eager"])
+    assert [item.baseline for item in rows[:3]] == ["compile", "eager", BEST]
+    with pytest.raises(UsageError, match="max-autotune; the results have eager, compile"):
+        bench_table(RESULTS, ["max-autotune"])
+
+
+def test_repeated_task_is_refused() -> None:
+    with pytest.raises(UsageError, match="several for a"):
+        bench_table([RESULTS[0], RESULTS[0]])
+
+
+@pytest.mark.parametrize("latency_us", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_latency_is_refused(latency_us: float) -> None:
+    with pytest.raises(UsageError, match="compile"):
+        TaskResult("x", 1, {"compile": latency_us}, None)
+
+
+def test_the_name_best_is_kept() -> None:
+    with pytest.raises(UsageError, match="another name"):
+        TaskResult("x", 1, {"best": 1.0}, None)
+
+
+def test_statistics_of_one_value() -> None:
+    found = statistics_of([2.5])
+    assert (found.count, found.mean, found.largest) == (1, 2.5, 2.5)
+    assert (found.p75, found.p50, found.p25) == (2.5, 2.5, 2.5)
+    assert found.geomean == pytest.approx(2.5)
+
+
+def test_statistics_do_not_depend_on_the_order() -> None:
+    assert statistics_of([3.0, 1.0, 2.0]) == statistics_of([1.0, 2.0, 3.0])
+
+
+def test_tally_counts_what_became_of_candidates() -> None:
+    wrong = TaskResult("f", 3, {}, rejected(Reason.WRONG_OUTPUT))
+    crashed = TaskResult("g", 3, {}, rejected(Reason.CRASHED))
+    counts = tally([*RESULTS, wrong, crashed])
+    assert (counts.tasks, counts.without_candidate, counts.accepted) == (7, 1, 3)
+    # The floor is 0.02: lows of 3.9 clear it, 0.99 and 1.01 do not.
+    assert counts.improved == 1
+    assert list(counts.rejected.items()) == [("wrong-output", 2), ("crashed", 1)]
+    assert counts.labels == {"library-call": 3}
+
+
+def test_markdown_states_both_variants() -> None:
+    text = render_markdown(bench_table(RESULTS), tally(RESULTS))
+    heads = "Level | Baseline | Mean | Max | 75 % | 50 % | 25 % | Geomean | fast_1 | fast_1.5 | fast_2"
+    assert text.count(f"| {heads} | Success | >1.01x |\n") == 2
+    shared = "40.0 % | 40.0 % | 20.0 % | 3/5 | 2/5 |\n"
+    solved = text.index(f"| all | eager | 2.33x | 4.00x | 3.00x | 2.00x | 1.50x | 2.00x | {shared}")
+    filled = text.index(f"| all | eager | 1.80x | 4.00x | 2.00x | 1.00x | 1.00x | 1.52x | {shared}")
+    assert text.index("left out") < solved < text.index("count as 1.00x") < filled
+    assert "5 tasks: 3 accepted, 1 rejected, 1 without a candidate. 1 are improvements" in text
+    assert "Rejected for wrong-output 1." in text
+    assert text.endswith("\n")
+
+
+def test_markdown_of_nothing_solved_prints_dashes_and_three_figures_otherwise() -> None:
+    text = render_markdown(bench_table([TaskResult("d", 1, {"eager": 9.0}, None)]))
+    assert "| 1 | eager | - | - | - | - | - | - | 0.0 % | 0.0 % | 0.0 % | 0/1 | 0/1 |" in text
+    for speedup, shown in ((0.9541, "0.954x"), (1.004, "1.00x"), (12.34, "12.3x"), (368.2, "368x")):
+        assert f"| {shown} |" in render_markdown(bench_table([TaskResult("x", 1, {}, accepted(speedup))]))
