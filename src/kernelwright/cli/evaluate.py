@@ -14,6 +14,7 @@ from kernelwright.cli.output import (
     format_speedup,
     printable,
     progress_console,
+    say,
     says_what_was_kept,
 )
 
@@ -49,8 +50,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     from kernelwright.tasks import load_task
 
     loaded = load_task(task)
-    console = progress_console()
-    chosen = options.resolve_device(device, console.print)
+    chosen = options.resolve_device(device, say)
     run = RunDirectory(out or options.fresh_run_path("evaluate", loaded.id))
     run.write_json(
         "config.json",
@@ -63,8 +63,8 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     )
     run.write_json("environment.json", capture_environment(chosen))
     with says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict"):
-        with console.status(f"Judging {candidate} against {loaded.id} on {chosen} ..."):
-            with Judge(device=chosen, settings=settings) as judge_:
+        with progress_console().status("starting") as status:
+            with Judge(device=chosen, settings=settings, progress=status.update) as judge_:
                 evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
         run.append(evaluation)
     if as_json:

@@ -128,7 +128,7 @@ def _device_name(_context: click.Context, _parameter: click.Parameter, name: str
 
 
 def resolve_device(name: str, say: Callable[[str], None]) -> str:
-    """Turn `auto` into a device and see that the one asked for is there.
+    """Turn what `--device` was given into the name of a device that is there.
 
     Args:
         name: As given to `--device`.
@@ -137,23 +137,12 @@ def resolve_device(name: str, say: Callable[[str], None]) -> str:
     Raises:
         DeviceError: a GPU was asked for and there is none of that number.
     """
-    if name == "cpu":
-        return name
-    import torch
+    from kernelwright.evaluation import resolve_device
 
-    from kernelwright.errors import DeviceError
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        if count:
-            return "cuda"
-        say("No CUDA GPU here: working on the CPU. Times are this processor's and say nothing about a GPU.")
-        return "cpu"
-    wanted = int(name.partition(":")[2] or 0)
-    if wanted >= count:
-        found = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA GPU"
-        raise DeviceError(f"Wanted {name}, found {found}. Use --device cpu, or run on a machine with a GPU.")
-    return name
+    device = str(resolve_device(name))
+    if name == "auto" and device == "cpu":
+        say("no GPU here: working on the CPU, whose times say nothing about a GPU")
+    return device
 
 
 def read_source(path: Path) -> str:

@@ -18,6 +18,11 @@ def progress_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(line: str) -> None:
+    """One line on stderr."""
+    click.echo(line, err=True)
+
+
 def emit_json(value: Any) -> None:
     """Print exactly one JSON object on stdout."""
     click.echo(json.dumps(value, allow_nan=False, ensure_ascii=True))
@@ -33,7 +38,7 @@ def says_what_was_kept(kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted: {kept()}", err=True)
+        say(f"interrupted: {kept()}")
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 

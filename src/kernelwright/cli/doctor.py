@@ -1,0 +1,182 @@
+"""`kernelwright doctor`: what this machine can do, found by looking and never by assuming."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from kernelwright.cli.output import emit_json, printable
+
+PROBE_LIMIT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked for."""
+
+    name: str
+    present: bool
+    found: str
+    """Version, path or what is missing."""
+    needed_for: str = ""
+    """What cannot be done without it; shown when it is missing."""
+
+
+@click.command("doctor", short_help="Say what this machine can do.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def command(as_json: bool) -> None:
+    """Say what this machine can do: Python, torch, GPUs, compilers, disassembler, isolation, models.
+
+    Always ends with 0: a missing part is an answer, not a failure.
+    """
+    from kernelwright.evaluation import sandbox
+
+    findings = [probe() for probe in PROBES]
+    isolation = sandbox.describe()
+    if as_json:
+        emit_json({"findings": [asdict(finding) for finding in findings], "isolation": isolation})
+        return
+    for finding in findings:
+        mark = "yes" if finding.present else "no "
+        hint = "" if finding.present or not finding.needed_for else f" (needed for {finding.needed_for})"
+        click.echo(f"{mark}  {finding.name:<14} {printable(finding.found)}{hint}")
+    click.echo("\nIsolation of candidates:")
+    for name, state in isolation.items():
+        click.echo(f"     {name:<18} {printable(state)}")
+
+
+def _python() -> Finding:
+    usable = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding(
+        "python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 or 3.12 is wanted"
+    )
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", False, str(error), "everything")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    return Finding("torch", True, f"{torch.__version__}, {build}, {torch.get_num_threads()} threads")
+
+
+def _gpus() -> Finding:
+    needed = "device cuda; on the CPU everything else works"
+    try:
+        import torch
+    except ImportError:
+        return Finding("gpu", False, "torch is missing", needed)
+    if not torch.cuda.is_available():
+        return Finding("gpu", False, "torch finds no CUDA device", needed)
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    names = [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}" for gpu in devices]
+    return Finding("gpu", True, "; ".join(names))
+
+
+def _driver() -> Finding:
+    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    version = _first_line(*query)
+    return Finding("driver", version is not None, version or "nvidia-smi does not answer", "device cuda")
+
+
+def _nvcc() -> Finding:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    path = shutil.which("nvcc") or (shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None)
+    version = _release(path) if path else None
+    found = f"{version}, {path}" if version else "not on PATH nor in CUDA_HOME"
+    return Finding("nvcc", version is not None, found, "candidates with CUDA C++ source")
+
+
+def _compiler() -> Finding:
+    named = os.environ.get("CXX")
+    path = (
+        shutil.which(named)
+        if named
+        else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    )
+    version = _first_line(path, "--version") if path else None
+    return Finding(
+        "c++ compiler", version is not None, version or "none", "candidates with C++ source, torch.compile"
+    )
+
+
+def _ninja() -> Finding:
+    path = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
+    version = _first_line(path, "--version") if path else None
+    return Finding("ninja", version is not None, version or "none", "candidates with C++ or CUDA source")
+
+
+def _triton() -> Finding:
+    version = _version("triton")
+    return Finding("triton", version is not None, version or "not installed", "Triton candidates")
+
+
+def _disassembler() -> Finding:
+    path = shutil.which("nvdisasm") or _beside_triton("nvdisasm")
+    version = _release(path) if path else None
+    found = f"{version}, {path}" if version else "no nvdisasm on PATH nor beside Triton"
+    return Finding(
+        "disassembler", version is not None, found, "reading machine code that this machine compiled"
+    )
+
+
+def _beside_triton(name: str) -> str | None:
+    # Looked up without importing Triton, which starts its driver.
+    spec = importlib.util.find_spec("triton")
+    places = spec.submodule_search_locations if spec else None
+    for place in places or ():
+        path = shutil.which(name, path=str(Path(place) / "backends" / "nvidia" / "bin"))
+        if path:
+            return path
+    return None
+
+
+def _models() -> Finding:
+    version = _version("transformers")
+    found = (
+        f"transformers {version}"
+        if version
+        else "transformers is not installed; the built-in policy needs no model"
+    )
+    return Finding("local models", version is not None, found)
+
+
+PROBES: tuple[Callable[[], Finding], ...] = (
+    _python, _torch, _gpus, _driver, _nvcc, _compiler, _ninja, _triton, _disassembler, _models,
+)  # fmt: skip
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> list[str]:
+    """Lines that a program prints; none when it cannot be run, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _first_line(*command: str) -> str | None:
+    return next(iter(_output(*command)), None)
+
+
+def _release(path: str) -> str | None:
+    """The line of a CUDA tool's `--version` that has its release."""
+    return next((line for line in _output(path, "--version") if "release" in line), None)

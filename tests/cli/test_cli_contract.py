@@ -1,0 +1,222 @@
+"""What scripts rely on: exit statuses, one line per error, data on stdout and everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from kernelwright import cli
+from kernelwright.errors import DeviceError, UsageError
+
+KERNELWRIGHT = (sys.executable, "-c", "import sys; from kernelwright.cli import main; sys.exit(main())")
+
+
+def run(*arguments: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*KERNELWRIGHT, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd, check=False, **options
+    )
+
+
+def one_error_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["no-such-command"], ["report", "nowhere"]])
+def test_nothing_heavy_is_imported_to_print_help_or_refuse(arguments):
+    code = (
+        "import sys; from kernelwright.cli import main\n"
+        f"main({arguments!r})\n"
+        "print([name for name in ('torch', 'pydantic', 'jinja2', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])
+def test_help_of_a_command_does_not_import_torch(name):
+    code = (
+        "import sys; from kernelwright.cli import main\n"
+        f"main([{name!r}, '--help']); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_listed_command_can_be_imported_and_has_the_listed_name():
+    context = click.Context(cli.group)
+    for name in cli.group.list_commands(context):
+        command = cli.group.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert cli.main(["evalute"]) == 2
+    line = one_error_line(capsys.readouterr().err)
+    assert "wanted a command, found `evalute`; did you mean `evaluate`?" in line
+
+
+def test_a_command_that_resembles_nothing_lists_all(capsys):
+    assert cli.main(["zzzz"]) == 2
+    assert "known are doctor, evaluate" in one_error_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate"], "Missing argument 'TASK'"),
+        (["evaluate", "a.py"], "Missing argument 'CANDIDATE'"),
+        (["evaluate", "a.py", "b.py", "c.py"], "unexpected extra argument"),
+        (["evaluate", "a.py", "b.py", "--device", "tpu"], "wanted auto, cpu, cuda or cuda:N, found `tpu`"),
+        (["evaluate", "a.py", "b.py", "--processes", "0"], "--processes"),
+        (["evaluate", "a.py", "b.py", "--timeout", "0"], "--timeout"),
+        (["evaluate", "a.py", "b.py", "--jsn"], "--json"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(arguments, words, capsys):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in one_error_line(captured.err)
+    assert captured.out == ""
+
+
+def test_no_arguments_print_help_to_stderr_and_status_2(capsys):
+    assert cli.main([]) == 2
+    captured = capsys.readouterr()
+    assert "Commands:" in captured.err
+    assert captured.out == ""
+
+
+def fails_with(error: BaseException) -> click.Command:
+    @click.command("doctor")
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("wanted\n  a thing"), 2), (DeviceError("no GPU"), 3), (ZeroDivisionError("oops"), 3)],
+)
+def test_errors_have_their_status_and_no_traceback(error, status, monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(error))
+    assert cli.main(["doctor"]) == status
+    assert "Traceback" not in one_error_line(capsys.readouterr().err)
+
+
+def test_the_hidden_flag_shows_the_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(UsageError("wanted a thing")))
+    assert cli.main(["--traceback", "doctor"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.strip().splitlines()[-1] == "error: wanted a thing"
+    cli.main(["--help"])
+    assert "--traceback" not in capsys.readouterr().out
+
+
+def test_control_characters_in_a_message_do_not_reach_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(UsageError("\x1b[31mred\x07")))
+    cli.main(["doctor"])
+    assert capsys.readouterr().err == "error:  [31mred \n"
+
+
+def test_an_interrupt_is_130_with_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(KeyboardInterrupt()))
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing was written\n"
+
+
+def test_a_command_says_what_it_kept_when_interrupted(monkeypatch, capsys):
+    from kernelwright.cli.output import says_what_was_kept
+
+    @click.command("doctor")
+    def command() -> None:
+        with says_what_was_kept(lambda: "3 evaluations in runs/x"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: command)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "interrupted: 3 evaluations in runs/x\n"
+
+
+def test_an_interrupt_from_the_keyboard_ends_a_real_process_with_130(tmp_path):
+    task, ready = tmp_path / "task.py", tmp_path / "ready"
+    # A task's own code is trusted and runs in the judge's process: it tells when the judge is at work.
+    task.write_text(
+        "import pathlib, time, torch\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "time.sleep(60)\n"
+        "class Model(torch.nn.Module): pass\n"
+        "def get_inputs(): return []\n"
+        "def get_init_inputs(): return []\n"
+    )
+    (tmp_path / "candidate.py").write_text("class ModelNew: pass\n")
+    command = [*KERNELWRIGHT, "evaluate", str(task), str(tmp_path / "candidate.py"), "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, process_group=0
+    )
+    for _ in range(1200):
+        if ready.exists() or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.strip().splitlines()[-1].startswith("interrupted: the candidate was not judged to the end")
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_reader_that_goes_away_is_no_rejection_and_no_traceback():
+    process = subprocess.Popen(
+        [*KERNELWRIGHT, "doctor", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=120) == 141
+    assert err == ""
+
+
+def test_doctor_always_succeeds_and_prints_one_object():
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"python", "torch", "gpu", "nvcc", "triton"} <= {finding["name"] for finding in found["findings"]}
+    assert {"landlock", "seccomp", "capabilities"} <= found["isolation"].keys()
+
+
+def test_doctor_reports_a_missing_tool_instead_of_failing(monkeypatch):
+    from kernelwright.cli import doctor
+
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    assert not doctor._nvcc().present
+    assert not doctor._compiler().present
+    assert not doctor._driver().present
+
+
+def test_doctor_survives_a_tool_that_fails_or_prints_rubbish(tmp_path, monkeypatch):
+    from kernelwright.cli import doctor
+
+    tool = tmp_path / "nvcc"
+    tool.write_text("#!/bin/sh\nprintf '\\377\\376'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert not doctor._nvcc().present
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert not doctor._nvcc().present
