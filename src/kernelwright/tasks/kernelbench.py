@@ -79,9 +79,9 @@ def entries_from_hub(levels: Sequence[int]) -> list[SuiteEntry]:
             rows = load_dataset(HUB_DATASET, split=split)
         # The package raises its own, requests', httpx's and plain OSErrors for one cause: no data set came.
         except Exception as error:
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InfrastructureError(
-                f"Wanted {split} of {HUB_DATASET} from the Hugging Face hub; it did not come: {first_line} "
+                f"Wanted {split} of {HUB_DATASET} from the Hugging Face hub; it did not come: {cause}. "
                 "Check the network, or name a checkout with --path."
             ) from error
         entries += _hub_entries(rows, level)

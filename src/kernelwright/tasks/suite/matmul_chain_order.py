@@ -14,7 +14,7 @@ class Model(nn.Module):
 
 
 def get_inputs() -> list[torch.Tensor]:
-    return [torch.randn(N, K), torch.randn(K, N), torch.randn(N, COLUMNS)]
+    return [torch.randn(N, K) / K**0.5, torch.randn(K, N) / N**0.5, torch.randn(N, COLUMNS)]
 
 
 def get_init_inputs() -> list[int]:
