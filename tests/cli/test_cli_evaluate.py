@@ -1,0 +1,250 @@
+"""`kernelwright evaluate`: verdicts, bad input, and what is left on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernelwright import cli
+from kernelwright.records import RunDirectory, Verdict
+
+TASK = """import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        return torch.relu(x) + self.width
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+
+def get_init_inputs():
+    return [3]
+"""
+
+GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+
+CONTRACT = [
+    "verdict", "reason", "detail", "speedup", "speedup_low", "speedup_high", "labels", "task", "device", "run",
+]  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "good.py").write_text(GOOD)
+    return tmp_path
+
+
+def evaluate(*arguments: str, device: str = "cpu") -> int:
+    return cli.main(["evaluate", *arguments, "--device", device])
+
+
+def refused(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> None:
+    """Check for one clear line, and nothing on stdout."""
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert captured.out == ""
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def test_an_accepted_candidate_ends_with_0_and_one_json_object(place, capsys):
+    assert evaluate("task.py", "good.py", "--json", "--check-only") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert list(found) == CONTRACT
+    assert found["verdict"] == "accepted"
+    assert found["reason"] is None
+    assert found["speedup"] is None
+    assert "not-retimed" in found["labels"]
+    assert (found["task"], found["device"]) == ("task", "cpu")
+    run = RunDirectory(Path(found["run"]))
+    assert [evaluation.verdict for evaluation in run.evaluations()] == [Verdict.ACCEPTED]
+    assert run.read_json("config.json")["tasks"][0]["source"] == TASK
+    assert run.read_json("config.json")["settings"]["timed"] is False
+    assert run.read_json("environment.json")["packages"]["torch"]
+
+
+def test_a_timed_candidate_has_an_interval_around_its_speedup(place, capsys):
+    assert evaluate("task.py", "good.py", "--json", "--processes", "2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
+
+
+def test_a_wrong_candidate_ends_with_1_and_speedups_of_null(place, capsys):
+    (place / "wrong.py").write_text(GOOD.replace("torch.relu(x)", "x"))
+    assert evaluate("task.py", "wrong.py", "--json", "--out", "run") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == CONTRACT
+    assert found["verdict"] == "rejected"
+    assert found["reason"] == "wrong-output"
+    assert [found[key] for key in ("speedup", "speedup_low", "speedup_high")] == [None] * 3
+    assert found["run"] == "run"
+
+
+def test_a_syntax_error_in_a_candidate_is_a_verdict_in_words(place, capsys):
+    (place / "broken.py").write_text("class ModelNew(:\n")
+    assert evaluate("task.py", "broken.py", "--out", "run") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["verdict", "rejected"]
+    assert "syntax-error: the source is not valid Python" in lines[1]
+    assert lines[-1].split() == ["run", "run"]
+
+
+def test_evaluations_in_one_directory_add_up_and_make_a_report(place, capsys):
+    for name in ("good.py", "broken.py"):
+        (place / "broken.py").write_text("class ModelNew(:\n")
+        evaluate("task.py", name, "--out", "run", "--check-only")
+    capsys.readouterr()
+    assert cli.main(["report", "run"]) == 0
+    assert capsys.readouterr().out == "run/report.html\n"
+    page = (place / "run" / "report.html").read_text()
+    assert "1</b> accepted, not faster" in page
+    assert "syntax-error" in page
+
+
+def make_empty(path: Path) -> None:
+    path.write_text(" \n")
+
+
+def make_binary(path: Path) -> None:
+    path.write_bytes(b"\x7fELF\x02\x01\x01\xff\xfe")
+
+
+def make_null(path: Path) -> None:
+    path.write_bytes(b"class ModelNew: pass\0")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "No such file"),
+        (Path.mkdir, "directory"),
+        (make_empty, "empty file"),
+        (make_binary, "binary data"),
+        (make_null, "binary data"),
+    ],
+    ids=["missing", "directory", "empty", "binary", "null bytes"],
+)
+def test_an_unreadable_candidate_ends_with_2(place, capsys, make, words):
+    make(place / "candidate.py")
+    assert evaluate("task.py", "candidate.py") == 2
+    refused(capsys, 2, "ModelNew", words)
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("class Model(:\n", "not valid Python"),
+        ("x = 1\n", "Model"),
+        (TASK.replace("class Model(", "class Other("), "Model"),
+        (TASK.replace("return [3]", "return [3, 4]"), "Model"),
+        (TASK.replace("return [3]", "return []"), "Model"),
+        (TASK.replace("return [3]", "return 3"), "get_init_inputs"),
+        (TASK.replace("return [torch.randn(64, 64)]", "return 1 / 0"), "get_inputs"),
+        ("", "empty"),
+    ],
+    ids=["syntax", "nothing", "no Model", "too many", "too few", "no list", "inputs raise", "empty"],
+)
+def test_a_task_that_cannot_be_used_ends_with_2(place, capsys, source, words):
+    (place / "task.py").write_text(source)
+    assert evaluate("task.py", "good.py") == 2
+    refused(capsys, 2, words)
+
+
+def test_an_unknown_task_names_close_ones(place, capsys):
+    assert evaluate("diag_matmull", "good.py") == 2
+    refused(capsys, 2, "diag_matmul")
+
+
+def test_a_gpu_that_is_not_there_ends_with_3(place, capsys):
+    torch = pytest.importorskip("torch")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    assert evaluate("task.py", "good.py", device=f"cuda:{count}" if count else "cuda") == 3
+    refused(capsys, 3)
+
+
+def test_auto_says_that_it_works_on_the_cpu(place, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (place / "broken.py").write_text("class ModelNew(:\n")
+    assert evaluate("task.py", "broken.py", "--json", device="auto") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["device"] == "cpu"
+    assert "working on the CPU" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--allow", "wraper-only"], "did you mean `wrapper-only`?"),
+        (["--forbid", "zzzzzz"], "known are wrapper-only"),
+        (["--settings", "nowhere.toml"], "nowhere.toml"),
+        (["--settings", "broken.toml"], "Wanted TOML"),
+        (["--settings", "unknown.toml"], "did you mean `processes_min`?"),
+        (["--settings", "range.toml"], "Wanted a valid `blocks`, found 1"),
+    ],
+)
+def test_settings_that_cannot_be_used_end_with_2(place, capsys, options, words):
+    (place / "broken.toml").write_text("= 3")
+    (place / "unknown.toml").write_text("processes_mim = 3")
+    (place / "range.toml").write_text("blocks = 1")
+    assert evaluate("task.py", "good.py", *options) == 2
+    refused(capsys, 2, words)
+
+
+def test_an_output_directory_that_is_a_file_ends_with_2(place, capsys):
+    (place / "file").write_text("x")
+    assert evaluate("task.py", "good.py", "--out", "file") == 2
+    refused(capsys, 2, "file")
+
+
+def test_options_win_over_the_settings_file(place):
+    from kernelwright.cli.options import judge_settings
+    from kernelwright.records import Label
+
+    (place / "judge.toml").write_text('processes_min = 4\nrun_limit_s = 7\nforbid = ["tf32"]\n')
+    settings = judge_settings(
+        Path("judge.toml"), 2, True, ("tf32",), ("wrapper-only",), None, 11.0, check_only=False
+    )
+    assert (settings.processes_min, settings.processes_max) == (2, 2)
+    assert (settings.run_limit_s, settings.build_limit_s) == (7, 11)
+    assert settings.strict_fp32
+    assert settings.timed
+    assert settings.forbid == {Label.WRAPPER_ONLY}
+
+
+def test_a_forbidden_label_rejects(place, capsys):
+    assert evaluate("task.py", "good.py", "--json", "--check-only", "--forbid", "library-call") == 1
+    assert json.loads(capsys.readouterr().out)["reason"] == "forbidden-label"
+
+
+def test_the_candidates_words_cannot_drive_the_terminal(place, capsys):
+    (place / "loud.py").write_text(GOOD + "\nraise ValueError('\\x1b[2J\\x07')\n")
+    assert evaluate("task.py", "loud.py") == 1
+    out = capsys.readouterr().out
+    assert "build-failed" in out
+    assert not any(ord(character) < 32 and character != "\n" for character in out)
+
+
+@pytest.mark.parametrize("words", ["nothing", "a file", "found none of evaluations.jsonl"])
+def test_report_refuses_what_is_no_run_directory(place, capsys, words):
+    (place / "folder").mkdir()
+    target = {"nothing": "nowhere", "a file": "task.py"}.get(words, "folder")
+    assert cli.main(["report", target]) == 2
+    refused(capsys, 2, words)
+    assert not (place / "nowhere").exists()
