@@ -21,7 +21,13 @@ KERNELWRIGHT = (sys.executable, "-c", "import sys; from kernelwright.cli import 
 
 def run(*arguments: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*KERNELWRIGHT, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd, check=False, **options
+        [*KERNELWRIGHT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        check=False,
+        **options,
     )
 
 
@@ -39,7 +45,9 @@ def test_nothing_heavy_is_imported_to_print_help_or_refuse(arguments):
         f"main({arguments!r})\n"
         "print([name for name in ('torch', 'pydantic', 'jinja2', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -49,7 +57,9 @@ def test_help_of_a_command_does_not_import_torch(name):
         "import sys; from kernelwright.cli import main\n"
         f"main([{name!r}, '--help']); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.splitlines()[-1] == "False"
 
 

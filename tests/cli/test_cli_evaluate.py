@@ -32,9 +32,7 @@ def get_init_inputs():
 
 GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
 
-CONTRACT = [
-    "verdict", "reason", "detail", "speedup", "speedup_low", "speedup_high", "labels", "task", "device", "run",
-]  # fmt: skip
+CONTRACT = "verdict reason detail speedup speedup_low speedup_high labels task device run".split()
 
 
 @pytest.fixture
