@@ -77,6 +77,7 @@ class Checker:
             # The second set reuses the first one's memory: same pointer, other values.
             self._optional(inputs, slot=index % 2, training=training)
         self._repeat(first)
+        self._nearly_same(first, training)
         self._check_buffers(training)
         if subject.reloads_state and self._oracle.parameter_names:
             self._reload(training)
@@ -84,9 +85,23 @@ class Checker:
         self._held_output(first)
         self._finish()
 
-    def _pose_and_judge(self, inputs: InputSet, *, slot: int, state: State, training: bool, hold: bool = False) -> _Posed:
+    def late(self) -> None:
+        """One more fresh input after everything else, timing included: age must not change the answer."""
+        subject = self._subject
+        for side in (self._reference, self._candidate):
+            if subject.reloads_state and self._oracle.initial_state:
+                side.load_state(subject.weights)
+        own = InputSet("own-late", INPUT_SETS[0].vary, "drifting with age")
+        with subject.gate():
+            posed = self._pose(own, slot=0, state=subject.weights, training=self._oracle.training)
+            answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
+        self._judge(posed, answer)
+
+    def _pose_and_judge(
+        self, inputs: InputSet, *, slot: int, state: State, training: bool, hold: bool = False, drawn: list[Any] | None = None,
+    ) -> _Posed:
         with self._subject.gate():
-            posed = self._pose(inputs, slot=slot, state=state, training=training)
+            posed = self._pose(inputs, slot=slot, state=state, training=training, base=drawn)
             answer = self._call(self._candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
             self._judge(posed, answer)
             self._earlier_truth = posed.truth
@@ -98,11 +113,13 @@ class Checker:
         except OutOfDomain as error:
             self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
 
-    def _pose(self, inputs: InputSet, *, slot: int, state: State, training: bool) -> _Posed:
-        """Draw inputs, find the truth, run the reference and set the tolerance."""
+    def _pose(
+        self, inputs: InputSet, *, slot: int, state: State, training: bool, base: list[Any] | None = None
+    ) -> _Posed:
+        """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance."""
         subject = self._subject
         state = state if subject.reloads_state else self._oracle.initial_state
-        drawn, seed = subject.draw(inputs), subject.call_seed()
+        drawn, seed = subject.draw(inputs, base), subject.call_seed()
         truth, lower = self._truths(drawn, state, training)
         try:
             reference = self._call(self._reference, drawn, slot=slot, seed=seed)
@@ -149,7 +166,7 @@ class Checker:
 
     def _judge(self, posed: _Posed, answer: Answer, reason: Reason | None = None) -> None:
         """Reject unless the answer is a drop-in for the reference's and near enough to the truth."""
-        check_form(self._subject, posed.reference, answer)
+        check_form(self._subject, posed.reference, answer, strides=posed.name != "non-contiguous")
         found = _distance(answer.outputs, posed.truth)
         self._subject.checks.setdefault("sets", {})[posed.name] = {
             "error": found.to_json(), "allowed": posed.tolerance.allowed.to_json(),
@@ -199,6 +216,15 @@ class Checker:
         with self._subject.gate():
             answer = self._call(self._candidate, first.inputs, slot=1, seed=first.seed)
         self._judge(first, answer, Reason.NONDETERMINISTIC)
+
+    def _nearly_same(self, first: _Posed, training: bool) -> None:
+        """Inputs that differ from earlier ones in a few elements, and in one: a cache that samples takes them for the same."""
+        for share, name in ((0.02, "few-changed"), (0.0, "one-changed")):
+            changed = InputSet(name, lambda x, g, share=share: _change(x, share, g), "caches keyed by a sample")  # type: ignore[misc]
+            try:
+                self._pose_and_judge(changed, slot=1, state=self._subject.weights, training=training, drawn=first.inputs)
+            except OutOfDomain as error:
+                self._subject.checks.setdefault("skipped", {})[name] = str(error)
 
     def _has_batch_state(self) -> bool:
         return any(key not in self._oracle.parameter_names for key in self._oracle.initial_state)
@@ -261,10 +287,15 @@ class Checker:
         subject = self._subject
         seen = self._candidate.inspect()
         changes = forbidden_changes(seen["before"], seen["after"])
+        changes += [f"{name} was replaced" for name in seen["patched"]]
         if changes:
             raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
         if seen["training"] != self._oracle.training:
             raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen['training']}")
+        operators = self._candidate.operators(layout=0)
+        subject.checks["operators"] = operators
+        if operators:
+            subject.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
         for label in sorted(dynamic_labels(seen["before"], seen["after"])):
             subject.label(label, "a process-wide setting was changed")
         if self._gate.passing:
@@ -272,6 +303,18 @@ class Checker:
             subject.checks["vacuous"] = list(self._gate.passing)
         if not self._calibrated:
             subject.label(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
+
+
+def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Move a share of the elements, or just one when it is 0, by several times the tensor's size."""
+    if x.numel() == 0:
+        return x
+    chosen = torch.rand(x.shape, generator=generator, device=x.device) < share
+    if share == 0:
+        index = int(torch.randint(x.numel(), (1,), generator=generator, device=x.device))
+        chosen.view(-1)[index] = True
+    size = x.double().square().mean().sqrt().clamp_min(1e-3).to(x.dtype)
+    return torch.where(chosen, x + 6 * size, x)
 
 
 def overwritten(subject: Subject) -> None:
@@ -282,8 +325,12 @@ def overwritten(subject: Subject) -> None:
     subject.label(Label.ALIASED_OUTPUT, detail)
 
 
-def check_form(subject: Subject, reference: Answer, answer: Answer) -> None:
-    """Reject an answer whose outputs have another form than the reference's, or that changed its inputs."""
+def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: bool = True) -> None:
+    """Reject an answer whose outputs have another form than the reference's, or that changed its inputs.
+
+    Strides count where the inputs are laid out as the task draws them; an operator that lets its output follow an
+    unusual layout promises nothing.
+    """
     wanted, found = reference.described, answer.described
     if found["strange"]:
         raise Rejection(Reason.WRONG_TYPE, f"returned {', '.join(map(str, found['strange'][:3]))}; wanted plain torch.Tensor")
@@ -293,7 +340,7 @@ def check_form(subject: Subject, reference: Answer, answer: Answer) -> None:
         for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
             if mine[name] != theirs[name]:
                 raise Rejection(reason, f"returned {name} {mine[name]}; wanted {theirs[name]}")
-        if not _strides_equal(mine, theirs):
+        if strides and not _strides_equal(mine, theirs):
             subject.label(Label.STRIDES_DIFFER, f"returned strides {mine['stride']}; wanted {theirs['stride']}")
         extra = set(mine["aliases"]) - set(theirs["aliases"])
         if extra:

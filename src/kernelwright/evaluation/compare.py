@@ -106,7 +106,9 @@ def calibrate(reference: Distance, lower: Sequence[Distance], dtype: torch.dtype
     for candidate in lower:
         limit = settings.lower_precision_share * candidate.rms
         if limit > 2 * reference.rms and limit > floor.rms:
-            return Tolerance(Distance(min(rms, limit), worst), reference, candidate, calibrated=True)
+            between = Distance(math.sqrt(reference.rms * candidate.rms), math.sqrt(reference.worst * candidate.worst))
+            allowed = Distance(min(max(rms, between.rms), limit), max(worst, between.worst))
+            return Tolerance(allowed, reference, candidate, calibrated=True)
     return Tolerance(Distance(rms, worst), reference, None, calibrated=False)
 
 

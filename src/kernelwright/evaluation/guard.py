@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from kernelwright.records import Label
 
 _CUSTOM = re.compile(r"__global__|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel")
@@ -28,6 +30,7 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
     "builds names at run time": re.compile(r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]+,\s*['\"][^'\"]*['\"]\s*\+"),
     "subclasses torch.Tensor": re.compile(r"class\s+\w+\s*\(\s*(torch\.)?Tensor\s*\)|__torch_(function|dispatch)__"),
     "lowers precision": re.compile(r"\.half\s*\(|\bfloat16\b|\bbfloat16\b|autocast|allow_tf32\s*=\s*True|set_float32_matmul"),
+    "hides a failed kernel": re.compile(r"(?s)(load_inline|triton|cpp_extension).*\bexcept\b"),
     "depends on the training flag": re.compile(r"if\s+(not\s+)?self\.training|\.training\s*=\s*False|self\.eval\s*\("),
 }
 
@@ -43,12 +46,25 @@ def static_labels(source: str, reference: str) -> set[Label]:
     text = _code_only(source)
     labels: set[Label] = set()
     custom = bool(_CUSTOM.search(text))
-    labels.add(Label.CUSTOM_KERNEL if custom else Label.LIBRARY_CALL)
+    if custom:
+        labels.add(Label.CUSTOM_KERNEL)
     if _GRAPH.search(text):
         labels.add(Label.CUDA_GRAPH)
-    if _WRAPPER.search(text) and not custom and _operators(reference) == _operators(source):
+    if _WRAPPER.search(text) and not custom and _same_operators(source, reference):
         labels.add(Label.WRAPPER_ONLY)
+    if advice(source):
+        labels.add(Label.SUSPICIOUS_SOURCE)
     return labels
+
+
+def _same_operators(source: str, reference: str) -> bool:
+    """Whether the candidate's classes call PyTorch's operators just as often as the reference's do."""
+    mine, theirs = _operators(source), _operators(reference)
+    if mine is None or theirs is None or theirs - mine:
+        return False
+    return not any(
+        hasattr(place, name) for name in mine - theirs for place in (torch, torch.nn, torch.nn.functional, torch.Tensor)
+    )
 
 
 def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:

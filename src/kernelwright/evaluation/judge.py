@@ -115,18 +115,23 @@ class Judge:
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")
         self._progress("checking")
-        reference = subject.start("reference")
-        try:
-            side = subject.start("candidate")
-            try:
-                Checker(subject, reference, side).run()
-            finally:
-                side.close()
-        finally:
-            reference.close()
-        if not self.settings.timed:
-            verdict.labels.add(Label.NOT_RETIMED)
-            return
+        with contextlib.ExitStack() as stack:
+            sides = []
+            for role in ("reference", "candidate"):
+                side = subject.start(role)
+                stack.callback(side.close)
+                sides.append(side)
+            checker = Checker(subject, *sides)
+            checker.run()
+            if self.settings.timed:
+                sides[1].worker.pause()
+                self._time(subject, verdict)
+                sides[1].worker.resume()
+            else:
+                verdict.labels.add(Label.NOT_RETIMED)
+            checker.late()
+
+    def _time(self, subject: Subject, verdict: _Verdict) -> None:
         self._progress("timing")
         verdict.checks["device_before"] = device_state(self.device)
         verdict.timing = time_candidate(

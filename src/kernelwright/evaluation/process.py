@@ -25,7 +25,7 @@ from kernelwright.evaluation.channel import (
     encode,
 )
 from kernelwright.evaluation.settings import Settings
-from kernelwright.evaluation.zygote import Zygote, group_members
+from kernelwright.evaluation.zygote import Zygote, session_members, signal_session
 from kernelwright.records import Reason
 
 
@@ -64,8 +64,8 @@ class WorkerSpec:
     directory: Path
     """Parent of the private directories of one evaluation."""
     build: Path
-    """Compiler caches, shared by the fresh processes of one candidate. Inputs never repeat, so nothing can be
-    smuggled through it from one process to the next."""
+    """Compiler caches, shared by the fresh processes of one candidate so that each is compiled once. Inputs never
+    repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
     arena_bytes: dict[str, int]
 
 
@@ -78,12 +78,13 @@ class Worker:
         self._settings = settings
         device = torch.device(spec.device)
         self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+        spec.build.mkdir(mode=0o700, exist_ok=True)
         self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
         self._private.mkdir(mode=0o700)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = {
             "role": spec.role, "source": spec.source, "class": spec.class_name, "device": spec.device,
-            "private": str(self._private), "build": str(self._build()),
+            "private": str(self._private), "build": str(spec.build),
             "threads": settings.threads or len(os.sched_getaffinity(0)), "strict_fp32": settings.strict_fp32,
             "memory_limit_bytes": settings.memory_limit_bytes, "process_limit": settings.process_limit,
             "file_limit_bytes": settings.file_limit_bytes,
@@ -98,20 +99,6 @@ class Worker:
         self._cpu_clock = _process_clock(self.pid)
         self._answered_cpu_us: float | None = None
         self._ended = False
-
-    def _build(self) -> Path:
-        """The build cache must lie inside the private directory, the only writable place; keep it by moving it."""
-        inside = self._private / "build"
-        if self.spec.build.exists():
-            shutil.copytree(self.spec.build, inside, symlinks=True)
-        else:
-            inside.mkdir()
-        return inside
-
-    @property
-    def build_directory(self) -> Path:
-        """Where this worker's compilers kept their results."""
-        return self._private / "build"
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Ask for something and wait for the answer.
@@ -165,15 +152,23 @@ class Worker:
             return self._answered_cpu_us or 0.0  # it has died; the next read of the channel says so
 
     def helpers_cpu_us(self) -> float:
-        """Processor time so far of other processes in the worker's group."""
+        """Processor time so far of other processes in the worker's session."""
         total = 0.0
-        for pid in group_members(self.pid):
+        for pid in session_members(self.pid):
             if pid != self.pid:
                 try:
                     total += time.clock_gettime_ns(_process_clock(pid)) / 1e3
                 except OSError:
                     continue  # it ended while we looked
         return total
+
+    def pause(self) -> None:
+        """Stop every process of the worker: it must not disturb what is timed beside it."""
+        signal_session(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused worker go on."""
+        signal_session(self.pid, signal.SIGCONT)
 
     def _failure(self, reason: Reason, detail: str) -> WorkerFailure:
         self.close()
@@ -211,7 +206,7 @@ class Worker:
         return ending
 
     def close(self) -> None:
-        """End the process group and free the arenas' memory. Safe to call twice."""
+        """End the session and free the arenas' memory. Safe to call twice."""
         if not self._ended:
             self._finish()
         for arena in self.arenas.values():

@@ -3,8 +3,8 @@
 Everything is done by the process itself, needs no privilege, and cannot be undone by it or its children:
 
 - capabilities are dropped and `no_new_privs` is set;
-- Landlock (Linux 5.13 and later) leaves the system readable and only the private directory writable;
-- seccomp refuses the network, other processes' memory, namespaces, new sessions and process groups;
+- Landlock (Linux 5.13 and later) leaves the system readable and only its own directories writable;
+- seccomp refuses the network, other processes' memory, namespaces and new sessions;
 - resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
 
 Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has; a missing one is
@@ -67,8 +67,8 @@ def _add_path(ruleset: int, path: Path, rights: int) -> None:
         os.close(handle)
 
 
-def restrict_files(private: Path, readable: tuple[Path, ...], device: str) -> bool:
-    """Leave `private` writable, the system and `readable` readable, and nothing else; False without Landlock."""
+def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], device: str) -> bool:
+    """Leave `writable` writable, the system and `readable` readable, and nothing else; False without Landlock."""
     abi = landlock_abi()
     if abi == 0:
         return False
@@ -93,7 +93,8 @@ def restrict_files(private: Path, readable: tuple[Path, ...], device: str) -> bo
             _add_path(ruleset, path, write_device)
         # The driver keeps the bookkeeping of shared device memory here.
         _add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
-    _add_path(ruleset, private, handled)
+    for path in writable:
+        _add_path(ruleset, path, handled)
     if _libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
         raise SandboxError(f"Landlock refused to restrict the process: {os.strerror(ctypes.get_errno())}.")
     os.close(ruleset)
@@ -118,7 +119,7 @@ _DENIED: dict[str, tuple[int, int]] = {
     "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
     "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "setns": (308, 268), "unshare": (272, 97), "setsid": (112, 157), "setpgid": (109, 154),
+    "setns": (308, 268), "unshare": (272, 97), "setsid": (112, 157),
     "io_uring_setup": (425, 425), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
     "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "reboot": (169, 142),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
@@ -218,12 +219,12 @@ def adopt_orphans() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def restrict(private: Path, device: str, file_limit_bytes: int) -> None:
+def restrict(writable: tuple[Path, ...], device: str, file_limit_bytes: int) -> None:
     """Give up everything a candidate must not have. Call in the worker, before any candidate code."""
     readable = {Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if entry and Path(entry).exists()}
     limit_resources(file_limit_bytes)
     drop_privileges()
-    with_files = restrict_files(private, tuple(sorted(readable)), device)
+    with_files = restrict_files(writable, tuple(sorted(readable)), device)
     restrict_calls(scoped_signals=with_files and landlock_abi() >= 6)
 
 
@@ -236,6 +237,6 @@ def describe() -> dict[str, str]:
         "landlock_network": "TCP refused" if abi >= 4 else "by seccomp",
         "seccomp": "filter" if platform.machine() in _ARCHITECTURES else f"no filter for {platform.machine()}",
         "capabilities": "dropped",
-        "process_group": "killed whole; memory and process count watched",
+        "session": "killed whole; memory and process count watched",
         "user": "root without capabilities" if os.geteuid() == 0 else f"uid {os.geteuid()}",
     }

@@ -47,13 +47,14 @@ class Settings(BaseModel):
     """A candidate's error against the float64 truth may be this many times the reference's own. Sequential fp32
     sums of 4096 positive terms measure about 6 times a blocked sum's error; TF32 is 50 to 1000 times."""
     error_floor_eps: float = Field(default=4.0, gt=0)
-    """... or this many units of the dtype's rounding error, whichever is larger: exact references have error 0."""
+    """... or this many units of the dtype's rounding error, if that is larger: exact references have error 0; or the
+    geometric mean of the reference's error and the next lower precision's, if that is larger still."""
     lower_precision_share: float = Field(default=0.5, gt=0, lt=1)
     """... but never more than this share of the error that the next lower precision makes on the same inputs."""
 
-    excess_limit: float = Field(default=0.10, gt=0)
+    excess_limit: float = Field(default=0.25, gt=0)
     """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
-    excess_limit_us: float = Field(default=30.0, gt=0)
+    excess_limit_us: float = Field(default=100.0, gt=0)
     """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""

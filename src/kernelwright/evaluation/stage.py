@@ -103,6 +103,10 @@ class Side:
         """Process-wide settings before and after, and the module's interface."""
         return self._ask("inspect", self._settings.run_limit_s)
 
+    def operators(self, layout: int) -> list[str]:
+        """PyTorch operators that one call on a placed layout runs, by the worker's own account."""
+        return list(self._ask("trace", self._settings.run_limit_s, layout=layout)["operators"])
+
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
         skeleton, tensors = flatten(inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -74,7 +73,6 @@ class Subject:
         self.reloads_state = True
         self.stochastic = self._is_stochastic(example)
         self.timed_tolerance: Distance | None = None
-        self._build = self.directory / "no-build-yet"
 
     def _is_stochastic(self, example: list[Any]) -> bool:
         try:
@@ -85,9 +83,9 @@ class Subject:
             return False
         return any(distance(a, b).rms > 1e-3 for a, b in zip(first, second, strict=True))
 
-    def draw(self, inputs: InputSet | None = None) -> list[Any]:
-        """Fresh inputs from the task's own distribution, varied by an input set."""
-        drawn = self.live.inputs(secret_seed(), self.device)
+    def draw(self, inputs: InputSet | None = None, base: list[Any] | None = None) -> list[Any]:
+        """Fresh inputs from the task's own distribution, or those of `base`, varied by an input set."""
+        drawn = self.live.inputs(secret_seed(), self.device) if base is None else base
         return drawn if inputs is None else inputs.apply(drawn, self._generator)
 
     def new_weights(self) -> State:
@@ -110,26 +108,18 @@ class Subject:
             self.zygote, self.settings, self.shapes, role=role, device=self.device, directory=self.directory,
             source=self.candidate.source if is_candidate else self.live.task.source,
             class_name="ModelNew" if is_candidate else "Model",
-            build=self._build if is_candidate else self.directory / "none",
+            build=self.directory / f"build-{'candidate' if is_candidate else 'reference'}",
         )
         try:
             interface = side.build(self.arguments, self.build_seed)
             if is_candidate:
                 self._check_interface(interface)
-                if not self._build.exists() and side.worker.build_directory.exists():
-                    self._build = self._keep_build(side)
             if self.reloads_state and self.oracle.initial_state:
                 side.load_state(self.weights)
         except BaseException:
             side.close()
             raise
         return side
-
-    def _keep_build(self, side: Side) -> Path:
-        """Copy what the candidate's compilers made, so that its next process does not compile again."""
-        kept = self.directory / "build"
-        shutil.copytree(side.worker.build_directory, kept, symlinks=True)
-        return kept
 
     def _check_interface(self, interface: dict[str, Any]) -> None:
         if "missing" in interface:

@@ -8,6 +8,7 @@ at import, before candidate code exists, which defeats patching by name and cost
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import socket
@@ -100,6 +101,39 @@ def global_state() -> dict[str, Any]:
     }
 
 
+_FREE_OPERATORS = frozenset(f"aten::{name}" for name in (
+    "empty", "empty_like", "empty_strided", "new_empty", "zeros", "zeros_like", "zero_", "fill_", "view", "_unsafe_view", "reshape",
+    "as_strided", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "contiguous", "copy_",
+    "clone", "to", "_to_copy", "detach", "detach_", "alias", "narrow", "resize_", "item", "_local_scalar_dense", "lift_fresh",
+    "_reshape_alias", "numpy_T", "flatten", "unflatten", "chunk", "split", "unbind", "is_nonzero", "result_type",
+))
+
+_WATCHED_MODULES = (
+    "time", "statistics", "builtins", "math", "random", "json", "socket", "numpy", "torch", "torch.nn.functional",
+    "torch.cuda", "torch.linalg", "torch.testing", "torch.autograd", "torch.backends.cudnn", "torch.random",
+)
+_WATCHED_CLASSES = (
+    torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.Conv2d, torch.nn.Parameter, torch.cuda.Event, torch.cuda.Stream,
+    torch.Generator,
+)
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether a function's code lies in PyTorch: torch.compile wraps some of PyTorch's own when it is loaded."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(str(Path(torch.__file__).parent))
+
+
+def library_functions() -> dict[str, tuple[int, Any]]:
+    """Identity of every function of the libraries that a drop-in module shares with its user."""
+    places: list[tuple[str, Any]] = [(name, sys.modules[name]) for name in _WATCHED_MODULES if name in sys.modules]
+    places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
+    return {
+        f"{place}.{name}": (id(value), value)
+        for place, owner in places for name, value in vars(owner).items() if callable(value) and not isinstance(value, type)
+    }
+
+
 class Harness:
     """State of one worker: the module, its arenas and layouts."""
 
@@ -119,6 +153,7 @@ class Harness:
         self.outputs: list[torch.Tensor] = []
         self.held: list[list[torch.Tensor]] = []
         self.before = global_state()
+        self.functions = library_functions()
         self.model: torch.nn.Module | None = None
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -184,8 +219,13 @@ class Harness:
         return {}
 
     def op_inspect(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Process-wide settings before the build and now."""
-        return {"before": self.before, "after": global_state(), **self.interface()}
+        """Process-wide settings before the build and now, and library functions that are no longer what they were."""
+        now = library_functions()
+        patched = sorted(
+            name for name, (identity, _) in self.functions.items()
+            if name not in now or now[name][0] != identity and not _is_of_torch(now[name][1])
+        )
+        return {"before": self.before, "after": global_state(), "patched": patched[:20], **self.interface()}
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
@@ -204,6 +244,16 @@ class Harness:
         if message["hold"]:
             self.held.append(flat)
         return {"inner_us": clock.elapsed_us(), **described}
+
+    def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Names of PyTorch's operators that one call runs, views and allocations left out."""
+        skeleton, tensors = self.layouts[message["layout"]]
+        assert self.model is not None
+        with torch.autograd.profiler.profile() as profile, _no_grad():
+            self.model(*unflatten(skeleton, list(tensors)))
+        self.clock.settle()
+        names = {event.name for event in profile.function_events or [] if event.name.startswith("aten::")}
+        return {"operators": sorted(names - _FREE_OPERATORS)}
 
     def op_recopy(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the output of an earlier call, as it is now, into the arena again."""
@@ -310,6 +360,8 @@ def prepare_directories(private: Path, build: Path) -> None:
     """Point every cache and temporary file of this process into its private directory."""
     for name in ("home", "tmp"):
         (private / name).mkdir(parents=True, exist_ok=True)
+    for module in ("statistics", "numpy", "json"):
+        importlib.import_module(module)
     os.environ |= {
         "HOME": str(private / "home"), "TMPDIR": str(private / "tmp"), "XDG_CACHE_HOME": str(private / "home/.cache"),
         "TORCH_EXTENSIONS_DIR": str(build / "torch_extensions"), "TRITON_CACHE_DIR": str(build / "triton"),

@@ -26,8 +26,9 @@ from kernelwright.errors import SandboxError
 from kernelwright.evaluation.channel import Channel, ChannelClosed
 
 _WATCH_S = 0.05
-_GROUP_WATCH_EVERY = 10
+_SESSION_WATCH_EVERY = 10
 """Reading all of /proc costs milliseconds; one file does not."""
+_KILL_ROUNDS = 100
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 INHERITED_VARIABLES = (
@@ -72,7 +73,7 @@ class Zygote:
         self._channel = Channel(ours)
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
-        """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its group's too."""
+        """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
         sent = array.array("i", files)
         try:
             self._channel.send({"spawn": config, "files": len(files)})
@@ -83,7 +84,7 @@ class Zygote:
         return int(answer["pid"])
 
     def end(self, pid: int) -> Ending:
-        """Kill a worker with its whole process group, if it still lives, and say how it ended."""
+        """Kill a worker with its whole session, if it still lives, and say how it ended."""
         try:
             self._channel.send({"end": pid})
             answer = self._channel.receive(time.monotonic() + 60)
@@ -160,7 +161,6 @@ def _fork(channel: Channel, message: dict[str, Any]) -> int:
     files.frombytes(ancillary[0][2][: 4 * count])
     pid = os.fork()
     if pid:
-        os.setpgid(pid, pid)
         for handle in files:
             os.close(handle)
         return pid
@@ -175,7 +175,8 @@ def _fork(channel: Channel, message: dict[str, Any]) -> int:
 def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
     from kernelwright.evaluation import sandbox, worker
 
-    os.setpgid(0, 0)
+    # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
+    os.setsid()
     channel.close()
     private = Path(config["private"])
     log = os.open(private / "output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -187,26 +188,26 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     worker.prepare_directories(private, Path(config["build"]))
     if config["role"] == "candidate":
-        sandbox.restrict(private, config["device"], config["file_limit_bytes"])
+        sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
     worker.serve(socket.socket(fileno=files[0]), config, files[1:])
 
 
 def _watch(one: _Watched) -> None:
-    """End a group that has grown beyond its limits."""
+    """End a session that has grown beyond its limits."""
     if one.cause is not None:
         return
     one.ticks += 1
-    members = [one.pid] if one.ticks % _GROUP_WATCH_EVERY else group_members(one.pid)
+    members = [one.pid] if one.ticks % _SESSION_WATCH_EVERY else session_members(one.pid)
     if len(members) > one.process_limit:
         one.cause = "processes"
     elif sum(_anonymous_bytes(pid) for pid in members) > one.memory_limit_bytes:
         one.cause = "memory"
     if one.cause is not None:
-        _kill_group(one.pid)
+        _kill_session(one.pid)
 
 
-def group_members(group: int) -> list[int]:
-    """Processes of a process group. Workers cannot leave theirs: seccomp refuses setsid and setpgid."""
+def session_members(session: int, *, zombies: bool = False) -> list[int]:
+    """Processes of a worker's session, which is all it started: seccomp refuses setsid."""
     members = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -216,9 +217,18 @@ def group_members(group: int) -> list[int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue  # it ended while we looked
-        if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+        if int(fields[3]) == session and (zombies or fields[0] not in (b"Z", b"X")):
             members.append(int(entry.name))
     return members
+
+
+def signal_session(session: int, number: int) -> None:
+    """Send a signal to every process of a session."""
+    for pid in session_members(session):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
 
 
 def _anonymous_bytes(pid: int) -> int:
@@ -230,21 +240,32 @@ def _anonymous_bytes(pid: int) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # already gone
+def _kill_session(session: int) -> None:
+    """Kill until nothing is left: a process may fork while it is being looked for, but stopped ones may not."""
+    signal_session(session, signal.SIGSTOP)
+    for _ in range(_KILL_ROUNDS):
+        members = session_members(session)
+        if not members:
+            return
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def _end(one: _Watched) -> dict[str, Any]:
-    _kill_group(one.pid)
+    _kill_session(one.pid)
     _, status = os.waitpid(one.pid, 0)
-    # Orphans of the group come to us; none may outlive the worker.
-    while True:
-        _kill_group(one.pid)
-        try:
-            os.waitpid(-one.pid, 0)
-        except ChildProcessError:
+    # Orphans of the session come to us; none may outlive the worker.
+    for _ in range(_KILL_ROUNDS):
+        left = session_members(one.pid, zombies=True)
+        if not left:
             break
+        _kill_session(one.pid)
+        for pid in left:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue  # its own parent has not died or not reaped it yet
     return {"status": status, "cause": one.cause}

@@ -22,15 +22,20 @@ class InputSet:
     name: str
     vary: Variation
     catches: str
+    integers: bool = False
+    """Whether it is for integer tensors rather than floating ones."""
 
     def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
-        """The inputs with every floating tensor varied; integers, booleans and scalars stay as drawn."""
-        return [_map(item, lambda tensor: self.vary(tensor, generator)) for item in inputs]
+        """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
+        return [_map(item, lambda tensor: self._vary(tensor, generator)) for item in inputs]
+
+    def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return self.vary(tensor, generator) if tensor.is_floating_point() != self.integers else tensor
 
 
 def _map(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(item, torch.Tensor):
-        return change(item) if item.is_floating_point() else item
+        return change(item)
     if isinstance(item, list | tuple):
         return type(item)(_map(part, change) for part in item)
     if isinstance(item, dict):
@@ -72,6 +77,15 @@ def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Te
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() >= 2 else x
 
 
+def _skewed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Nine in ten integers become one value that was drawn. A tensor without repeated values, such as a permutation,
+    stays as it is."""
+    if x.dtype == torch.bool or x.numel() < 2 or torch.unique(x).numel() == x.numel():
+        return x
+    index = int(torch.randint(x.numel(), (1,), generator=generator, device=x.device))
+    return torch.where(_random(x, generator) < 0.9, x.reshape(-1)[index], x)
+
+
 INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("own", lambda x, g: x, "anything wrong on the task's own distribution"),
     InputSet("own-again", lambda x, g: x, "results kept from an earlier call"),
@@ -83,6 +97,7 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("small", lambda x, g: x / 4096, "absolute tolerances, epsilon terms"),
     InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
     InputSet("outliers", _outliers, "extrapolating from a sample"),
+    InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout"),
 )
 """In order of use; the first must not be left out."""
