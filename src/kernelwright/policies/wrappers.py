@@ -1,0 +1,154 @@
+"""`ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No new kernel of its own."""
+
+from __future__ import annotations
+
+import textwrap
+
+_COMPILE = '''
+class ModelNew({base}):
+    """`{base}.forward` through torch.compile."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._compiled = torch.compile(super().forward{options})
+
+    def forward(self, *inputs):
+        return self._compiled(*inputs)
+'''
+
+_COMPILE_GRAPHED = '''
+def _own(outputs):
+    """Copies of tensors that the next replay would overwrite."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
+
+
+class ModelNew({base}):
+    """`{base}.forward` through torch.compile with CUDA graphs; outputs are copied out of the graph's memory."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._compiled = torch.compile(super().forward{options})
+
+    def forward(self, *inputs):
+        return _own(self._compiled(*inputs))
+'''
+
+_CUDA_GRAPH = '''
+class _Recording:
+    """A captured graph, the tensors it reads and writes, and where the module's state was."""
+
+    def __init__(self, module, forward, inputs):
+        self.slots = [(table, name) for child in module.modules() for table in (child._parameters, child._buffers)
+                      for name, tensor in table.items() if tensor is not None]
+        self.addresses = self.where()
+        self.inputs = [item.clone() for item in inputs]
+        # Warming up must leave no trace: running statistics and the random state are put back.
+        saved = [tensor.clone() for tensor in module.buffers()]
+        random_state = torch.cuda.get_rng_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                forward(*self.inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = forward(*self.inputs)
+        for tensor, value in zip(module.buffers(), saved):
+            tensor.copy_(value)
+        torch.cuda.set_rng_state(random_state)
+
+    def where(self):
+        return [table[name].data_ptr() for table, name in self.slots]
+
+    def replay(self, inputs):
+        for static, item in zip(self.inputs, inputs):
+            static.copy_(item)
+        self.graph.replay()
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, self.outputs)
+
+
+class ModelNew({base}):
+    """`{base}.forward` replayed from a CUDA graph: inputs are copied in, outputs are copied out."""
+
+    def forward(self, *inputs):
+        on_gpu = all(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs)
+        if torch.is_grad_enabled() or not on_gpu:
+            return super().forward(*inputs)
+        key = (self.training, *((item.shape, item.stride(), item.dtype, item.device) for item in inputs))
+        recordings = self.__dict__.setdefault("_recordings", {{}})
+        recording = recordings.get(key)
+        if recording is None or recording.where() != recording.addresses:
+            recording = recordings[key] = _Recording(self, super().forward, inputs)
+        return recording.replay(inputs)
+'''
+
+_CUDNN = '''
+class ModelNew({base}):
+    """`{base}.forward` with cuDNN's algorithm search; the setting is put back after each call."""
+
+    def forward(self, *inputs):
+        previous = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            return super().forward(*inputs)
+        finally:
+            torch.backends.cudnn.benchmark = previous
+'''
+
+_CHANNELS_LAST = '''
+def _layout(items, memory_format):
+    """The 4-d tensors among nested outputs or inputs in this memory format."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda item: item.contiguous(memory_format=memory_format) if item.dim() == 4 else item, items)
+
+
+class ModelNew({base}):
+    """`{base}.forward` in channels-last layout with cuDNN's algorithm search; outputs come back in the usual layout."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, *inputs):
+        previous = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            outputs = super().forward(*_layout(inputs, torch.channels_last))
+        finally:
+            torch.backends.cudnn.benchmark = previous
+        return _layout(outputs, torch.contiguous_format)
+'''
+
+WRAPPERS: dict[str, tuple[str, str]] = {
+    "compile": (_COMPILE, ""),
+    "compile-reduce-overhead": (_COMPILE_GRAPHED, ', mode="reduce-overhead"'),
+    "compile-max-autotune": (_COMPILE_GRAPHED, ', mode="max-autotune"'),
+    "cuda-graph": (_CUDA_GRAPH, ""),
+    "cudnn-benchmark": (_CUDNN, ""),
+    "channels-last": (_CHANNELS_LAST, ""),
+}
+"""Name of a technique: its template and the options it passes to torch.compile."""
+
+ON_ANY_DEVICE = ("compile",)
+ON_CUDA = ("cuda-graph", "compile", "compile-max-autotune", "compile-reduce-overhead")
+ON_CUDA_WITH_CONVOLUTIONS = ("channels-last", "cudnn-benchmark")
+KEEPS_LAYOUT = frozenset(WRAPPERS) - {"channels-last"}
+"""Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
+
+
+def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
+    """A candidate that wraps what `source` defines.
+
+    Args:
+        source: Text of a module that defines `Model` only, or `ModelNew`, which then is renamed to `Rewritten`.
+        name: Which wrapper.
+        techniques: What was done, for the reader, when `source` has no docstring of its own.
+    """
+    template, options = WRAPPERS[name]
+    if "class ModelNew(Model):" in source:
+        base, text = "Rewritten", source.replace("class ModelNew(Model):", "class Rewritten(Model):")
+    else:
+        header = f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""'
+        base, text = "Model", f"{header}\n\n{source}\n\nimport torch\n"
+    return text + "\n" + textwrap.dedent(template.format(base=base, options=options))
