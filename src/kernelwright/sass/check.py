@@ -1,0 +1,308 @@
+"""Translation validation: is one cubin a legal re-schedule of another?
+
+Nothing the game remembers is used. Both cubins are disassembled, instructions are matched by what they
+do, and every property is derived again from the bytes: order of dependent accesses, scoreboards over
+all paths, issue distances over all paths, and the encodability of every control word.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kernelwright.errors import ToolchainError, UsageError
+from kernelwright.sass.control import INSTRUCTION_BYTES
+from kernelwright.sass.distances import minimum_distances
+from kernelwright.sass.effects import defs_of, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.elf import CubinImage, read_cubin
+from kernelwright.sass.instruction import Instruction
+from kernelwright.sass.latency import bound_cycles
+from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
+from kernelwright.sass.reuse import reuse_spans, same_run
+from kernelwright.sass.scoreboards import TokenKind, analyse_scoreboards
+
+_CONTROL_RULES = {
+    "pinned": "takes part in a move of a pinned slot",
+    "control": "has a control word with no encoding, or drains the pipeline",
+    "write-barrier": "has another write scoreboard",
+    "read-barrier": "has another read scoreboard",
+    "wait": "no longer waits as before",
+    "reuse": "keeps an operand for a changed follower",
+}
+_RESOURCE_KINDS = {"P": "predicate", "U": "uniform", "B": "convergence-barrier", "s": "sync-order"}
+"""Kind of an order violation by the first letter of the resource; other resources go by dependence."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Violation:
+    """One reason why a schedule is not legal.
+
+    Attributes:
+        kind: what is broken; see docs/sass.md for the list.
+        address: code offset in the mutated kernel, bytes (file offset for kind "container").
+        detail: a sentence for people.
+    """
+
+    kind: str
+    address: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of a check: violations (none means legal) and how many instructions moved."""
+
+    violations: tuple[Violation, ...]
+    moved: int
+
+    @property
+    def legal(self) -> bool:
+        """Whether the mutated cubin is a legal re-schedule."""
+        return not self.violations
+
+
+def check(original: bytes, mutated: bytes, disassemble: Disassembler) -> list[Violation]:
+    """Return every violation found in `mutated` as a re-schedule of `original`; see `check_report`."""
+    return list(check_report(original, mutated, disassemble).violations)
+
+
+def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> CheckReport:
+    """Decide whether `mutated` is a legal re-schedule of `original`.
+
+    Raises:
+        CubinError: one of the two is not a readable cubin.
+        ListingError: the disassembler is of another generation than the cubin's assembler.
+        KernelwrightError: whatever `disassemble` raises on `original`.
+    """
+    first, second = read_cubin(original), read_cubin(mutated)
+    container = _container_violations(first, second)
+    if container:
+        return CheckReport(tuple(container), 0)
+    before = assemble_program(first, disassemble(original))
+    try:
+        after = assemble_program(second, disassemble(mutated))
+    except (ToolchainError, UsageError) as error:
+        # The same disassembler has just read the original, so the mutated code is at fault.
+        return CheckReport((Violation("encoding", 0, f"the mutated code is not readable: {error}"),), 0)
+    violations: list[Violation] = []
+    moved = 0
+    for old, new in zip(before.kernels, after.kernels, strict=True):
+        found, count = _check_kernel(old, new)
+        violations += found
+        moved += count
+    return CheckReport(tuple(sorted(set(violations))), moved)
+
+
+def _container_violations(first: CubinImage, second: CubinImage) -> list[Violation]:
+    """Everything outside the code sections must be the same bytes."""
+    if [c.section for c in first.code] != [c.section for c in second.code]:
+        return [Violation("container", 0, "the two cubins do not have the same code sections")]
+    position = 0
+    spans = sorted((c.section.offset_bytes, c.section.size_bytes) for c in first.code)
+    for offset, size in [*spans, (max(len(first.data), len(second.data)), 0)]:
+        if first.data[position:offset] != second.data[position:offset]:
+            return [Violation("container", position, "bytes outside the code sections differ")]
+        position = offset + size
+    return []
+
+
+def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
+    tail = len(old.instructions) * INSTRUCTION_BYTES
+    if len(new.instructions) != len(old.instructions):
+        return [Violation("encoding", tail, f"{new.name} has another number of instructions")], 0
+    order, violations = _match(old, new)
+    if violations:
+        return violations, 0
+    moved = sum(slot != index for slot, index in enumerate(order))
+    violations = _control_violations(old, new, order)
+    for block in old.blocks:
+        violations += _register_order(old, order, block)
+        violations += _pair_order(old, order, block)
+    # Timing and scoreboards of a wrong order mean nothing; report the order alone.
+    if not violations:
+        violations += _scoreboard_violations(old, new, order)
+        violations += _distance_violations(old, new, order)
+    return violations, moved
+
+
+def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
+    """Return, for each slot of the mutated kernel, which original instruction is in it."""
+    violations: list[Violation] = []
+    order: list[int] = []
+    elsewhere = {i.payload for i in old.instructions}
+    for block in old.blocks:
+        waiting: dict[int, deque[int]] = defaultdict(deque)
+        for i in range(block.start, block.stop):
+            waiting[old.instructions[i].payload].append(i)
+        for slot in range(block.start, block.stop):
+            instruction = new.instructions[slot]
+            candidates = waiting.get(instruction.payload)
+            if candidates:
+                # Legal schedules keep identical instructions in order.
+                order.append(candidates.popleft())
+            else:
+                violations.append(_stranger(instruction, instruction.payload in elsewhere))
+                order.append(slot)
+    if not violations:
+        for slot, index in enumerate(order):
+            a, b = old.instructions[index], new.instructions[slot]
+            if (a.defs, a.uses) != (b.defs, b.uses):
+                violations.append(
+                    Violation("def-use", b.address, f"`{b.text}` reads or writes other registers than before")
+                )
+    return order, violations
+
+
+def _stranger(instruction: Instruction, from_elsewhere: bool) -> Violation:
+    if from_elsewhere:
+        kind, reason = "crossed-block", "is not in this block of the original, or fewer times"
+    else:
+        kind, reason = "changed-instruction", "is nowhere in the original"
+    return Violation(kind, instruction.address, f"`{instruction.text}` {reason}")
+
+
+def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
+    violations = []
+    spans = reuse_spans(old)
+    for slot, index in enumerate(order):
+        before, after = old.instructions[index], new.instructions[slot]
+        a, b = before.control, after.control
+        broken = {
+            "pinned": index != slot and (index in old.fixed or slot in old.fixed),
+            "control": a != b and (not b.is_encodable() or (b.stall == 0 and a.stall != 0)),
+            "write-barrier": a.write_barrier != b.write_barrier,
+            "read-barrier": a.read_barrier != b.read_barrier,
+            "wait": a.wait_mask & ~b.wait_mask,
+            "reuse": b.reuse & ~a.reuse or (b.reuse and not same_run(order, slot, spans[index])),
+        }
+        violations += [
+            Violation(kind, after.address, f"`{after.text}` {_CONTROL_RULES[kind]}: {a} became {b}")
+            for kind, is_broken in broken.items()
+            if is_broken
+        ]
+    violations += _pinned_crossings(old, order)
+    return violations
+
+
+def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:
+    """Nothing may change sides with respect to an instruction that is pinned to its address."""
+    violations = []
+    for slot, index in enumerate(order):
+        low, high = sorted((slot, index))
+        crossed = next((i for i in range(low + 1, high) if i in old.fixed), None)
+        if crossed is not None:
+            violations.append(
+                Violation(
+                    "pinned",
+                    slot * INSTRUCTION_BYTES,
+                    f"`{old.instructions[index].text}` crosses the pinned `{old.instructions[crossed].text}`",
+                )
+            )
+    return violations
+
+
+def _register_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
+    """Compare the sequence of accesses of every resource, block by block.
+
+    Instructions never leave their block, so equal sequences in every block are an equal def-use graph.
+    """
+    rank = {index: slot for slot, index in enumerate(order)}
+    violations = []
+    writers: dict[str, list[int]] = defaultdict(list)
+    readers: dict[str, list[int]] = defaultdict(list)
+    for i in range(block.start, block.stop):
+        for name in defs_of(old.instructions[i]):
+            writers[name].append(i)
+        for name in uses_of(old.instructions[i]):
+            readers[name].append(i)
+    for name, defining in writers.items():
+        for first, second in pairwise(defining):
+            if rank[first] > rank[second]:
+                violations.append(_order_violation(old, "waw", name, first, second, rank[second]))
+        for reader in readers.get(name, ()):
+            for writer in defining:
+                if writer < reader and rank[writer] > rank[reader]:
+                    violations.append(_order_violation(old, "raw", name, writer, reader, rank[reader]))
+                elif writer > reader and rank[writer] < rank[reader]:
+                    violations.append(_order_violation(old, "war", name, reader, writer, rank[writer]))
+    return violations
+
+
+def _order_violation(old: Kernel, kind: str, name: str, first: int, second: int, slot: int) -> Violation:
+    a, b = old.instructions[first], old.instructions[second]
+    return Violation(
+        _RESOURCE_KINDS.get(name[0], kind),
+        slot * INSTRUCTION_BYTES,
+        f"`{b.text}` must stay behind `{a.text}` ({kind.upper()} on {name})",
+    )
+
+
+def _pair_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
+    violations = []
+    slots = range(block.start, block.stop)
+    touching = [s for s in slots if _touches_memory(old.instructions[order[s]])]
+    for position, slot in enumerate(touching):
+        for later in touching[position + 1 :]:
+            if order[slot] < order[later]:
+                continue
+            first, second = old.instructions[order[later]], old.instructions[order[slot]]
+            detail = f"`{second.text}` must stay behind `{first.text}`"
+            address = slot * INSTRUCTION_BYTES
+            if memory_conflict(first, second):
+                opcodes = {first.opcode, second.opcode}
+                if opcodes == {"LDGSTS", "LDGDEPBAR"}:
+                    kind = "ldgsts-group"
+                elif first.traits.is_fence or second.traits.is_fence:
+                    kind = "barrier-crossing"
+                else:
+                    kind = "memory-order"
+                violations.append(Violation(kind, address, detail))
+            elif vouches_for(first, second):
+                violations.append(Violation("queue-order", address, f"{detail}: it vouches for it"))
+    return violations
+
+
+def _touches_memory(instruction: Instruction) -> bool:
+    traits = instruction.traits
+    return bool(traits.reads or traits.writes or traits.queue)
+
+
+def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
+    known = analyse_scoreboards(old.instructions, old.blocks).unprotected
+    violations = []
+    for producer, consumer, kind in analyse_scoreboards(new.instructions, old.blocks).unprotected:
+        if (order[producer], order[consumer], kind) in known:
+            continue
+        p, c = new.instructions[producer], new.instructions[consumer]
+        what = "result" if kind is TokenKind.RESULT else "reading of the sources"
+        violations.append(
+            Violation(
+                "wait",
+                c.address,
+                f"`{c.text}` does not wait for the {what} of `{p.text}` at {p.address:#x}",
+            )
+        )
+    return violations
+
+
+def _distance_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
+    before = minimum_distances(old.instructions, old.blocks)
+    after = minimum_distances(new.instructions, old.blocks)
+    violations = []
+    for (u, v, name, kind), cycles in after.items():
+        producer, consumer = new.instructions[u], new.instructions[v]
+        original = before.get((order[u], order[v], name, kind))
+        # Where the original kept them so far apart that the analysis lost sight of them, the bound decides.
+        bound = bound_cycles(kind, name, producer, consumer)
+        required = bound if original is None else min(original, bound)
+        if cycles < required:
+            violations.append(
+                Violation(
+                    "stall",
+                    consumer.address,
+                    f"`{consumer.text}` issues {cycles} cycles after `{producer.text}` "
+                    f"at {producer.address:#x}, needs {required} ({kind.value.upper()} on {name})",
+                )
+            )
+    return violations

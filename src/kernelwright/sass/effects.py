@@ -1,0 +1,54 @@
+"""Everything an instruction reads and writes, registers and machine state alike, as named resources."""
+
+from __future__ import annotations
+
+from kernelwright.sass.instruction import Instruction
+
+SYNC = "sync"
+"""Pseudo-register that every synchronising or warp-wide instruction reads and writes."""
+
+
+def defs_of(instruction: Instruction) -> frozenset[str]:
+    """Return the resources written."""
+    return instruction.defs | {SYNC} if instruction.traits.is_sync else instruction.defs
+
+
+def uses_of(instruction: Instruction) -> frozenset[str]:
+    """Return the resources read."""
+    return instruction.uses | {SYNC} if instruction.traits.is_sync else instruction.uses
+
+
+def is_guarded(instruction: Instruction) -> bool:
+    """Whether a predicate may switch the instruction off, leaving old values in place."""
+    return instruction.predicate is not None and not instruction.predicate.endswith("T")
+
+
+def memory_conflict(first: Instruction, second: Instruction) -> bool:
+    """Whether the order of two instructions' memory accesses may matter.
+
+    Addresses are not compared: equal base registers do not prove that two threads' accesses are
+    disjoint. Two asynchronous copies into shared memory have no order of their own.
+    """
+    a, b = first.traits, second.traits
+    if first.opcode == "LDGSTS" and second.opcode == "LDGSTS":
+        return False
+    return not (a.writes.isdisjoint(b.reads | b.writes) and b.writes.isdisjoint(a.reads))
+
+
+def vouches_for(earlier: Instruction, later: Instruction) -> bool:
+    """Whether a wait for `later` may stand for a wait for `earlier`: same in-order queue, and
+    `earlier` lacks a scoreboard that `later` has.
+
+    A guarded operation may be switched off and then says nothing about the queue, unless the
+    earlier one has the same guard.
+    """
+    if is_guarded(later) and later.predicate != earlier.predicate:
+        return False
+    queue = earlier.traits.queue
+    if queue is None or queue != later.traits.queue:
+        return False
+    has = later.control
+    if has.write_barrier is None and has.read_barrier is None:
+        return False
+    lacks = earlier.control
+    return lacks.write_barrier is None or lacks.read_barrier is None

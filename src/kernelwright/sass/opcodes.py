@@ -1,0 +1,169 @@
+"""What each opcode does that its register operands do not say.
+
+Three questions are answered here: which pipe computes the result (so how long it takes), which memory
+or synchronisation state the instruction touches, and whether it may be moved at all. An opcode that
+is not listed is treated as touching everything and is never moved.
+
+Sources: CuAsmRL (arXiv 2501.08071), Huerta et al. (arXiv 2503.20481), and which opcodes ptxas 12.8
+gives a write scoreboard in practice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+
+class Pipe(Enum):
+    """Where an instruction executes, as far as its latency is concerned."""
+
+    ALU = "alu"
+    FMA = "fma"
+    IMAD = "imad"
+    HALF = "half"
+    SLOW = "slow"
+    """FP64 and half-precision done on the matrix pipe: fixed latency, longer than the others."""
+    TENSOR = "tensor"
+    UNIFORM = "uniform"
+    COUPLED = "coupled"
+    """Crossings between the vector and uniform files with a fixed latency (R2UR, VOTEU, ...)."""
+    VARIABLE = "variable"
+    """Completion is counted on a scoreboard."""
+    ASYNC_TENSOR = "async-tensor"
+    CONTROL = "control"
+    UNKNOWN = "unknown"
+
+
+class Space(Enum):
+    """Memory whose accesses must keep their order where one of them writes."""
+
+    GLOBAL = "global"
+    SHARED = "shared"
+    LOCAL = "local"
+
+
+ALL_SPACES = frozenset(Space)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Properties of an opcode.
+
+    Attributes:
+        pipe: the pipe that fixes its latency.
+        reads: memory spaces read.
+        writes: memory spaces written.
+        is_sync: takes part in the order of synchronisation and warp-wide operations.
+        is_fence: no memory access may cross it.
+        is_pinned: must stay at its address, and nothing may cross it.
+        is_memory: what CuAsmRL calls a memory instruction: it may be chosen by the paper's action.
+        queue: name of the in-order queue it is issued to, or None.
+    """
+
+    pipe: Pipe
+    reads: frozenset[Space] = frozenset()
+    writes: frozenset[Space] = frozenset()
+    is_sync: bool = False
+    is_fence: bool = False
+    is_pinned: bool = False
+    is_memory: bool = False
+    queue: str | None = None
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ALU = _names(
+    """IADD3 IADD VIADD VIADDMNMX LOP3 LOP LEA SHF SHL SHR SEL ISETP IABS MOV PRMT IMNMX VIMNMX VIMNMX3 PLOP3
+    FSETP FSEL FMNMX FMNMX3 SGXT BMSK P2R R2P LOP32I I2FP F2FP FSET PSETP HMNMX2 VHMNMX CS2R ISCADD
+    F2IP I2IP VABSDIFF VABSDIFF4 FSWZADD MOV32I IADD32I ISET BFE BFI"""
+)
+_FMA = _names("FFMA FADD FMUL FFMA32I FADD32I FMUL32I FFMA2 FADD2 FMUL2")
+_IMAD = _names("IMAD IMUL IDP IDP4A IMAD32I IMUL32I")
+_HALF = _names("HFMA2 HADD2 HMUL2 HSET2 HSETP2 HFMA2_32I HADD2_32I HMUL2_32I")
+_SLOW = _names("DADD DMUL DFMA DSETP DMNMX")
+_TENSOR = _names("HMMA IMMA BMMA DMMA QMMA OMMA")
+_UNIFORM = _names(
+    """UIADD3 ULEA ULOP3 ULOP USHF USEL UISETP UMOV UIMAD UPLOP3 UPRMT USGXT UBMSK UVIADD UIABS UVIMNMX
+    UPSETP UISCADD USHL USHR ULOP32I UMOV32I UIMNMX"""
+)
+_COUPLED = _names("R2UR UP2UR UR2UP ULDC")
+_SCOREBOARD = _names("MUFU I2F F2I F2F FRND POPC FLO BREV FCHK")
+_FREE_LOADS = _names("LDC S2R S2UR LDCU")
+_GLOBAL, _SHARED, _LOCAL = (frozenset({s}) for s in (Space.GLOBAL, Space.SHARED, Space.LOCAL))
+_NONE: frozenset[Space] = frozenset()
+_MEMORY: dict[str, tuple[frozenset[Space], frozenset[Space]]] = {
+    "LDG": (_GLOBAL, _NONE),
+    "STG": (_NONE, _GLOBAL),
+    "LDS": (_SHARED, _NONE),
+    "LDSM": (_SHARED, _NONE),
+    "STS": (_NONE, _SHARED),
+    "STSM": (_NONE, _SHARED),
+    "LDGSTS": (_GLOBAL, _SHARED),
+    "LDL": (_LOCAL, _NONE),
+    "STL": (_NONE, _LOCAL),
+    "LD": (ALL_SPACES, _NONE),
+    "ST": (_NONE, ALL_SPACES),
+}
+_ATOMIC = _names("ATOM ATOMG ATOMS RED REDG REDAS")
+_WARP_WIDE = _names("SHFL VOTE VOTEU MATCH REDUX CREDUX ELECT")
+_FENCES = _names(
+    """BAR DEPBAR LDGDEPBAR ARRIVES WARPSYNC MEMBAR ERRBAR FENCE CCTL CCTLL CCTLT SYNCS NANOSLEEP
+    UCGABAR_ARV UCGABAR_WAIT CGAERRBAR UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH
+    UTMACCTL UBLKCP UBLKRED UBLKPF ENDCOLLECTIVE ACQBULK B2R R2B"""
+)
+# Registers of a running HGMMA must stay untouched until WARPGROUP.DEPBAR; if nothing crosses any of
+# these, whatever was inside or outside such a stretch stays there.
+_ASYNC_TENSOR = _names("HGMMA IGMMA QGMMA BGMMA WARPGROUP WARPGROUPSET USETMAXREG")
+_TRANSFER = _names(
+    """BRA BRX JMP JMX JMXU BRXU CALL RET EXIT BSSY BSYNC BREAK KILL BPT YIELD NOP BMOV LEPC RPCMOV
+    PREEXIT RTT CONT"""
+)
+BLOCK_ENDS = _names("BRA BRX JMP JMX JMXU BRXU CALL RET EXIT BSYNC BREAK KILL BPT RTT WARPSYNC")
+"""Opcodes after which execution may continue somewhere else."""
+_CLOCKS = ("SR_CLOCK", "SR_GLOBALTIMER")
+
+
+@lru_cache(maxsize=4096)
+def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...]) -> Traits:
+    """Return the traits of an instruction, from its opcode, modifiers and operand text."""
+    if opcode in _TRANSFER:
+        return Traits(Pipe.CONTROL, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)
+    if opcode in _MEMORY:
+        reads, writes = _MEMORY[opcode]
+        # A strong or volatile access orders other accesses, so it counts as writing what it touches.
+        if any(m in ("STRONG", "VOLATILE", "MMIO") for m in modifiers):
+            writes = writes | reads
+        return Traits(Pipe.VARIABLE, reads, writes, is_memory=True, queue="memory")
+    if opcode in _ATOMIC:
+        return Traits(Pipe.VARIABLE, ALL_SPACES, ALL_SPACES, is_sync=True, queue="memory")
+    if opcode in _FREE_LOADS | {"CS2R"} and any(c in operand for operand in operands for c in _CLOCKS):
+        return Traits(Pipe.UNKNOWN, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True)
+    if opcode in _FREE_LOADS:
+        return Traits(Pipe.VARIABLE, queue="constant" if opcode.startswith("LDC") else "special")
+    if opcode in _WARP_WIDE:
+        pipe = Pipe.COUPLED if opcode in ("VOTE", "VOTEU", "ELECT") else Pipe.VARIABLE
+        return Traits(pipe, is_sync=True, queue="memory" if pipe is Pipe.VARIABLE else None)
+    if opcode in _SCOREBOARD:
+        return Traits(Pipe.VARIABLE, queue="special-function")
+    if opcode in _ASYNC_TENSOR:
+        return Traits(Pipe.ASYNC_TENSOR, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)
+    if opcode in _FENCES:
+        return Traits(Pipe.UNKNOWN, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True)
+    if opcode == "HFMA2" and "MMA" in modifiers:
+        return Traits(Pipe.SLOW)
+    for names, pipe in (
+        (_ALU, Pipe.ALU),
+        (_FMA, Pipe.FMA),
+        (_IMAD, Pipe.IMAD),
+        (_HALF, Pipe.HALF),
+        (_SLOW, Pipe.SLOW),
+        (_TENSOR, Pipe.TENSOR),
+        (_UNIFORM, Pipe.UNIFORM),
+        (_COUPLED, Pipe.COUPLED),
+    ):
+        if opcode in names:
+            return Traits(pipe)
+    return Traits(Pipe.UNKNOWN, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)

@@ -1,0 +1,15 @@
+"""Compilers and disassemblers: source to cubin, cubin to text."""
+
+from __future__ import annotations
+
+from kernelwright.toolchain.disassembler import Disassembler, disassemble, installed_disassemblers
+from kernelwright.toolchain.triton_compiler import ARCHITECTURES, CompiledKernel, compile_triton
+
+__all__ = [
+    "ARCHITECTURES",
+    "CompiledKernel",
+    "Disassembler",
+    "compile_triton",
+    "disassemble",
+    "installed_disassemblers",
+]
