@@ -32,7 +32,8 @@ def get_init_inputs():
 
 GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
 
-CONTRACT = "verdict reason detail speedup speedup_low speedup_high labels task device run".split()
+CONTRACT = ["verdict", "reason", "detail", "speedup", "speedup_low", "speedup_high"]
+CONTRACT += ["labels", "task", "device", "run"]
 
 
 @pytest.fixture

@@ -1,0 +1,116 @@
+"""The documents say what the program does: codes, fields, options and settings are all described."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from kernelwright import cli
+from kernelwright.evaluation import Settings
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def first_cells(text: str) -> set[str]:
+    """Code spans in the first cells of a page's tables."""
+    cells = re.findall(r"^\| ([^|]*(?:\\\|[^|]*)*) \|", text, re.MULTILINE)
+    return {code.split()[0] for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_reason_and_label_has_a_line():
+    described = first_cells(page("verdicts.md"))
+    assert {*Reason, *Label} - described == set()
+
+
+def test_no_line_describes_a_code_that_does_not_exist():
+    assert first_cells(page("verdicts.md")) <= {*Reason, *Label}
+
+
+@pytest.mark.parametrize("record", [Evaluation, TimingBlock, Task, Candidate])
+def test_every_field_of_a_record_is_described(record):
+    assert set(record.model_fields) - first_cells(page("record-format.md")) == set()
+
+
+def test_every_setting_is_described_and_no_other():
+    section = page("cli.md").partition("## Settings of the judge")[2]
+    assert first_cells(section) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", [name for name in cli.group.commands_at if name != "sass"])
+def test_every_command_and_option_is_described(name):
+    command = cli.group.get_command(click.Context(cli.group), name)
+    text = page("cli.md")
+    assert f"## kernelwright {name}" in text
+    options = {
+        option
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    }
+    missing = {option for option in options if f"{option}`" not in text and f"{option} " not in text}
+    assert {option for option in missing if f"{option}]" not in text} == set()
+
+
+def test_no_option_is_described_that_does_not_exist():
+    context = click.Context(cli.group)
+    commands = [cli.group.get_command(context, name) for name in cli.group.commands_at if name != "sass"]
+    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    described = {cell for cell in first_cells(page("cli.md")) if cell.startswith("--")}
+    assert described <= known
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_to_files_and_headings_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, heading = target.partition("#")
+        there = (path.parent / name) if name else path
+        assert there.exists(), f"{path.name} links to {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", found).strip().lower().replace(" ", "-") for found in headings}
+            assert heading in slugs, f"{path.name} links to {target}"
+
+
+def test_the_folder_map_names_folders_that_exist():
+    folders = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for cell in folders for name in re.findall(r"`([^`]+/)`", cell)}
+    packages = {
+        f"src/kernelwright/{path.name}/"
+        for path in (ROOT / "src" / "kernelwright").iterdir()
+        if path.is_dir() and any(path.glob("*.py"))
+    }
+    assert packages <= named
+    assert {name for name in named if not (ROOT / name).is_dir()} == set()
+
+
+def test_the_readme_names_the_two_commands_that_the_makefile_has():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for target in ("demo", "test"):
+        assert f"make {target}" in readme
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_contributing_is_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) < 80
+
+
+def test_the_example_in_the_start_page_is_a_task_and_a_candidate():
+    from kernelwright.tasks.loading import check_task_source
+
+    task, candidate = re.findall(r"```python\n(.*?)```", page("start.md"), re.DOTALL)
+    check_task_source(task, "start.md")
+    assert "class ModelNew(torch.nn.Module)" in candidate
+    compile(candidate, "start.md", "exec")
