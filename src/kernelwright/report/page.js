@@ -16,8 +16,16 @@
 
   const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
   const asText = (value) => (value === null ? "none" : value === true ? "yes" : value === false ? "no" : String(value));
+  const isPlain = (value) => !Array.isArray(value) && !isObject(value);
+  const isShort = (value) => isPlain(value) || (Array.isArray(value) && value.every(isPlain));
 
-  const gridOf = (lines) => {
+  // {error: {rms, worst}} as two columns.
+  const flat = (line) =>
+    Object.fromEntries(Object.entries(line).flatMap(([name, value]) =>
+      isObject(value) ? Object.entries(value).map(([part, item]) => [`${name} ${part}`, item]) : [[name, value]]));
+
+  const gridOf = (nested) => {
+    const lines = nested.map(flat);
     const columns = [...new Set(lines.flatMap((line) => Object.keys(line)))];
     const head = make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)));
     const body = lines.map((line) => make("tr", {}, ...columns.map((name) => make("td", {}, show(line[name] ?? "")))));
@@ -27,7 +35,7 @@
   const show = (value) => {
     if (Array.isArray(value)) {
       if (value.length && value.every(isObject)) return gridOf(value);
-      if (value.every((item) => !Array.isArray(item) && !isObject(item))) return value.map(asText).join(", ");
+      if (value.every(isPlain)) return value.length ? value.map(asText).join(", ") : "none";
       return make("ul", {}, ...value.map((item) => make("li", {}, show(item))));
     }
     if (!isObject(value)) return asText(value);
@@ -55,7 +63,7 @@
   const side = (lines, index, kind) =>
     index === null
       ? [make("td", { class: "line" }), make("td")]
-      : [make("td", { class: "line" }, String(index + 1)), make("td", { class: kind }, lines[index])];
+      : [make("td", { class: "line" }, String(index + 1)), make("td", { class: kind || "same" }, lines[index])];
 
   const differenceRows = (before, after, spans) => {
     const rows = [];
@@ -129,12 +137,11 @@
     if (Object.keys(entry.checks).length) {
       parts.push(make("h3", {}, "Checks"));
       for (const [name, value] of Object.entries(entry.checks)) {
-        if (isObject(value) || Array.isArray(value)) {
-          parts.push(make("details", {}, make("summary", {}, name), make("div", {}, show(value))));
-        } else {
-          parts.push(pairs([[name, value]]));
+        if (!isShort(value)) {
+          parts.push(make("details", {}, make("summary", {}, name), make("div", { class: "wide" }, show(value))));
         }
       }
+      parts.push(pairs(Object.entries(entry.checks).filter(([, value]) => isShort(value))));
     }
     parts.push(make("h3", {}, "Code"), codePanel(entry));
     return parts;

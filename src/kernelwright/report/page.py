@@ -168,14 +168,17 @@ def _template() -> jinja2.Template:
 
 def rows_of(evaluations: Sequence[Evaluation]) -> list[Row]:
     """Number the evaluations, and let the last one of several of the same candidate count."""
-    last = {(e.task_sha256, e.candidate_sha256): number for number, e in enumerate(evaluations, start=1)}
+    numbered = list(enumerate(evaluations, start=1))
+    # The policy is part of it: baselines of a bench may share the reference's source.
+    last = {(e.task_sha256, e.candidate_sha256, e.policy): number for number, e in numbered}
+    by_source = {(e.task_sha256, e.candidate_sha256): number for number, e in numbered}
     rows = []
-    for number, evaluation in enumerate(evaluations, start=1):
-        final = last[evaluation.task_sha256, evaluation.candidate_sha256]
+    for number, evaluation in numbered:
+        final = last[evaluation.task_sha256, evaluation.candidate_sha256, evaluation.policy]
         state = REJECTED
         if evaluation.accepted:
             state = IMPROVEMENT if evaluation.is_improvement else ACCEPTED
-        parent = last.get((evaluation.task_sha256, evaluation.parent)) if evaluation.parent else None
+        parent = by_source.get((evaluation.task_sha256, evaluation.parent or ""))
         rows.append(Row(number, evaluation, state, None if final == number else final, parent))
     return rows
 
