@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -123,23 +122,11 @@ def _triton() -> Finding:
 
 
 def _disassembler() -> Finding:
-    path = shutil.which("nvdisasm") or _beside_triton("nvdisasm")
-    version = _release(path) if path else None
-    found = f"{version}, {path}" if version else "no nvdisasm on PATH nor beside Triton"
-    return Finding(
-        "disassembler", version is not None, found, "reading machine code that this machine compiled"
-    )
+    from kernelwright.toolchain.disassembler import installed_disassemblers
 
-
-def _beside_triton(name: str) -> str | None:
-    # Looked up without importing Triton, which starts its driver.
-    spec = importlib.util.find_spec("triton")
-    places = spec.submodule_search_locations if spec else None
-    for place in places or ():
-        path = shutil.which(name, path=str(Path(place) / "backends" / "nvidia" / "bin"))
-        if path:
-            return path
-    return None
+    found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in installed_disassemblers()]
+    words = "; ".join(found) or "no nvdisasm on PATH nor beside Triton"
+    return Finding("disassembler", bool(found), words, "reading machine code")
 
 
 def _models() -> Finding:

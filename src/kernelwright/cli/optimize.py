@@ -1,0 +1,140 @@
+"""`kernelwright optimize TASK`: search for a verified faster drop-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelwright.cli import options
+from kernelwright.cli.output import (
+    emit_json,
+    format_speedup,
+    printable,
+    progress_console,
+    say,
+    says_what_was_kept,
+)
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from kernelwright.records import Evaluation
+    from kernelwright.rl.search import OptimizeResult, SearchEvent
+
+
+@click.command("optimize", short_help="Search for a verified faster drop-in for a task.")
+@click.argument("task")
+@options.device_option
+@click.option(
+    "--policy", default="builtin", show_default=True, metavar="NAME", help="What proposes candidates."
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    metavar="N",
+    help="Evaluations to spend, those already in DIR included.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory; the same one resumes. Default: a new one in runs/.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.judge_options
+def command(
+    task: str, device: str, policy: str, budget: int, out: Path | None, as_json: bool, **judge: Any
+) -> None:
+    """Search for a faster drop-in for TASK, and write what was confirmed.
+
+    Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, config.json and
+    environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
+    """
+    settings = options.judge_settings(**judge)
+
+    from kernelwright.policies import policy_named
+    from kernelwright.rl.search import optimize
+    from kernelwright.tasks import load_task
+
+    loaded = load_task(task)
+    proposer = policy_named(policy)
+    chosen = options.resolve_device(device, say)
+    path = out or options.fresh_run_path("optimize", loaded.id)
+    with says_what_was_kept(lambda: _kept(path)), progress_console().status("starting") as status:
+        result = optimize(
+            loaded,
+            policy=proposer,
+            device=chosen,
+            budget=budget,
+            out=path,
+            settings=settings,
+            on_event=_Progress(status, budget),
+        )
+    if as_json:
+        emit_json(as_contract(result, loaded.id, chosen))
+    else:
+        click.echo(in_words(result))
+
+
+class _Progress:
+    """Shows a search on stderr: a line for each finished evaluation, and what is going on now."""
+
+    def __init__(self, status: Status, budget: int) -> None:
+        self._status = status
+        self._budget = budget
+
+    def __call__(self, event: SearchEvent) -> None:
+        if event.evaluation is not None:
+            say(f"{event.number:>4}/{self._budget}  {evaluation_line(event.evaluation)}")
+        self._status.update(printable(event.message))
+
+
+def evaluation_line(evaluation: Evaluation) -> str:
+    """An evaluation in one line, such as `improvement  1.62x [1.59, 1.65]  diag-to-einsum`."""
+    what = printable(", ".join(evaluation.techniques) or evaluation.policy)
+    if not evaluation.accepted:
+        return f"rejected     {evaluation.reason}  {what}"
+    state = "improvement" if evaluation.is_improvement else "accepted   "
+    speedup = format_speedup(evaluation.speedup, evaluation.speedup_low, evaluation.speedup_high)
+    return f"{state}  {speedup}  {what}"
+
+
+def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any]:
+    """The object that `--json` prints; its keys are a contract with scripts."""
+    best = result.best
+    return {
+        "task": task,
+        "device": device,
+        "run": str(result.run),
+        "evaluations": result.evaluations,
+        "best": None
+        if best is None
+        else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
+    }
+
+
+def in_words(result: OptimizeResult) -> str:
+    """What came of a search, for a person."""
+    lines = []
+    if result.best is None:
+        lines.append("best         none: no candidate's interval cleared the noise floor")
+    else:
+        lines.append(f"best         {evaluation_line(result.best)}")
+        lines += [f"label        {label}" for label in result.best.labels]
+        lines.append(f"drop-in      {result.run / 'optimized.py'}")
+    lines.append(f"evaluations  {result.evaluations}")
+    lines.append(f"report       {result.run / 'report.html'}")
+    return "\n".join(lines)
+
+
+def _kept(path: Path) -> str:
+    from kernelwright.records import RunDirectory
+
+    if not path.is_dir():
+        return "nothing was judged yet"
+    count = sum(1 for _ in RunDirectory(path).evaluations())
+    return f"{count} finished evaluations are in {path}; the same command with --out {path} goes on"
