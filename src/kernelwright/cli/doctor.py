@@ -124,7 +124,8 @@ def _triton() -> Finding:
 def _disassembler() -> Finding:
     from kernelwright.toolchain.disassembler import installed_disassemblers
 
-    found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in installed_disassemblers()]
+    tools = installed_disassemblers()
+    found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in tools]
     words = "; ".join(found) or "no nvdisasm on PATH nor beside Triton"
     return Finding("disassembler", bool(found), words, "reading machine code")
 
