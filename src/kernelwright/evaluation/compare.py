@@ -55,7 +55,7 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     if truth.numel() == 0:
         return Distance(0.0, 0.0)
     if truth.is_complex():
-        return distance(torch.view_as_real(actual.to(torch.complex128)), torch.view_as_real(truth.to(torch.complex128)))
+        return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
     expected, found = truth.double(), actual.double()
     infinite = torch.isinf(expected)
     if infinite.any():
