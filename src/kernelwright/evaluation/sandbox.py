@@ -87,7 +87,8 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     write_device = (_READ_FILE | _WRITE_FILE | _IOCTL_DEV) & handled
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         _add_path(ruleset, Path("/dev") / name, write_device)
-    _add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE) & handled)
+    # Drivers name their threads in here, truncating as they write.
+    _add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE) & handled)
     if device.startswith("cuda"):
         for path in _gpu_nodes(device):
             _add_path(ruleset, path, write_device)

@@ -124,7 +124,6 @@ def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
     import torch  # noqa: F401 - the point of this process
     import torch.nn.functional
-    import torch.utils.cpp_extension  # noqa: F401
 
     from kernelwright.evaluation import sandbox, worker  # noqa: F401
 
