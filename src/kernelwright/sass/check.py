@@ -20,7 +20,7 @@ from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import bound_cycles
 from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
 from kernelwright.sass.reuse import reuse_spans, same_run
-from kernelwright.sass.scoreboards import TokenKind, analyse_scoreboards
+from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 
 _CONTROL_RULES = {
     "pinned": "takes part in a move of a pinned slot",
@@ -269,19 +269,27 @@ def _touches_memory(instruction: Instruction) -> bool:
 
 
 def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
-    known = analyse_scoreboards(old.instructions, old.blocks).unprotected
+    before = analyse_scoreboards(old.instructions, old.blocks)
+
+    def settle(token: Token, waiter: int) -> int:
+        """A wait counts from when it did in the original, and otherwise only when it surely does."""
+        enough = settle_cycles(new.instructions[token.producer])
+        known = before.cleared.get((Token(order[token.producer], token.kind), order[waiter]), enough)
+        return min(known, enough)
+
+    hasty = analyse_scoreboards(new.instructions, old.blocks).unprotected
     violations = []
-    for producer, consumer, kind in analyse_scoreboards(new.instructions, old.blocks).unprotected:
-        if (order[producer], order[consumer], kind) in known:
+    for producer, consumer, kind in analyse_scoreboards(new.instructions, old.blocks, settle).unprotected:
+        if (order[producer], order[consumer], kind) in before.unprotected:
             continue
         p, c = new.instructions[producer], new.instructions[consumer]
         what = "result" if kind is TokenKind.RESULT else "reading of the sources"
+        if (producer, consumer, kind) in hasty:
+            violation, reason = "wait", f"does not wait for the {what} of"
+        else:
+            violation, reason = "stall", f"waits too soon for the {what} of"
         violations.append(
-            Violation(
-                "wait",
-                c.address,
-                f"`{c.text}` does not wait for the {what} of `{p.text}` at {p.address:#x}",
-            )
+            Violation(violation, c.address, f"`{c.text}` {reason} `{p.text}` at {p.address:#x}")
         )
     return violations
 

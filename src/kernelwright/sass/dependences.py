@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernelwright.sass.control import SCOREBOARDS
 from kernelwright.sass.effects import defs_of, is_guarded, memory_conflict, uses_of, vouches_for
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import (
@@ -20,7 +21,12 @@ from kernelwright.sass.latency import (
     hold_cycles,
 )
 from kernelwright.sass.program import Block, Kernel
-from kernelwright.sass.scoreboards import SETTLE_CYCLES, ScoreboardFacts, analyse_scoreboards
+from kernelwright.sass.scoreboards import (
+    ScoreboardFacts,
+    analyse_scoreboards,
+    settle_cycles,
+    waits_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     unexplained = {index for producer, consumer, _ in facts.unprotected for index in (producer, consumer)}
     by_block: list[list[tuple[int, int, int]]] = [[] for _ in kernel.blocks]
     owner = [block.index for block in kernel.blocks for _ in range(block.start, block.stop)]
-    for u, v, cycles in _scoreboard_order(facts):
+    for u, v, cycles in _scoreboard_order(instructions, facts):
         if owner[u] == owner[v] and u < v:
             by_block[owner[u]].append((u, v, cycles))
     result = []
@@ -114,10 +120,12 @@ def accesses(
             readers.setdefault(name, []).append(i)
 
 
-def _scoreboard_order(facts: ScoreboardFacts) -> Iterator[tuple[int, int, int]]:
+def _scoreboard_order(
+    instructions: Sequence[Instruction], facts: ScoreboardFacts
+) -> Iterator[tuple[int, int, int]]:
     """Yield (earlier, later, cycles): producer before waiter, waiter before whoever relies on it."""
-    for token, waiter in facts.cleared:
-        yield token.producer, waiter, SETTLE_CYCLES
+    for (token, waiter), age in facts.cleared.items():
+        yield token.producer, waiter, min(age, settle_cycles(instructions[token.producer]))
     for waiter, consumer in facts.relied:
         yield waiter, consumer, 1
 
@@ -184,15 +192,30 @@ def _holds_at_exit(instructions: Sequence[Instruction], block: Block, strange: f
     times = issue_times(instructions, block)
     out: _Remaining = {}
     for i in range(block.start, block.stop):
-        instruction = instructions[i]
         elapsed = times[-1] - times[i - block.start]
-        for names, kind in ((defs_of(instruction), Dependence.RAW), (uses_of(instruction), Dependence.WAR)):
-            for name in names:
-                left = hold_cycles(kind, name, instruction, name in strange) - elapsed
-                if left > 0:
-                    key = (name, kind is Dependence.RAW)
-                    out[key] = max(out.get(key, 0), left)
+        for key, cycles in _holds(instructions[i], strange):
+            if cycles > elapsed:
+                out[key] = max(out.get(key, 0), cycles - elapsed)
     return out
+
+
+def _holds(instruction: Instruction, strange: frozenset[str]) -> Iterator[tuple[tuple[str, bool], int]]:
+    """Yield what an instruction demands of later ones: (resource, is definition), cycles.
+
+    A scoreboard counts as a resource here: whoever counts on it defines it, whoever waits uses it.
+    """
+    for name in defs_of(instruction):
+        yield (name, True), hold_cycles(Dependence.RAW, name, instruction, name in strange)
+    for name in uses_of(instruction):
+        yield (name, False), hold_cycles(Dependence.WAR, name, instruction, name in strange)
+    for scoreboard in (instruction.control.write_barrier, instruction.control.read_barrier):
+        if scoreboard is not None:
+            yield (f"SB{scoreboard}", True), settle_cycles(instruction)
+
+
+def _awaited(instruction: Instruction) -> frozenset[str]:
+    mask = waits_of(instruction)
+    return frozenset(f"SB{i}" for i in SCOREBOARDS if mask >> i & 1)
 
 
 def _block(
@@ -212,17 +235,13 @@ def _block(
         instruction = instructions[i]
         since = times[i - block.start]
         until = times[-1] - since
-        defs, uses = defs_of(instruction), uses_of(instruction)
+        defs, uses = defs_of(instruction), uses_of(instruction) | _awaited(instruction)
         needed = max(
             (left for (name, is_def), left in remaining.items() if name in defs or (is_def and name in uses)),
             default=0,
         )
         after_entry[i] = min(since, needed)
-        held = max(
-            [hold_cycles(Dependence.RAW, name, instruction, name in strange) for name in defs]
-            + [hold_cycles(Dependence.WAR, name, instruction, name in strange) for name in uses],
-            default=0,
-        )
+        held = max((cycles for _, cycles in _holds(instruction, strange)), default=0)
         before_exit[i] = min(until, held)
         if (instruction.traits.is_sync or i in pinned) and i > block.start:
             gap_before[i] = times[i - block.start] - times[i - block.start - 1]

@@ -95,18 +95,36 @@ class Schedule:
                     if self.is_legal(move):
                         yield move
 
-    def random_move(self, rng: random.Random, attempts: int = 64) -> Move | None:
-        """Return a random legal move, or None when `attempts` draws found none."""
+    def random_move(
+        self,
+        rng: random.Random,
+        attempts: int = 64,
+        max_distance: int | None = None,
+        memory_only: bool = False,
+    ) -> Move | None:
+        """Return a random legal move, or None when `attempts` draws found none.
+
+        Args:
+            rng: where chance comes from.
+            attempts: how many moves to try.
+            max_distance: as in `legal_moves`.
+            memory_only: as in `legal_moves`.
+        """
         slots = list(self._segment_of)
+        if memory_only:
+            slots = [s for s in slots if self.kernel.instructions[self.order[s]].traits.is_memory]
         if not slots:
             return None
         for _ in range(attempts):
             source = rng.choice(slots)
             window = self.window(source)
-            if len(window) < 2:
+            first, last = window[0], window[-1]
+            if max_distance is not None:
+                first, last = max(first, source - max_distance), min(last, source + max_distance)
+            if first == last:
                 continue
-            target = rng.choice([t for t in window if t != source])
-            move = Move(source, target)
+            target = rng.randrange(first, last)
+            move = Move(source, target if target < source else target + 1)
             if self.is_legal(move):
                 return move
         return None

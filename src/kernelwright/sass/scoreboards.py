@@ -12,7 +12,7 @@ earlier one without a scoreboard of its own is done too. The assembler relies on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,6 +22,9 @@ from kernelwright.sass.program import Block
 
 SETTLE_CYCLES = 2
 """A scoreboard counts an instruction only from this many cycles after its issue."""
+SAFE_SETTLE_CYCLES = 8
+"""Long enough for any instruction; see `settle_cycles`."""
+_QUICK_TO_SETTLE = frozenset({"LDC", "LDS", "MUFU", "SHFL"})
 
 
 class TokenKind(Enum):
@@ -52,20 +55,37 @@ class ScoreboardFacts:
     Attributes:
         unprotected: (producer, consumer, kind) where no wait was found between the two. In code the
             assembler made, this means that the analysis does not know the mechanism.
-        cleared: (token, waiter): the waiter's wait mask clears the token.
+        cleared: (token, waiter): least cycles from the producer to the waiter that clears the token,
+            at most `SAFE_SETTLE_CYCLES`.
         relied: (waiter, consumer) in one block: the consumer relies on the waiter having waited.
     """
 
     unprotected: set[tuple[int, int, TokenKind]] = field(default_factory=set)
-    cleared: set[tuple[Token, int]] = field(default_factory=set)
+    cleared: dict[tuple[Token, int], int] = field(default_factory=dict)
     relied: set[tuple[int, int]] = field(default_factory=set)
 
 
 _State = dict[Token, _Pending]
 
 
-def analyse_scoreboards(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> ScoreboardFacts:
-    """Run the analysis to its fixed point over all paths."""
+Settle = Callable[[Token, int], int]
+"""(token, waiter) -> cycles after the producer's issue from which the wait counts."""
+
+
+def _briefly(_token: Token, _waiter: int) -> int:
+    return SETTLE_CYCLES
+
+
+def analyse_scoreboards(
+    instructions: Sequence[Instruction], blocks: Sequence[Block], settle: Settle = _briefly
+) -> ScoreboardFacts:
+    """Run the analysis to its fixed point over all paths.
+
+    Args:
+        instructions: the kernel's code.
+        blocks: its control flow.
+        settle: from when a wait counts; an earlier one leaves the token outstanding.
+    """
     entry: dict[int, _State] = {0: {}}
     work = [0]
     while work:
@@ -73,7 +93,7 @@ def analyse_scoreboards(instructions: Sequence[Instruction], blocks: Sequence[Bl
         state = _copy(entry[index])
         block = blocks[index]
         for i in range(block.start, block.stop):
-            _step(instructions, i, state)
+            _step(instructions, i, state, settle)
         for successor in block.successors:
             if successor not in entry:
                 entry[successor] = _copy(state)
@@ -82,8 +102,17 @@ def analyse_scoreboards(instructions: Sequence[Instruction], blocks: Sequence[Bl
                 work.append(successor)
     facts = ScoreboardFacts()
     for block in blocks:
-        _collect(instructions, block, _copy(entry.get(block.index, {})), facts)
+        _collect(instructions, block, _copy(entry.get(block.index, {})), settle, facts)
     return facts
+
+
+def settle_cycles(producer: Instruction) -> int:
+    """Return how long after its issue a wait for the producer's scoreboard is surely seen.
+
+    ptxas waits two cycles after some opcodes; for those where it was never seen to wait less than
+    this, the longer time is kept.
+    """
+    return SETTLE_CYCLES if producer.opcode in _QUICK_TO_SETTLE else SAFE_SETTLE_CYCLES
 
 
 def waits_of(instruction: Instruction) -> int:
@@ -118,11 +147,11 @@ def late_reads(instruction: Instruction) -> frozenset[str]:
     return frozenset(name for name in instruction.uses if name[0] == "R")
 
 
-def _step(instructions: Sequence[Instruction], index: int, state: _State) -> None:
+def _step(instructions: Sequence[Instruction], index: int, state: _State, settle: Settle) -> None:
     instruction = instructions[index]
     waits = waits_of(instruction)
     if waits:
-        for token in [t for t, p in state.items() if p.clears & waits and p.age >= SETTLE_CYCLES]:
+        for token in [t for t, p in state.items() if p.clears & waits and p.age >= settle(t, index)]:
             del state[token]
     new = tokens_of(instruction, index)
     if new:
@@ -131,8 +160,8 @@ def _step(instructions: Sequence[Instruction], index: int, state: _State) -> Non
             state[token] = _Pending(mask, 0)
     elapsed = max(1, instruction.control.stall)
     for pending in state.values():
-        if pending.age < SETTLE_CYCLES:
-            pending.age = min(SETTLE_CYCLES, pending.age + elapsed)
+        if pending.age < SAFE_SETTLE_CYCLES:
+            pending.age = min(SAFE_SETTLE_CYCLES, pending.age + elapsed)
 
 
 def _cover(instructions: Sequence[Instruction], later: Instruction, state: _State) -> None:
@@ -149,25 +178,21 @@ def _cover(instructions: Sequence[Instruction], later: Instruction, state: _Stat
 
 
 def _collect(
-    instructions: Sequence[Instruction], block: Block, state: _State, facts: ScoreboardFacts
+    instructions: Sequence[Instruction], block: Block, state: _State, settle: Settle, facts: ScoreboardFacts
 ) -> None:
     """Walk one block from its entry state and note what happens."""
     guards: dict[str, set[int]] = {}
     for i in range(block.start, block.stop):
         instruction = instructions[i]
         waits = waits_of(instruction)
-        if waits:
-            for token, pending in state.items():
-                if pending.clears & waits and pending.age >= SETTLE_CYCLES:
-                    facts.cleared.add((token, i))
-                    for name in registers_of(instructions, token):
-                        guards.setdefault(name, set()).add(i)
         for token, pending in state.items():
-            if pending.clears & waits and pending.age >= SETTLE_CYCLES:
-                continue
-            if _hazard(instructions, token, instruction):
+            if pending.clears & waits and pending.age >= settle(token, i):
+                facts.cleared[token, i] = min(pending.age, facts.cleared.get((token, i), pending.age))
+                for name in registers_of(instructions, token):
+                    guards.setdefault(name, set()).add(i)
+            elif _hazard(instructions, token, instruction):
                 facts.unprotected.add((token.producer, i, token.kind))
-        _step(instructions, i, state)
+        _step(instructions, i, state, settle)
         for name in instruction.defs | instruction.uses:
             for guard in guards.get(name, ()):
                 if guard != i:
