@@ -1,7 +1,8 @@
 """The built-in policy: exact rewrites of the operator graph, fused kernels and wrappers, and a search over them.
 
 It needs no model and no network. A candidate is described by a `Recipe`; the plan is a fixed list of recipes followed
-by those derived from the best candidate so far, so that the same history always gives the same proposals.
+by those derived from the best candidates so far. A record's techniques name its recipe, so the same history gives the
+same proposals in a new process too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Recipe:
     """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the result."""
 
     rules: frozenset[str] = frozenset()
-    fuse: bool = False
+    fuse: str | None = None
+    """`chains`: groups of two operators and more become kernels; `all`: single ones as well."""
     wrapper: str | None = None
 
 
@@ -96,7 +98,8 @@ class Workshop:
             except RuleError as error:
                 self.broken[error.name] = str(error)
         if recipe.fuse:
-            fused = [name for graph in graphs for name in fusion.fuse(graph, self.device)]
+            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all")
+            fused = [name for graph in graphs for name in foundry.fuse(graph)]
             if not fused:
                 return "", ()
             fired += fused
@@ -152,7 +155,7 @@ class BuiltinPolicy:
     def _plan(self, workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
             yield recipe, None
-        for recipe, evaluation in _best(workshop, history):
+        for recipe, evaluation in _best(history):
             for derived in _derived(workshop, recipe):
                 yield derived, evaluation.candidate_sha256
 
@@ -162,8 +165,9 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     always = frozenset(rule.name for rule in RULES if rule.always)
     whole = Recipe(always)
     yield whole
-    yield replace(whole, fuse=True)
-    yield Recipe(fuse=True)
+    yield replace(whole, fuse="chains")
+    yield replace(whole, fuse="all")
+    yield Recipe(fuse="chains")
     alternatives = [rule for rule in RULES if not rule.always and workshop.fires(rule, always)]
     for rule in alternatives:
         yield Recipe(always | {rule.name})
@@ -180,20 +184,27 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
             yield replace(whole, wrapper=name)
 
 
-def _best(workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, Evaluation]]:
-    """Recipes of confirmed improvements, best lower bound first. Derived ones count once they were built again."""
-    improvements = sorted((item for item in history if item.is_improvement), key=lambda item: -(item.speedup_low or 0.0))
-    for evaluation in improvements:
-        recipe = next((recipe for recipe, built in list(workshop.built.items())
-                       if built and built.source == evaluation.source), None)
-        if recipe is not None:
-            yield recipe, evaluation
+def _best(history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, Evaluation]]:
+    """Recipes of confirmed improvements by this policy, best lower bound first."""
+    improvements = [item for item in history if item.is_improvement and item.policy == BuiltinPolicy.name]
+    for evaluation in sorted(improvements, key=lambda item: -(item.speedup_low or 0.0)):
+        yield _recipe_of(evaluation.techniques), evaluation
+
+
+def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
+    """The recipe behind a record: the techniques name everything that took part."""
+    return Recipe(
+        frozenset(name for name in techniques if name in _BY_NAME),
+        next((kind for name in techniques for kind in ("chains", "all") if name.startswith(f"fuse-{kind}")), None),
+        next((name for name in techniques if name in wrappers.WRAPPERS), None),
+    )
 
 
 def _derived(workshop: Workshop, recipe: Recipe) -> Iterator[Recipe]:
     """Neighbours of a recipe that was an improvement."""
-    if not recipe.fuse:
-        yield replace(recipe, fuse=True)
+    for fuse in ("chains", "all"):
+        if recipe.fuse != fuse:
+            yield replace(recipe, fuse=fuse)
     if recipe.wrapper is None:
         for name in workshop.wrappers():
             if name in wrappers.KEEPS_LAYOUT:

@@ -33,12 +33,18 @@ class Kernel(Protocol):
     """A call target that brings its own source."""
 
     __name__: str
+    device_test: str
+    """The tensor attribute that says whether it can run there: `is_cpu` or `is_cuda`."""
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """What it makes of fake tensors."""
 
     def definition(self) -> str:
         """Text at module level that defines a function of this name."""
+
+    @staticmethod
+    def prologue(kernels: Sequence[Any]) -> str:
+        """Text at module level that all kernels of this kind share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +199,12 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     return tests
 
 
+def _kernel_guards(trace: Trace, kernel: Kernel) -> list[str]:
+    """A kernel has no derivative and works on one kind of device."""
+    tensors = [item.name for item in trace.inputs if item.shape is not None]
+    return ["not torch.is_grad_enabled()", *(f"{name}.{kernel.device_test}" for name in tensors[:1])]
+
+
 def signature(trace: Trace) -> str:
     """The arguments of `forward` as text, without `self`."""
     return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
@@ -215,7 +227,7 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
     training, evaluation = (body(trace, graph) for graph in graphs)
     kernels = {kernel.__name__: kernel for part in (training, evaluation) for kernel in part.kernels}
     helpers = {helper.__name__: helper for part in (training, evaluation) for helper in part.helpers}
-    guards = _guards(trace, ["not torch.is_grad_enabled()"] if kernels else [])
+    guards = _guards(trace, _kernel_guards(trace, next(iter(kernels.values()))) if kernels else [])
     forward = [f"if not ({' and '.join(guards)}):",
                f"    return super().forward({', '.join(item.name for item in trace.inputs)})"] if guards else []
     if training.lines == evaluation.lines:
@@ -235,6 +247,7 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
+        *([type(next(iter(kernels.values()))).prologue(list(kernels.values())).strip()] if kernels else []),
         *(kernel.definition().strip() for kernel in kernels.values()),
         f'class ModelNew(Model):\n    """The reference with another `forward`, exact for its shapes and types; '
         f'anything else runs `Model.forward`."""\n\n' + textwrap.indent("\n".join(lines), "    "),

@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from kernelwright.policies.fusion import cpp
+from kernelwright.policies.fusion.groups import Limits, Signature, find, replace_group
+from kernelwright.policies.fusion.program import Program
+from kernelwright.policies.graph import Editor, value
 from kernelwright.policies.tracing import OperatorGraph
 
 
-def fuse(graph: OperatorGraph, device: str) -> tuple[str, ...]:
-    """Replace groups of operators by kernels of their own, in place."""
-    return ()
+class Foundry:
+    """Makes the kernels of one module; equal kernels are made once.
+
+    Args:
+        device: Decides the language.
+        single: Whether one operator alone may become a kernel, when it is one of those with room for it.
+    """
+
+    def __init__(self, device: str, single: bool = False) -> None:
+        self._kernels: dict[str, Any] = {}
+        self._single = single
+        self.technique = f"fuse-{'all' if single else 'chains'}-cpp"
+        self._type: Callable[..., Any] = cpp.CppKernel
+        self._limits = Limits(cpp.accepts)
+
+    def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
+        """Replace groups of operators by kernels, in place.
+
+        Returns:
+            The technique's name when there was something to fuse.
+        """
+        editor = Editor(graph.graph, graph.mode)
+        groups = find(graph.graph, self._limits, self._single)
+        replaced: dict[fx.Node, fx.Node] = {}
+        for group in groups:
+            replace_group(editor, group, self._make, replaced)
+        graph.graph.lint()
+        return (self.technique,) if groups else ()
+
+    def _make(self, program: Program, signature: Signature, inputs: list[fx.Node]) -> Any:
+        strides = tuple(tuple(value(node).stride()) for node in inputs)
+        text = self._type("kernel", program, signature, strides).text()
+        if text not in self._kernels:
+            self._kernels[text] = self._type(f"fused_{len(self._kernels)}", program, signature, strides)
+        return self._kernels[text]
