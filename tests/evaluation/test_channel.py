@@ -126,7 +126,17 @@ def test_an_announced_length_beyond_the_limit_is_refused_before_it_is_read(ends)
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\xff\xfe", b"{", b"nonsense", b"[1]", b'"text"', b"1", b"null", b"[" * 100_000, b'{"a": }', b"{'a': 1}",
+        b"",
+        b"\xff\xfe",
+        b"{",
+        b"nonsense",
+        b"[1]",
+        b'"text"',
+        b"1",
+        b"null",
+        b"[" * 100_000,
+        b'{"a": }',
+        b"{'a': 1}",
     ],
 )
 def test_what_is_not_a_json_object_is_garbage(ends, body):

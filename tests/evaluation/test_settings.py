@@ -19,12 +19,28 @@ def test_an_unknown_key_is_refused():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("processes_min", 0), ("processes_max", 65), ("blocks", 1), ("warmup_calls", 0),
-        ("target_half_width", 0), ("target_half_width", 1), ("build_limit_s", 0), ("run_limit_s", -1),
-        ("memory_limit_bytes", 0), ("process_limit", 0), ("file_limit_bytes", 0), ("threads", 0),
-        ("error_ratio", 1), ("error_floor_eps", 0), ("lower_precision_share", 1), ("excess_limit", 0),
-        ("excess_limit_us", 0), ("idle_limit_us", 0), ("interval_confidence", 0.5),
-        ("forbid", ["no-such-label"]), ("timed", "perhaps"), ("blocks", "many"),
+        ("processes_min", 0),
+        ("processes_max", 65),
+        ("blocks", 1),
+        ("warmup_calls", 0),
+        ("target_half_width", 0),
+        ("target_half_width", 1),
+        ("build_limit_s", 0),
+        ("run_limit_s", -1),
+        ("memory_limit_bytes", 0),
+        ("process_limit", 0),
+        ("file_limit_bytes", 0),
+        ("threads", 0),
+        ("error_ratio", 1),
+        ("error_floor_eps", 0),
+        ("lower_precision_share", 1),
+        ("excess_limit", 0),
+        ("excess_limit_us", 0),
+        ("idle_limit_us", 0),
+        ("interval_confidence", 0.5),
+        ("forbid", ["no-such-label"]),
+        ("timed", "perhaps"),
+        ("blocks", "many"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name, value):
@@ -45,8 +61,14 @@ def test_settings_go_through_json():
 def test_the_quick_settings_are_never_less_strict_than_the_usual_ones():
     usual, quick = Settings(), Settings.quick()
     strictness = [
-        "forbid", "error_ratio", "error_floor_eps", "lower_precision_share", "excess_limit",
-        "excess_limit_us", "idle_limit_us", "strict_fp32",
+        "forbid",
+        "error_ratio",
+        "error_floor_eps",
+        "lower_precision_share",
+        "excess_limit",
+        "excess_limit_us",
+        "idle_limit_us",
+        "strict_fp32",
     ]
     assert [getattr(quick, name) for name in strictness] == [getattr(usual, name) for name in strictness]
     assert quick.timed

@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from kernelwright.evaluation.structure import StructureError, flatten, unflatten
 
 LEAVES = (
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text()
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text()
     | st.integers(0, 5).map(lambda size: torch.arange(size))
 )
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
