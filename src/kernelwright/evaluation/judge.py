@@ -83,8 +83,8 @@ class Judge:
         """End the worker processes."""
         self._zygote.close()
 
-    def evaluate(self, task: Task, candidate: Candidate) -> Evaluation:
-        """Judge one candidate.
+    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
+        """Judge one candidate, with other settings than the judge's own where given.
 
         Raises:
             TaskError: the reference itself does not work.
@@ -97,20 +97,22 @@ class Judge:
         directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
         try:
             with _one_thread(self.device):
-                self._examine(task, candidate, directory, verdict)
+                self._examine(task, candidate, directory, verdict, settings or self.settings)
         except (Rejection, WorkerFailure) as failure:
             verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
-    def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict) -> None:
+    def _examine(
+        self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings
+    ) -> None:
         live = self._live_task(task)
         try:
             ast.parse(candidate.source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
-        subject = Subject(live, candidate, self.settings, self.device, self._zygote, directory, self._gate)
+        subject = Subject(live, candidate, settings, self.device, self._zygote, directory, self._gate)
         subject.checks, subject.labels = verdict.checks, verdict.labels
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")
@@ -123,7 +125,7 @@ class Judge:
                 sides.append(side)
             checker = Checker(subject, *sides)
             checker.run()
-            if self.settings.timed:
+            if settings.timed:
                 sides[1].worker.pause()
                 self._time(subject, verdict)
                 sides[1].worker.resume()

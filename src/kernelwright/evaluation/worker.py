@@ -96,6 +96,7 @@ def global_state() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "threads": torch.get_num_threads(),
         "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
     }

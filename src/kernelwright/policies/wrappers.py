@@ -145,10 +145,15 @@ def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
         name: Which wrapper.
         techniques: What was done, for the reader, when `source` has no docstring of its own.
     """
-    template, options = WRAPPERS[name]
     if "class ModelNew(Model):" in source:
         base, text = "Rewritten", source.replace("class ModelNew(Model):", "class Rewritten(Model):")
     else:
         header = f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""'
         base, text = "Model", f"{header}\n\n{source}\n\nimport torch\n"
-    return text + "\n" + textwrap.dedent(template.format(base=base, options=options))
+    return text + "\n" + fill(WRAPPERS[name], base)
+
+
+def fill(wrapper: tuple[str, str], base: str) -> str:
+    """The text of a wrapper around the class `base`."""
+    template, options = wrapper
+    return textwrap.dedent(template.format(base=base, options=options))

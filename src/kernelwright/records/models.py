@@ -196,6 +196,8 @@ class Evaluation(_Record):
     policy: str = "file"
     techniques: tuple[str, ...] = ()
     parent: str | None = None
+    confirms: bool = False
+    """Whether this is an independent re-measurement of a winner, on fresh seeds and processes."""
     source: str = ""
     """The candidate's text, so that a record stands alone."""
     blocks: tuple[TimingBlock, ...] = ()

@@ -1,0 +1,29 @@
+"""Kernelwright: reinforcement learning that makes GPU code faster, under one judge that cannot be fooled.
+
+The command line's verbs are functions:
+
+    evaluate(task, candidate)    a verdict, a reason, a paired speedup with its interval
+    optimize(task, out=...)      a verified faster drop-in
+    bench(suite, out=...)        a suite against its baselines
+
+They are imported when first used, so that `import kernelwright` does not load torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelwright.api import bench, evaluate, optimize
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "bench", "evaluate", "optimize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("bench", "evaluate", "optimize"):
+        from kernelwright import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'kernelwright' has no attribute {name!r}")

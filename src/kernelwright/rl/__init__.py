@@ -1,0 +1,1 @@
+"""Search and learning over candidates. Rewards are computed from recorded evaluations only."""

@@ -1,0 +1,192 @@
+"""A suite, its baselines and given candidates, measured in one run by one judge.
+
+Each baseline is a wrapper around the task's own module and is judged like a candidate: paired with eager on the same
+inputs, outputs compared. A baseline that is not a drop-in (an aliased output, other strides) keeps its time, since a user
+could choose it; one that is wrong or does not run has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kernelwright
+from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
+from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
+from kernelwright.records import Candidate, Evaluation, RunDirectory, capture_environment
+from kernelwright.report.page import write_report
+from kernelwright.report.table import Row, Tally, TaskResult, bench_table, render_markdown, tally
+from kernelwright.tasks.suites import Suite, SuiteEntry
+
+BASELINE_POLICY = "baseline"
+JUDGES_PER_GPU = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BenchEvent:
+    """A job that has just ended."""
+
+    task: str
+    what: str
+    """Name of the baseline, or `candidate`."""
+    outcome: Evaluation | KernelwrightError
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What a bench run found."""
+
+    run: Path
+    rows: list[Row]
+    counts: Tally
+    errors: dict[str, str]
+    """Per task and baseline, what kept it from being measured: the task's fault or the machine's."""
+
+
+def bench(
+    suite: Suite,
+    *,
+    baselines: Sequence[str] = (),
+    device: str = "auto",
+    out: Path,
+    settings: Settings | None = None,
+    on_event: Callable[[BenchEvent], None] | None = None,
+    per_device: int | None = None,
+    deadline: Callable[[], bool] | None = None,
+) -> BenchResult:
+    """Measure a suite; resumes in `out`.
+
+    Args:
+        suite: Tasks, with candidates where it has them.
+        baselines: Names from `ALL_BASELINES`; `eager` is always measured, as the reference.
+        device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
+        out: The run directory.
+        settings: Of the judge.
+        on_event: Told of each job that ends.
+        per_device: Judges at once on each device.
+        deadline: Asked before each job; True leaves the rest for a later run in the same directory.
+
+    Raises:
+        UsageError: an unknown baseline, an empty suite, or `out` belongs to another run.
+    """
+    unknown = [name for name in baselines if name not in ALL_BASELINES]
+    if unknown:
+        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
+    if not suite.entries:
+        raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
+    settings = settings or Settings()
+    run = RunDirectory(out)
+    devices = _devices(device)
+    _claim(run, suite, devices, settings)
+    jobs = plan(suite, baselines, settings)
+    if not jobs:
+        raise UsageError(
+            f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
+        )
+    done = {(found.task_sha256, found.candidate_sha256, found.policy): found for found in run.evaluations()}
+    owed = [(what, job) for what, job in jobs if _key(job) not in done]
+    names = {id(job): what for what, job in owed}
+    errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+    count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
+    finished = len(jobs) - len(owed)
+    with JudgePool(devices, settings, count) as pool:
+        for job, outcome in pool.evaluate((job for _, job in owed), stop=deadline):
+            finished += 1
+            if isinstance(outcome, KernelwrightError):
+                errors[f"{job.task.id} {names[id(job)]}"] = str(outcome)
+                run.write_json("errors.json", errors)
+            else:
+                run.append(outcome)
+            if on_event is not None:
+                on_event(BenchEvent(job.task.id, names[id(job)], outcome, finished, len(jobs)))
+    return summarise(run, suite, errors)
+
+
+def _key(job: Job) -> tuple[str, str, str]:
+    return (job.task.sha256, job.candidate.sha256, job.candidate.policy)
+
+
+def plan(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[tuple[str, Job]]:
+    """Every job of a run: candidates first, then baseline by baseline, so that a run cut short is still of use."""
+    jobs = [("candidate", Job(entry.task, entry.candidate)) for entry in suite.entries if entry.candidate is not None]
+    # A baseline is measured whatever its form: nobody claims that it is a drop-in.
+    lenient = settings.model_copy(update={"forbid": frozenset()})
+    for name in baselines:
+        if name == "eager":
+            continue
+        for entry in suite.entries:
+            candidate = Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
+            jobs.append((name, Job(entry.task, candidate, lenient)))
+    return jobs
+
+
+def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
+    """The table from what is on disk; also written to `table.json`, `table.md` and `report.html`."""
+    found: dict[str, list[Evaluation]] = {}
+    for evaluation in run.evaluations():
+        found.setdefault(evaluation.task_sha256, []).append(evaluation)
+    results = [_result(entry, found.get(entry.task.sha256, [])) for entry in suite.entries]
+    rows, counts = bench_table(results), tally(results)
+    run.write_json("table.json", {"rows": [_row_json(row) for row in rows], "tally": asdict(counts)})
+    run.write_text("table.md", render_markdown(rows, counts))
+    write_report(run, run.path / "report.html")
+    return BenchResult(run.path, rows, counts, errors)
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    values = asdict(row)
+    values["fast_p"] = {str(p): share for p, share in row.fast_p.items()}
+    return values
+
+
+def _result(entry: SuiteEntry, found: Sequence[Evaluation]) -> TaskResult:
+    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
+    eager_us = [evaluation.reference_us for evaluation in found if evaluation.reference_us is not None]
+    latencies_us: dict[str, float] = {}
+    candidate = None
+    for evaluation in found:
+        if evaluation.policy != BASELINE_POLICY:
+            candidate = evaluation
+        elif evaluation.speedup and eager_us:
+            latencies_us[evaluation.techniques[0]] = _median(eager_us) / evaluation.speedup
+    if eager_us:
+        latencies_us["eager"] = _median(eager_us)
+    return TaskResult(entry.task.id, entry.level, latencies_us, candidate)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _devices(name: str) -> list[str]:
+    resolved = resolve_device(name)
+    if resolved.type == "cuda" and ":" not in name:
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [str(resolved)]
+
+
+def _claim(run: RunDirectory, suite: Suite, devices: Sequence[str], settings: Settings) -> None:
+    config: dict[str, Any] = {
+        "kind": "bench", "suite": suite.name, "tasks": [entry.task.id for entry in suite.entries], "devices": list(devices),
+        "settings": settings.model_dump(mode="json"), "kernelwright": kernelwright.__version__,
+    }
+    config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
+    earlier = run.read_json("config.json")
+    if earlier is None:
+        run.write_json("config.json", config)
+        run.write_json("environment.json", capture_environment(devices[0]))
+        return
+    for key in ("kind", "suite", "tasks", "settings"):
+        if earlier.get(key) != config[key]:
+            raise UsageError(f"Wanted to resume in {run.path}; it belongs to a run with another `{key}`. Choose another directory.")
+
+

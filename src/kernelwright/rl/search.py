@@ -1,0 +1,190 @@
+"""The main job: propose, judge, keep, and confirm the winner.
+
+Everything judged is on disk before the next proposal, so the search can be killed at any moment and goes on where it
+was: a policy's proposals follow from the task, the seed and the history alone.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kernelwright
+from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
+from kernelwright.policies import Context, Policy
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, capture_environment
+from kernelwright.report.page import write_report
+
+CONFIRMATIONS_TRIED = 3
+"""Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
+
+JUDGES_PER_GPU = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    """Something to tell whoever watches."""
+
+    message: str
+    evaluation: Evaluation | None = None
+    """Set when one has just finished."""
+    number: int = 0
+    """Evaluations finished, confirmations left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeResult:
+    """What a search found."""
+
+    run: Path
+    best: Evaluation | None
+    """The confirming evaluation of the best candidate; None when nothing was confirmed to be faster."""
+    evaluations: int
+    """Finished evaluations in the run directory, confirmations left out."""
+
+
+def optimize(
+    task: Task,
+    *,
+    policy: Policy,
+    device: str = "auto",
+    budget: int = 24,
+    out: Path,
+    settings: Settings | None = None,
+    on_event: Callable[[SearchEvent], None] | None = None,
+    seed: int = 0,
+) -> OptimizeResult:
+    """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
+
+    Writes `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement was
+    confirmed, `optimized.py` into `out`. Run again with the same `out`, it goes on where it was.
+
+    Args:
+        task: What to speed up.
+        policy: Who proposes candidates.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        budget: Evaluations to spend, those already in `out` included; confirmations come on top.
+        out: The run directory.
+        settings: Of the judge.
+        on_event: Told about progress.
+        seed: Of the policy.
+
+    Raises:
+        UsageError: `out` belongs to another task, device, policy or other settings.
+        TaskError, InfrastructureError: the task does not work, or this machine cannot judge it.
+    """
+    settings = settings or Settings()
+    resolved = resolve_device(device)
+    run = RunDirectory(out)
+    _claim(run, task, policy, str(resolved), settings, seed)
+    tell = on_event or (lambda event: None)
+    # A broken task should say so before a pool is started for it.
+    policy_context = Context(task=task, device=str(resolved), history=_history(run, task), seed=seed)
+    if policy_context.history:
+        tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations"))
+    per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
+    with JudgePool([str(resolved)], settings, per_device) as pool:
+        _search(run, pool, policy, policy_context, budget, tell)
+        best = _confirm(run, pool, task, tell)
+    if best is not None:
+        run.write_text("optimized.py", drop_in(task, best, run))
+    write_report(run, run.path / "report.html")
+    return OptimizeResult(run.path, best, len(_history(run, task)))
+
+
+def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
+    return tuple(found for found in run.evaluations() if found.task_sha256 == task.sha256 and not found.confirms)
+
+
+def _claim(run: RunDirectory, task: Task, policy: Policy, device: str, settings: Settings, seed: int) -> None:
+    """Write what this run is, or see that the directory is of the same run."""
+    config: dict[str, Any] = {
+        "kind": "optimize", "task": task.id, "task_sha256": task.sha256, "task_source": task.source, "policy": policy.name,
+        "device": device, "seed": seed, "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
+    }
+    config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
+    earlier = run.read_json("config.json")
+    if earlier is None:
+        run.write_json("config.json", config)
+        run.write_json("environment.json", capture_environment(device))
+        return
+    for key in ("kind", "task_sha256", "policy", "device", "seed", "settings"):
+        if earlier.get(key) != config[key]:
+            name = "task" if key == "task_sha256" else key
+            raise UsageError(
+                f"Wanted to resume in {run.path}; it belongs to a run with another {name} "
+                f"({earlier.get(name)!r}, now {config[name]!r}). Choose another directory."
+            )
+
+
+def _search(
+    run: RunDirectory, pool: JudgePool, policy: Policy, context: Context, budget: int, tell: Callable[[SearchEvent], None]
+) -> None:
+    history = list(context.history)
+    while len(history) < budget:
+        tell(SearchEvent("proposing", number=len(history)))
+        known = {found.candidate_sha256 for found in history}
+        now = Context(task=context.task, device=context.device, history=tuple(history), seed=context.seed)
+        proposed = policy.propose(now, min(pool.slots, budget - len(history)))
+        fresh = [candidate for candidate in proposed if candidate.sha256 not in known]
+        if not fresh:
+            tell(SearchEvent("the policy has nothing more to try", number=len(history)))
+            return
+        names = "; ".join(", ".join(candidate.techniques) or candidate.policy for candidate in fresh)
+        tell(SearchEvent(f"judging {names}", number=len(history)))
+        for _, outcome in pool.evaluate(Job(context.task, candidate) for candidate in fresh):
+            if isinstance(outcome, KernelwrightError):
+                raise outcome
+            run.append(outcome)
+            history.append(outcome)
+            tell(SearchEvent("judged", outcome, len(history)))
+
+
+def _confirm(run: RunDirectory, pool: JudgePool, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
+    """Measure the best again, in fresh processes on fresh seeds; the first that holds is the result."""
+    records = [found for found in run.evaluations() if found.task_sha256 == task.sha256]
+    confirmed = {found.candidate_sha256: found for found in records if found.confirms}
+    winners = sorted(
+        (found for found in records if found.is_improvement and not found.confirms),
+        key=lambda found: found.speedup_low or 0.0, reverse=True,
+    )
+    for winner in winners[:CONFIRMATIONS_TRIED]:
+        again = confirmed.get(winner.candidate_sha256)
+        if again is None:
+            tell(SearchEvent(f"confirming {', '.join(winner.techniques) or winner.policy} in fresh processes"))
+            candidate = Candidate(
+                source=winner.source, policy=winner.policy, techniques=winner.techniques, parent=winner.parent
+            )
+            ((_, outcome),) = pool.evaluate([Job(task, candidate)])
+            if isinstance(outcome, KernelwrightError):
+                raise outcome
+            again = outcome.model_copy(update={"confirms": True})
+            run.append(again)
+        if again.is_improvement:
+            return again
+        tell(SearchEvent("the improvement did not hold when measured again"))
+    return None
+
+
+def drop_in(task: Task, best: Evaluation, run: RunDirectory) -> str:
+    """The winner's source under a header that says where it comes from and what was verified."""
+    environment = run.read_json("environment.json") or {}
+    gpus = environment.get("gpu") or []
+    where = gpus[0].get("name") if gpus else environment.get("processor")
+    lines = [
+        f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`.",
+        f"Verified speedup {best.speedup:.3f}x (95 % interval {best.speedup_low:.3f} to {best.speedup_high:.3f}; "
+        f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {environment.get('packages', {}).get('torch')}.",
+        f"Measured {best.started} by kernelwright {kernelwright.__version__}, re-measured independently of the search.",
+        f"Policy {best.policy}; techniques: {', '.join(best.techniques) or 'none named'}; "
+        f"labels: {', '.join(best.labels) or 'none'}.",
+        f"task sha256 {best.task_sha256}",
+        f"candidate sha256 {best.candidate_sha256}",
+    ]
+    wrapped = [piece for line in lines for piece in textwrap.wrap(line, 108, subsequent_indent="  ")]
+    return "\n".join(f"# {piece}" for piece in wrapped) + "\n\n" + best.source
