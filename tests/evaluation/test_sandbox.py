@@ -1,4 +1,4 @@
-"""What a worker gives up: the filter as a table, the rules before a kernel that counts, and the real thing."""
+"""What a worker gives up: its filter as a table, its rules before a counting kernel, and the real thing."""
 
 from __future__ import annotations
 
