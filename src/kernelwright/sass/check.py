@@ -115,12 +115,13 @@ def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
     if violations:
         return violations, 0
     moved = sum(slot != index for slot, index in enumerate(order))
-    violations = _control_violations(old, new, order)
+    out_of_order: list[Violation] = []
     for block in old.blocks:
-        violations += _register_order(old, order, block)
-        violations += _pair_order(old, order, block)
-    # Timing and scoreboards of a wrong order mean nothing; report the order alone.
-    if not violations:
+        out_of_order += _register_order(old, order, block)
+        out_of_order += _pair_order(old, order, block)
+    violations = _control_violations(old, new, order) + out_of_order
+    # Timing and scoreboards of a wrong order mean nothing; then the order alone is reported.
+    if not out_of_order:
         violations += _scoreboard_violations(old, new, order)
         violations += _distance_violations(old, new, order)
     return violations, moved

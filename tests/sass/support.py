@@ -1,0 +1,130 @@
+"""Kernels of the corpus, compiled and disassembled once per test process, and ways to break them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from kernelwright.sass import Kernel, Program, load
+from kernelwright.sass.corpus import CORPUS
+from kernelwright.sass.effects import is_guarded
+from kernelwright.toolchain import compile_triton, disassemble
+
+NAMES = tuple(CORPUS)
+ARCHITECTURES = (80, 89, 90)
+ALL_SAMPLES = [(name, architecture) for architecture in ARCHITECTURES for name in NAMES]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A compiled kernel and its program."""
+
+    cubin: bytes
+    program: Program
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.program.kernels[0]
+
+    @property
+    def words(self) -> list[int]:
+        return [i.word for i in self.kernel.instructions]
+
+    def with_words(self, words: list[int]) -> bytes:
+        return self.program.with_words({self.kernel.name: words})
+
+    def reordered(self, source: int, target: int) -> bytes:
+        """The cubin with one instruction taken elsewhere, control words going along."""
+        words = self.words
+        words.insert(target, words.pop(source))
+        return self.with_words(words)
+
+    def with_control(self, index: int, **changes: object) -> bytes:
+        """The cubin with one control word changed."""
+        words = self.words
+        control = replace(self.kernel.instructions[index].control, **changes)
+        words[index] = control.encode(words[index])
+        return self.with_words(words)
+
+    def same_block_pairs(self, reach: int = 12) -> Iterator[tuple[int, int]]:
+        """Pairs of movable slots of one block with nothing pinned between."""
+        for block in self.kernel.blocks:
+            for i in range(block.start, block.stop):
+                if i in self.kernel.fixed:
+                    continue
+                for j in range(i + 1, min(block.stop, i + reach)):
+                    if j in self.kernel.fixed:
+                        break
+                    yield i, j
+
+
+@cache
+def compiled(name: str, architecture: int) -> bytes:
+    spec = CORPUS[name]
+    return compile_triton(
+        spec.function,
+        spec.signature,
+        spec.constants,
+        architecture,
+        spec.num_warps,
+        spec.num_stages,
+        spec.aligned,
+    ).cubin
+
+
+_listings: dict[bytes, str] = {}
+
+
+def remembering(cubin: bytes) -> str:
+    """A disassembler that remembers what the compiler made; mutated cubins are always read anew."""
+    return _listings[cubin] if cubin in _listings else disassemble(cubin)
+
+
+@cache
+def build(name: str, architecture: int) -> Sample:
+    cubin = compiled(name, architecture)
+    _listings[cubin] = disassemble(cubin)
+    return Sample(cubin, load(cubin, remembering))
+
+
+def first_pair(
+    architectures: tuple[int, ...], names: tuple[str, ...], wanted: Callable[[Sample, int, int], bool]
+) -> Iterator[tuple[Sample, int, int]]:
+    """Yield, for each architecture, the first pair of instructions that is as wanted."""
+    for architecture in architectures:
+        for name in names:
+            sample = build(name, architecture)
+            found = next(((i, j) for i, j in sample.same_block_pairs() if wanted(sample, i, j)), None)
+            if found:
+                yield sample, *found
+                break
+        else:
+            raise AssertionError(f"no kernel for sm_{architecture} has such a pair")
+
+
+def def_use_graph(kernel: Kernel, names: list[int]) -> set[tuple[int, int, str]]:
+    """Edges (definition, use, register) over all paths; `names[i]` is what to call instruction i.
+
+    Plain reaching definitions over the control-flow graph, without any of the package's analyses.
+    """
+    instructions = kernel.instructions
+    entry: list[dict[str, set[int]]] = [{} for _ in kernel.blocks]
+    edges: set[tuple[int, int, str]] = set()
+    work = list(range(len(kernel.blocks)))
+    while work:
+        block = kernel.blocks[work.pop()]
+        alive = {register: set(defs) for register, defs in entry[block.index].items()}
+        for i in range(block.start, block.stop):
+            for register in instructions[i].uses:
+                edges |= {(names[d], names[i], register) for d in alive.get(register, ())}
+            for register in instructions[i].defs:
+                kept = alive.get(register, set()) if is_guarded(instructions[i]) else set()
+                alive[register] = kept | {i}
+        for successor in block.successors:
+            target = entry[successor]
+            if any(not defs <= target.get(register, set()) for register, defs in alive.items()):
+                for register, defs in alive.items():
+                    target[register] = target.get(register, set()) | defs
+                work.append(successor)
+    return edges

@@ -1,0 +1,331 @@
+"""Translation validation: hand-made illegal schedules, each caught and named."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from kernelwright.sass import CubinError, check, check_report
+from kernelwright.sass.distances import minimum_distances
+from kernelwright.sass.effects import is_guarded, memory_conflict, vouches_for
+from kernelwright.sass.latency import Dependence, bound_cycles
+from kernelwright.sass.scoreboards import analyse_scoreboards
+from sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
+
+MMA = ("gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma", "sgemm")
+
+
+def kinds(sample, mutated):
+    return {v.kind for v in check(sample.cubin, mutated, remembering)}
+
+
+def registers(names, file):
+    return {n for n in names if n.rstrip("0123456789") == file}
+
+
+def swap_is(file, dependence):
+    """A pair of neighbours with exactly this dependence, whose registers are of this file."""
+
+    def wanted(sample, i, j):
+        if j != i + 1:
+            return False
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        relations = {
+            "raw": a.defs & b.uses,
+            "war": a.uses & b.defs,
+            "waw": a.defs & b.defs,
+        }
+        others = set().union(*(r for name, r in relations.items() if name != dependence))
+        return bool(registers(relations[dependence], file)) and not others and not memory_conflict(a, b)
+
+    return wanted
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("file", "dependence", "kind"),
+    [
+        ("R", "raw", "raw"),
+        ("R", "war", "war"),
+        ("P", "raw", "predicate"),
+        ("P", "war", "predicate"),
+        ("UR", "raw", "uniform"),
+        ("UR", "war", "uniform"),
+    ],
+)
+def test_swapped_dependent_neighbours(file, dependence, kind, architecture):
+    for sample, i, j in first_pair((architecture,), NAMES, swap_is(file, dependence)):
+        assert kind in kinds(sample, sample.reordered(i, j))
+
+
+@pytest.mark.parametrize("file_and_kind", [("R", "waw"), ("P", "predicate")])
+def test_swapped_definitions(file_and_kind):
+    file, kind = file_and_kind
+
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        both = registers(a.defs & b.defs, file)
+        return bool(both) and a.payload != b.payload and not is_guarded(a) and not is_guarded(b)
+
+    for sample, i, j in first_pair(ARCHITECTURES, NAMES, wanted):
+        found = check(sample.cubin, sample.reordered(j, i), remembering)
+        assert any(v.kind == kind and "WAW" in v.detail for v in found)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_carry_cannot_be_overtaken(architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        return j == i + 1 and "X" in b.modifiers and bool(registers(a.defs & b.uses, "P"))
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        assert "predicate" in kinds(sample, sample.reordered(i, j))
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("softmax", 89), ("sgemm", 90), ("attention_mma", 80)])
+def test_short_stalls(name, architecture):
+    """Where a dependence is as tight as the assembler dared, one cycle less is refused."""
+    sample = build(name, architecture)
+    instructions = sample.kernel.instructions
+    distances = minimum_distances(instructions, sample.kernel.blocks)
+    tight = sorted(
+        {
+            v - 1
+            for (u, v, register, kind), cycles in distances.items()
+            if u < v <= u + 4
+            and kind is Dependence.RAW
+            and cycles <= bound_cycles(kind, register, instructions[u], instructions[v])
+            and instructions[v - 1].control.stall > 1
+        }
+    )
+    assert len(tight) > 10
+    for index in tight[:: len(tight) // 2]:
+        stall = instructions[index].control.stall
+        assert "stall" in kinds(sample, sample.with_control(index, stall=stall - 1))
+
+
+def test_a_distance_that_only_a_loop_keeps():
+    """Producer at the loop's end, consumer at its begin: the distance runs over the back edge."""
+    sample = build("gemm_leakyrelu", 80)
+    kernel = sample.kernel
+    loop = next(b for b in kernel.blocks if b.index in b.successors)
+    distances = minimum_distances(kernel.instructions, kernel.blocks)
+    u, v = min(
+        (
+            (u, v)
+            for (u, v, register, kind), cycles in distances.items()
+            if loop.start <= v < u < loop.stop
+            and kind is not Dependence.WAR
+            and cycles <= bound_cycles(kind, register, kernel.instructions[u], kernel.instructions[v]) + 10
+        ),
+        key=lambda pair: pair[1] - pair[0],
+    )
+    words = sample.words
+    for i in (*range(u, loop.stop), *range(loop.start, v)):
+        words[i] = kernel.instructions[i].control.with_stall(1).encode(words[i])
+    found = check(sample.cubin, sample.with_words(words), remembering)
+    assert any(x.kind == "stall" and x.address == 16 * v and f"{16 * u:#x}" in x.detail for x in found)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_dropped_waits(architecture):
+    sample = build("softmax", architecture)
+    waiting = [i for i, x in enumerate(sample.kernel.instructions) if x.control.wait_mask]
+    for index in waiting[:2]:
+        assert "wait" in kinds(sample, sample.with_control(index, wait_mask=0))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dropped_and_changed_scoreboards(architecture):
+    sample = build("sgemm", architecture)
+    controls = [i.control for i in sample.kernel.instructions]
+    write = next(i for i, c in enumerate(controls) if c.write_barrier is not None)
+    read = next(i for i, c in enumerate(controls) if c.read_barrier is not None)
+    assert "write-barrier" in kinds(sample, sample.with_control(write, write_barrier=None))
+    assert "write-barrier" in kinds(
+        sample, sample.with_control(write, write_barrier=5 - controls[write].write_barrier)
+    )
+    assert "read-barrier" in kinds(sample, sample.with_control(read, read_barrier=None))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_consumer_above_the_waiter_it_relies_on(architecture):
+    """Waits are not repeated: whoever comes after the waiter relies on it (a guard edge)."""
+
+    def wanted(sample, i, j):
+        b = sample.kernel.instructions[j]
+        if (i, j) not in relied(sample) or b.control.wait_mask or b.traits.is_memory or b.traits.is_sync:
+            return False
+        between = sample.kernel.instructions[i:j]
+        return all(not (a.defs & (b.uses | b.defs) or a.uses & b.defs) for a in between)
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        assert "wait" in kinds(sample, sample.reordered(j, i))
+
+
+@cache
+def relied(sample):
+    return analyse_scoreboards(sample.kernel.instructions, sample.kernel.blocks).relied
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("fence", "upwards"), [("BAR", True), ("BAR", False), ("DEPBAR", True)])
+def test_memory_across_a_fence(fence, upwards, architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        first, second = (b, a) if upwards else (a, b)
+        return second.opcode == fence and first.traits.is_memory
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        source, target = (j, i) if upwards else (i, j)
+        assert "barrier-crossing" in kinds(sample, sample.reordered(source, target))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_copy_in_another_group(architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        return a.opcode == "LDGSTS" and b.opcode == "LDGDEPBAR"
+
+    for sample, i, j in first_pair((architecture,), MMA, wanted):
+        assert "ldgsts-group" in kinds(sample, sample.reordered(i, j))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_loads_and_stores_of_one_memory(architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        return a.opcode == "STS" and b.opcode in ("STS", "LDS") and a.payload != b.payload
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        assert "memory-order" in kinds(sample, sample.reordered(i, j))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_operation_that_vouches_for_an_earlier_one(architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        return vouches_for(a, b) and not memory_conflict(a, b)
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        assert "queue-order" in kinds(sample, sample.reordered(j, i))
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_shuffles_keep_their_order(architecture):
+    sample = build("softmax", architecture)
+    barrier = next(i for i, x in enumerate(sample.kernel.instructions) if x.opcode == "BAR")
+    shuffles = [i for i, x in enumerate(sample.kernel.instructions) if x.opcode == "SHFL" and i < barrier]
+    found = kinds(sample, sample.reordered(shuffles[-1], barrier))
+    assert {"sync-order", "pinned"} <= found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "bit"), [(80, 0), (80, 17), (80, 33), (89, 26), (90, 9), (90, 66), (90, 90)]
+)
+def test_a_changed_bit_outside_the_control_word(architecture, bit):
+    sample = build("row_sum", architecture)
+    index = next(i for i, x in enumerate(sample.kernel.instructions) if x.opcode == "FADD")
+    words = sample.words
+    words[index] ^= 1 << bit
+    assert kinds(sample, sample.with_words(words)) & {"changed-instruction", "encoding", "crossed-block"}
+
+
+def test_an_instruction_taken_to_another_block():
+    sample = build("rmsnorm", 80)
+    first, second = sample.kernel.blocks[1:3]
+    words = sample.words
+    words[first.start], words[second.start] = words[second.start], words[first.start]
+    assert "crossed-block" in kinds(sample, sample.with_words(words))
+
+
+def test_pinned_instructions_and_what_crosses_them():
+    sample = build("softmax", 90)
+    pinned = min(i for i in sample.kernel.fixed if i > 3)
+    assert "pinned" in kinds(sample, sample.reordered(pinned, pinned - 1))
+    assert "pinned" in kinds(sample, sample.reordered(pinned - 1, pinned + 1))
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_control_words_without_an_encoding(architecture):
+    sample = build("sgemm", architecture)
+    instructions = sample.kernel.instructions
+    plain = next(i for i, x in enumerate(instructions) if not x.control.yields and x.control.stall < 5)
+    assert kinds(sample, sample.with_control(plain, stall=13)) & {"control", "encoding"}
+    assert kinds(sample, sample.with_control(plain, stall=0, yields=True, reuse=0)) & {"control", "encoding"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_operand_reuse_across_a_changed_follower(architecture):
+    sample = build("sgemm", architecture)
+    instructions = sample.kernel.instructions
+    fresh = next(
+        i for i, x in enumerate(instructions)
+        if x.opcode == "FFMA" and not x.control.reuse and not x.control.yields
+    )  # fmt: skip
+    assert kinds(sample, sample.with_control(fresh, reuse=1)) == {"reuse"}
+
+
+@pytest.mark.parametrize("section", [".nv.info.softmax", ".nv.constant0.softmax", ".symtab"])
+def test_bytes_outside_the_code(section):
+    from kernelwright.sass.elf import _SECTION  # the test needs the raw section table
+
+    assert _SECTION.size == 64
+    sample = build("softmax", 80)
+    data = bytearray(sample.cubin)
+    table = int.from_bytes(data[40:48], "little")
+    count, names = int.from_bytes(data[60:62], "little"), int.from_bytes(data[62:64], "little")
+    headers = [_SECTION.unpack_from(data, table + 64 * i) for i in range(count)]
+    strings = headers[names][4]
+    offset = next(
+        h[4] for h in headers if data[strings + h[0] :].split(b"\0", 1)[0].decode() == section
+    )  # fmt: skip
+    data[offset + 6] ^= 1
+    assert kinds(sample, bytes(data)) == {"container"}
+
+
+def test_two_different_kernels():
+    assert kinds(build("softmax", 80), compiled("row_sum", 80)) == {"container"}
+    assert kinds(build("softmax", 80), compiled("softmax", 90)) == {"container"}
+
+
+def test_what_is_harmless_is_legal():
+    sample = build("softmax", 80)
+    assert check_report(sample.cubin, sample.cubin, remembering).moved == 0
+    index = next(
+        i for i, x in enumerate(sample.kernel.instructions) if x.control.stall < 8 and x.control.yields
+    )  # fmt: skip
+    stall = sample.kernel.instructions[index].control.stall
+    assert kinds(sample, sample.with_control(index, stall=stall + 1)) == set(), "a longer stall"
+    more = sample.kernel.instructions[index].control.wait_mask | 32
+    assert kinds(sample, sample.with_control(index, wait_mask=more)) == set(), "one more wait"
+    used = next(i for i, x in enumerate(sample.kernel.instructions) if x.control.reuse)
+    assert kinds(sample, sample.with_control(used, reuse=0)) == set(), "no operand reuse"
+
+
+def test_unreadable_files_are_errors_not_violations():
+    sample = build("softmax", 80)
+    for broken in (b"", sample.cubin[:3000]):
+        with pytest.raises(CubinError):
+            check(sample.cubin, broken, remembering)
+        with pytest.raises(CubinError):
+            check(broken, sample.cubin, remembering)
+
+
+def test_code_that_does_not_decode_is_a_violation():
+    sample = build("softmax", 80)
+    words = sample.words
+    words[5] = (1 << 128) - 1
+    assert kinds(sample, sample.with_words(words)) == {"encoding"}
+
+
+def test_every_violation_says_where_and_why():
+    sample = build("softmax", 80)
+    index = next(i for i, x in enumerate(sample.kernel.instructions) if x.control.wait_mask)
+    (violation,) = {
+        v for v in check(sample.cubin, sample.with_control(index, wait_mask=0), remembering)
+        if v.address == 16 * index and "no longer waits" in v.detail
+    }  # fmt: skip
+    assert violation.kind == "wait"
+    assert sample.kernel.instructions[index].text in violation.detail
