@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -156,6 +157,13 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
     """The process: judge what comes until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
+    local = device
+    if device.startswith("cuda:"):
+        # This process and all it forks see one GPU only: a candidate cannot borrow another.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        index = int(device.removeprefix("cuda:"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        local = "cuda:0"
     judge: Judge | None = None
     try:
         while True:
@@ -163,13 +171,14 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
                 task_json, candidate_json, changed = connection.recv()
             except EOFError:
                 return
-            connection.send(_judge_one(judge := judge or Judge(device, settings), task_json, candidate_json, changed))
+            judge = judge or Judge(local, settings)
+            connection.send(_judge_one(judge, device, task_json, candidate_json, changed))
     finally:
         if judge is not None:
             judge.close()
 
 
-def _judge_one(judge: Judge, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
+def _judge_one(judge: Judge, device: str, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
     try:
         evaluation = judge.evaluate(
             Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json),
@@ -177,4 +186,4 @@ def _judge_one(judge: Judge, task_json: str, candidate_json: str, changed: str |
         )
     except KernelwrightError as error:
         return "error", type(error)(*error.args)
-    return "evaluation", evaluation.model_dump_json()
+    return "evaluation", evaluation.model_copy(update={"device": device}).model_dump_json()

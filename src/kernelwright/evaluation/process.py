@@ -112,6 +112,10 @@ class Worker:
         """One call of the module on inputs that lie in its arena; raises as `request`."""
         return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
 
+    def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
+        """Several calls under one request; the clocks are of all of them together. Raises as `request`."""
+        return self._exchange("series", timeout_s, {"layouts": layouts, "seeds": seeds})
+
     def _exchange(self, op: str, timeout_s: float, fields: dict[str, Any]) -> tuple[dict[str, Any], CallClocks]:
         nonce = secrets.token_hex(8)
         data = encode({"op": op, "nonce": nonce, **fields})

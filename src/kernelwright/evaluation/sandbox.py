@@ -90,7 +90,7 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     # Drivers name their threads in here, truncating as they write.
     _add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE) & handled)
     if device.startswith("cuda"):
-        for path in _gpu_nodes(device):
+        for path in _gpu_nodes():
             _add_path(ruleset, path, write_device)
         # The driver keeps the bookkeeping of shared device memory here.
         _add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
@@ -102,13 +102,9 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     return True
 
 
-def _gpu_nodes(device: str) -> list[Path]:
-    """Device files of the driver and of the one GPU in use; with several GPUs the others stay closed."""
-    nodes = [path for path in Path("/dev").glob("nvidia*") if not path.name.removeprefix("nvidia").isdigit()]
-    nodes += list(Path("/dev/nvidia-caps").glob("*"))
-    minor = os.environ.get("KERNELWRIGHT_GPU_MINOR")
-    pattern = f"nvidia{minor}" if minor is not None else "nvidia[0-9]*"
-    return nodes + list(Path("/dev").glob(pattern))
+def _gpu_nodes() -> list[Path]:
+    """Device files of NVIDIA's driver."""
+    return [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*")]
 
 
 # --- seccomp ------------------------------------------------------------------------------------------------------

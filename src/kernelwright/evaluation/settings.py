@@ -56,6 +56,10 @@ class Settings(BaseModel):
     """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
     excess_limit_us: float = Field(default=100.0, gt=0)
     """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
+    audits: int = Field(default=4, ge=2, le=100)
+    """Series of calls per process triple whose outer clock decides what is charged."""
+    audit_limit_us: float = Field(default=25.0, gt=0)
+    """As `excess_limit_us`, for a call in a series, where the outer clock is that much quieter."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,14 @@ from kernelwright.evaluation.process import CallClocks, Worker, WorkerFailure, W
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.structure import flatten
 from kernelwright.evaluation.zygote import Zygote
+from kernelwright.records import Reason
 
 SLOTS = 2
-"""Places for a set of inputs. Same place with other values, and other place with the same values, are both tried."""
+"""Places for a set of inputs at least. Same place with other values, and other place with the same values, are both tried."""
+
+SERIES_CALLS_MAX = 16
+SERIES_BYTES_MAX = 256 << 20
+"""Calls under one request, as far as their inputs and outputs fit into this much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,22 @@ class Shapes:
     output_bytes: int
     state: tuple[tuple[str, TensorSpec], ...]
     state_bytes: int
+
+    @property
+    def series_calls(self) -> int:
+        """How many calls one request may hold."""
+        return max(SLOTS, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
+
+    @property
+    def regions(self) -> list[list[TensorSpec]]:
+        """Where the outputs of each call of a series go."""
+        return [
+            [
+                TensorSpec(spec.dtype, spec.shape, spec.stride, spec.offset_bytes + index * self.output_bytes, spec.span_bytes)
+                for spec in self.outputs
+            ]
+            for index in range(self.series_calls)
+        ]
 
     @classmethod
     def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> Shapes:
@@ -66,18 +88,21 @@ class Side:
         spec = WorkerSpec(
             role=role, source=source, class_name=class_name, device=str(device), directory=directory, build=build,
             arena_bytes={
-                "inputs": SLOTS * shapes.slot_bytes, "outputs": shapes.output_bytes, "state": shapes.state_bytes,
+                "inputs": shapes.series_calls * shapes.slot_bytes, "outputs": shapes.series_calls * shapes.output_bytes,
+                "state": shapes.state_bytes,
             },
         )
         self.worker = Worker(zygote, spec, settings)
         self._layouts: dict[str, int] = {}
         self._called = False
+        self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def build(self, arguments: Any, seed: int) -> dict[str, Any]:
         """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
         answer = self._ask("build", self._settings.build_limit_s, arguments=arguments, seed=seed)
         if "missing" not in answer:
-            self._ask("outputs", self._settings.run_limit_s, specs=[spec.to_json() for spec in self._shapes.outputs])
+            regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
+            self._ask("outputs", self._settings.run_limit_s, regions=regions)
         return answer
 
     def load_state(self, state: State) -> None:
@@ -109,6 +134,11 @@ class Side:
 
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
+        layout = self._write(inputs, slot)
+        self.worker.arenas["outputs"].poison()
+        return layout
+
+    def _write(self, inputs: list[Any], slot: int) -> int:
         skeleton, tensors = flatten(inputs)
         laid_out = [_without_overlap(tensor) for tensor in tensors]
         specs, size = plan(laid_out)
@@ -123,28 +153,46 @@ class Side:
             self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
-        self._views = [spec.view(memory) for spec in placed]
-        for view, tensor in zip(self._views, laid_out, strict=True):
+        views = [spec.view(memory) for spec in placed]
+        for view, tensor in zip(views, laid_out, strict=True):
             view.copy_(tensor)
-        self._originals = laid_out
-        self.worker.arenas["outputs"].poison()
+        self._placed[slot] = list(zip(views, laid_out, strict=True))
         return self._layouts[key]
 
     def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
-        """One call on placed inputs; everything the parent prepared is on the device before the clock starts."""
+        """One call on inputs placed last; everything the parent prepared is on the device before the clock starts."""
         self._settle()
         limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
         described, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed, hold=hold))
         self._called = True
-        intact = all(_same_bits(view, tensor) for view, tensor in zip(self._views, self._originals, strict=True))
-        return Answer(self._read_outputs(), described, clocks, intact)
+        return Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+
+    def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
+        """Calls on several inputs under one request; at most `Shapes.series_calls`. Each answer carries the clocks of all."""
+        layouts = [self._write(inputs, slot) for slot, inputs in enumerate(draws)]
+        self.worker.arenas["outputs"].poison()
+        self._settle()
+        limit = self._settings.run_limit_s * len(draws)
+        answer, clocks = self._guarded(lambda: self.worker.series(layouts, limit, seeds=seeds))
+        intact = self._intact()
+        described = answer.get("answers")
+        if not isinstance(described, list) or len(described) != len(draws):
+            raise WorkerFailure(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
+        return [
+            Answer(self._read_outputs(region), one, clocks, intact)
+            for one, region in zip(described, self._shapes.regions, strict=False)
+        ], clocks
+
+    def _intact(self) -> bool:
+        """Whether inputs in every slot are still what was placed there."""
+        return all(_same_bits(view, tensor) for pairs in self._placed.values() for view, tensor in pairs)
 
     def recopy(self, index: int) -> list[torch.Tensor]:
         """The output of an earlier held call, as it is in the worker's memory now."""
         self.worker.arenas["outputs"].poison()
         self._settle()
         self._ask("recopy", self._settings.run_limit_s, index=index)
-        return self._read_outputs()
+        return self._read_outputs(self._shapes.outputs)
 
     def release(self) -> None:
         """Let the worker drop held outputs."""
@@ -154,9 +202,9 @@ class Side:
         """End the worker and remove what it wrote."""
         self.worker.discard()
 
-    def _read_outputs(self) -> list[torch.Tensor]:
+    def _read_outputs(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         memory = self.worker.arenas["outputs"].memory
-        return [spec.view(memory).clone() for spec in self._shapes.outputs]
+        return [spec.view(memory).clone() for spec in specs]
 
     def _state_json(self) -> list[Any]:
         return [[key, spec.to_json()] for key, spec in self._shapes.state]

@@ -6,7 +6,8 @@ calls the three in random order on one fresh input and again in the mirrored ord
 Two clocks watch each call. The inner one (CUDA events, or the worker's monotonic clock) excludes the harness but lives
 in the candidate's process; the outer one is the parent's. What the outer clock sees beyond the inner one is the
 harness's own cost, known from the reference, whose worker is trusted. A candidate's excess over that is charged to it:
-time hidden from the inner clock is not won, and a large excess rejects.
+time hidden from the inner clock is not won, and a large excess rejects. Single requests are noisy (waking a process,
+switching GPU contexts), so the charge comes from *audits*: series of calls on fresh inputs under one request.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import torch
 from kernelwright.evaluation.check import check_form, overwritten
 from kernelwright.evaluation.compare import distance, farthest
 from kernelwright.evaluation.process import CallClocks
-from kernelwright.evaluation.stage import Answer, Side
+from kernelwright.evaluation.stage import SLOTS, Answer, Side
 from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Reason, TimingBlock
 
 _SIDES = ("reference", "candidate", "null")
+_SERIES_US = 2000.0
 _QUIET_RATIO, _QUIET_SLACK_US = 1.5, 100.0
 """The parent's own flush after a candidate's call may take this much longer than after a reference's."""
 
@@ -88,6 +90,8 @@ class _Samples:
 
     clocks: list[CallClocks] = field(default_factory=list)
     quiet_us: list[float] = field(default_factory=list)
+    audited_us: list[float] = field(default_factory=list)
+    """Per call, the time outside the inner clock in each series."""
 
     def harness_us(self) -> list[float]:
         return [clock.outer_us - clock.inner_us for clock in self.clocks]
@@ -155,6 +159,8 @@ def _time_process(subject: Subject, flush: CacheFlush, process: int) -> tuple[li
         for _ in range(subject.settings.blocks):
             with subject.gate():
                 run.block()
+        with subject.gate():
+            run.audit()
         run.verify_held()
         return run.finish(process)
     finally:
@@ -219,6 +225,23 @@ class _Run:
                 f"allowed {allowed.rms:.2e} and {allowed.worst:.2e}",
             )
 
+    def audit(self) -> None:
+        """Series of calls under one request each: they tell the outer clock's view of one call far better than a single
+        request does, whose noise on a GPU is that of switching contexts."""
+        latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
+        # Long calls drown the noise by themselves; only short ones need company.
+        count = max(SLOTS, min(self._subject.shapes.series_calls, math.ceil(_SERIES_US / max(latency_us, 1.0))))
+        for _ in range(self._subject.settings.audits):
+            draws = [self._subject.draw() for _ in range(count)]
+            seeds = [self._subject.call_seed() for _ in range(count)]
+            answers = {}
+            for name in random.sample(("reference", "candidate"), 2):
+                self._flush()
+                answers[name], clocks = self._sides[name].series(draws, seeds)
+                self._samples[name].audited_us.append((clocks.outer_us - clocks.inner_us) / count)
+            for reference, candidate in zip(answers["reference"], answers["candidate"], strict=True):
+                self._compare(reference, candidate)
+
     def verify_held(self) -> None:
         """The first warm-up call's output, after all the timed calls."""
         assert self._first_output is not None and self._subject.timed_tolerance is not None
@@ -236,16 +259,21 @@ class _Run:
         latency_us = median(clock.inner_us for clock in reference.clocks)
         harness_us = median([*reference.harness_us(), *null.harness_us()])
         excess_us = median(candidate.harness_us()) - harness_us
+        audited_us = median(candidate.audited_us) - median(reference.audited_us)
         settings = self._subject.settings
         certain_us = _certain_excess(candidate.harness_us(), [*reference.harness_us(), *null.harness_us()])
-        if certain_us > max(settings.excess_limit_us, settings.excess_limit * latency_us):
+        certain_audited_us = _certain_excess(candidate.audited_us, reference.audited_us)
+        if (
+            certain_us > max(settings.excess_limit_us, settings.excess_limit * latency_us)
+            or certain_audited_us > max(settings.audit_limit_us, settings.excess_limit * latency_us)
+        ):
             raise Rejection(
                 Reason.CLOCK_DISAGREEMENT,
-                f"the parent's clock sees {excess_us:.1f} us a call that the candidate's own clock does not; "
-                f"the reference takes {latency_us:.1f} us",
+                f"the parent's clock sees {excess_us:.1f} us a single call, {audited_us:.1f} us a call in series, that the "
+                f"candidate's own clock does not; the reference takes {latency_us:.1f} us",
             )
-        slack_us = _slack_us(reference, null, candidate)
-        charge_us = max(0.0, excess_us - slack_us)
+        slack_us = _slack_us(reference.audited_us, candidate.audited_us)
+        charge_us = max(0.0, audited_us - slack_us)
         found = [
             TimingBlock(
                 process=process,
@@ -254,7 +282,7 @@ class _Run:
             )
             for index in range(len(reference.clocks) // 2)
         ]
-        return found, {"harness_us": harness_us, "excess_us": excess_us, "slack_us": slack_us, "charged_us": charge_us}
+        return found, {"harness_us": harness_us, "excess_us": excess_us, "audited_us": audited_us, "slack_us": slack_us, "charged_us": charge_us}
 
     def _reject_idle_work(self, wall_us: float) -> None:
         candidate, reference = (
@@ -286,11 +314,11 @@ def _certain_excess(candidate: list[float], reference: list[float]) -> float:
     return float(np.quantile(candidate, 0.25) - np.quantile(reference, 0.75))
 
 
-def _slack_us(*samples: _Samples) -> float:
-    """Twice the standard error of the difference of harness medians: what chance alone explains."""
+def _slack_us(*samples: list[float]) -> float:
+    """Twice the standard error of the difference of medians: what chance alone explains."""
     total = 0.0
     for sample in samples:
-        values = np.asarray(sample.harness_us())
+        values = np.asarray(sample)
         spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
         total += (1.2533 * spread) ** 2 / len(values)
     return 2 * math.sqrt(total)

@@ -151,7 +151,7 @@ class Harness:
         self.memory = {name: open_arena(description, files, self.device) for name, description in config["arenas"].items()}
         self.clock: _HostClock | _DeviceClock = _DeviceClock() if self.device.type == "cuda" else _HostClock()
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
-        self.outputs: list[torch.Tensor] = []
+        self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
         self.before = global_state()
         self.functions = library_functions()
@@ -192,8 +192,9 @@ class Harness:
         return {}
 
     def op_outputs(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Register where outputs are to be put."""
-        self.outputs = [TensorSpec.from_json(spec).view(self.memory["outputs"]) for spec in message["specs"]]
+        """Register where outputs are to be put: one region for each call of a series."""
+        memory = self.memory["outputs"]
+        self.regions = [[TensorSpec.from_json(spec).view(memory) for spec in region] for region in message["regions"]]
         return {}
 
     def op_mode(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -230,21 +231,34 @@ class Harness:
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
-        skeleton, tensors = self.layouts[message["layout"]]
+        described, flat = self._call(message["layout"], message["seed"], self.regions[0])
+        if message["hold"]:
+            self.held.append(flat)
+        return {"inner_us": self.clock.elapsed_us(), **described}
+
+    def op_series(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Several calls on different inputs under one request, so that the outer clock's noise is shared among them."""
+        total_us, answers = 0.0, []
+        for layout, seed, region in zip(message["layouts"], message["seeds"], self.regions, strict=False):
+            described, _ = self._call(layout, seed, region)
+            total_us += self.clock.elapsed_us()
+            answers.append(described)
+        return {"inner_us": total_us, "answers": answers}
+
+    def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        skeleton, tensors = self.layouts[layout]
         inputs = unflatten(skeleton, list(tensors))
-        if message["seed"] is not None:
-            _manual_seed(message["seed"])
+        if seed is not None:
+            _manual_seed(seed)
         model, clock = self.model, self.clock
         assert model is not None
         with _no_grad():
             clock.start()
             result = model(*inputs)
             clock.stop()
-            described, flat = self._deliver(result)
+            delivered = self._deliver(result, region)
         clock.settle()
-        if message["hold"]:
-            self.held.append(flat)
-        return {"inner_us": clock.elapsed_us(), **described}
+        return delivered
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of PyTorch's operators that one call runs, views and allocations left out."""
@@ -258,7 +272,7 @@ class Harness:
 
     def op_recopy(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the output of an earlier call, as it is now, into the arena again."""
-        for source, target in zip(self.held[message["index"]], self.outputs, strict=True):
+        for source, target in zip(self.held[message["index"]], self.regions[0], strict=True):
             _copy_into(target, source)
         self.clock.settle()
         return {}
@@ -268,7 +282,7 @@ class Harness:
         self.held.clear()
         return {}
 
-    def _deliver(self, result: Any) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         flat: list[torch.Tensor] = []
         strange: list[str] = []
 
@@ -293,9 +307,9 @@ class Harness:
 
         skeleton = walk(result)
         descriptions = [self._describe(item) for item in flat]
-        if not strange and len(flat) == len(self.outputs):
+        if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
-                for item, target in zip(flat, self.outputs, strict=True):
+                for item, target in zip(flat, region, strict=True):
                     if item.shape == target.shape and item.device == target.device:
                         _copy_into(target, item)
         return {"skeleton": skeleton, "strange": strange, "outputs": descriptions}, flat

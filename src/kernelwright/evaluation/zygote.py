@@ -33,7 +33,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 INHERITED_VARIABLES = (
     "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL", "CC", "CXX",
-    "VIRTUAL_ENV", "PYTHONPATH", "TZ", "KERNELWRIGHT_GPU_MINOR", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS",
+    "VIRTUAL_ENV", "PYTHONPATH", "TZ", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS",
 )
 """Environment that workers see. Nothing else, keys and tokens above all, reaches them."""
 

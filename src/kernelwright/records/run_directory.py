@@ -6,6 +6,7 @@ finished evaluation; a torn last line is work that is still owed and is dropped 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -58,15 +59,17 @@ class RunDirectory:
             return file.read(1) == b"\n"
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """Every whole record, in order of writing. Torn lines are skipped: their work is still owed."""
-        if not self.evaluations_path.exists():
-            return
-        with self.evaluations_path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    yield Evaluation.model_validate_json(line)
-                except ValidationError:
-                    continue
+        """Every whole record, in order of writing; of a published run also those packed with gzip. Torn lines are skipped: their work is still owed."""
+        packed = self.evaluations_path.with_suffix(".jsonl.gz")
+        for path, opener in ((packed, gzip.open), (self.evaluations_path, open)):
+            if not path.exists():
+                continue
+            with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    try:
+                        yield Evaluation.model_validate_json(line)
+                    except ValidationError:
+                        continue
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file in one step, so that no reader sees half of it."""

@@ -1,0 +1,70 @@
+"""Judge CUDA-L1's released kernels, with the five baselines, in one run that may be cut short and resumed.
+
+    python benchmarks/cuda_l1_release.py h100.json RUN_DIR --seconds 540
+
+Candidates are judged with every label allowed, so that the table can tell what is right under the paper's own contract
+from what is a clean drop-in. Their text is not kept: `--publish` writes the run directory without sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shutil
+import time
+from pathlib import Path
+
+from kernelwright.evaluation import Settings
+from kernelwright.policies.baselines import ALL_BASELINES
+from kernelwright.records import RunDirectory
+from kernelwright.rl.bench import BenchEvent, bench
+from kernelwright.tasks.suites import Suite, load_suite
+
+SETTINGS = Settings(
+    processes_min=2, processes_max=3, blocks=8, build_limit_s=240, run_limit_s=30, memory_limit_bytes=32 << 30,
+    threads=2, forbid=frozenset(),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("release", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no evaluation after this long")
+    parser.add_argument("--per-device", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--baselines", default=",".join(ALL_BASELINES))
+    parser.add_argument("--limit", type=int, help="only the first tasks")
+    parser.add_argument("--publish", type=Path, help="also write the run without sources here")
+    options = parser.parse_args()
+    start = time.monotonic()
+    suite = load_suite("cuda-l1", path=options.release)
+    suite = Suite(suite.name, suite.entries[: options.limit])
+
+    def tell(event: BenchEvent) -> None:
+        outcome = event.outcome
+        found = getattr(outcome, "reason", None) or getattr(outcome, "speedup", None) or outcome
+        print(f"{time.monotonic() - start:6.0f}s {event.done}/{event.total} {event.task} {event.what}: {str(found)[:150]}", flush=True)
+
+    result = bench(
+        suite, baselines=options.baselines.split(","), device=options.device, out=options.run, settings=SETTINGS,
+        on_event=tell, per_device=options.per_device, deadline=lambda: time.monotonic() - start > options.seconds,
+    )
+    print((result.run / "table.md").read_text())
+    if options.publish:
+        publish(result.run, options.publish)
+
+
+def publish(run: Path, target: Path) -> None:
+    """Copy a run directory without the text of candidates and with its records packed."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "environment.json", "errors.json", "table.json", "table.md"):
+        if (run / name).exists():
+            shutil.copy(run / name, target / name)
+    with gzip.open(target / "evaluations.jsonl.gz", "wt", encoding="utf-8", compresslevel=6) as file:
+        for evaluation in RunDirectory(run).evaluations():
+            file.write(evaluation.model_copy(update={"source": ""}).model_dump_json() + "\n")
+
+
+if __name__ == "__main__":
+    main()
