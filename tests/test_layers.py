@@ -19,6 +19,7 @@ LAYERS = (
     {"evaluation"},
     {"report", "policies"},
     {"rl"},
+    {"api"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -14,7 +14,7 @@ LIMIT_BYTES = 4 << 20
 FORBIDDEN = {
     "a path of one machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+)(?:/|\b)(?!\w)"),
     "a package mirror": re.compile(
-        r"--(?:extra-)?index-url|--trusted-host|artifactory|jfrog|devpi|nexus\.|pip\.conf|"
+        r"--(?:extra-)?index-url|--trusted-host|artifactory|jfrog|devpi|pip\.conf|"
         r"https?://[\w.-]*(?:pypi|mirror|registry)[\w.-]*",
         re.IGNORECASE,
     ),

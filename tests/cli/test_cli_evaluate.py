@@ -71,7 +71,7 @@ def test_an_accepted_candidate_ends_with_0_and_one_json_object(place, capsys):
     assert (found["task"], found["device"]) == ("task", "cpu")
     run = RunDirectory(Path(found["run"]))
     assert [evaluation.verdict for evaluation in run.evaluations()] == [Verdict.ACCEPTED]
-    assert run.read_json("config.json")["tasks"][0]["source"] == TASK
+    assert run.read_json("config.json")["task_source"] == TASK
     assert run.read_json("config.json")["settings"]["timed"] is False
     assert run.read_json("environment.json")["packages"]["torch"]
 

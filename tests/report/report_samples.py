@@ -183,7 +183,9 @@ def search() -> list[Evaluation]:
         rejected(
             "a @ b", Reason.WRONG_SHAPE, "wanted (1024, 1024), found (1024,)", techniques=("drop-diag",)
         ),
-        second.model_copy(update={"speedup": 3.68, "speedup_low": 3.6, "speedup_high": 3.75}),
+        second.model_copy(
+            update={"confirms": True, "speedup": 3.68, "speedup_low": 3.6, "speedup_high": 3.75}
+        ),
     ]
 
 
@@ -192,11 +194,11 @@ def write_run(path: Path, evaluations: list[Evaluation], *, reference: str = REF
     run.write_json(
         "config.json",
         {
-            "verb": "optimize",
+            "kind": "optimize",
             "device": "cpu",
-            "budget": 12,
+            "task": "diag_matmul",
+            "task_source": reference,
             "settings": {"processes_min": 3, "forbid": ["strides-differ"]},
-            "tasks": [{"id": "diag_matmul", "source": reference, "origin": "built-in"}],
         },
     )
     run.write_json(

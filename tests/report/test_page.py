@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from report_samples import REFERENCE, accepted, candidate_source, rejected, sear
 from kernelwright.errors import UsageError
 from kernelwright.records import Label, Reason, RunDirectory
 from kernelwright.report import differences
-from kernelwright.report.page import best_of, rows_of, write_report
+from kernelwright.report.page import write_report
+from kernelwright.report.rows import best_of, rows_of
+from kernelwright.report.table import TaskResult, bench_table
 from kernelwright.report.words import LABELS, REASONS
 
 PAYLOADS = (
@@ -83,7 +86,7 @@ def test_every_candidate_has_a_row_with_its_verdict_reason_and_interval(tmp_path
 
 def test_the_last_measurement_of_a_candidate_is_the_one_that_counts(tmp_path):
     page = page_of(tmp_path, search())
-    assert "3.680× [3.600, 3.750] Best improvement: candidate #11" in page.text
+    assert "3.680× [3.600, 3.750] Best improvement, confirmed in fresh processes: candidate #11" in page.text
     assert "again in #11" in page.text
     assert "4 improvements 2 accepted, not faster 4 rejected 1 measured again later" in page.text
 
@@ -148,11 +151,73 @@ def test_several_tasks_are_grouped_and_compared_by_policy(tmp_path):
     assert "task compile builtin diag_matmul 2.000× 3.000× softmax wrong-output 0.900×" in page.text
 
 
-def test_a_table_of_the_run_is_shown(tmp_path):
+def test_the_statistics_of_a_bench_are_shown_over_solved_and_over_all_tasks(tmp_path):
     run = write_run(tmp_path, search())
-    run.write_json("table.json", [{"level": 1, "mean": 1.25}, {"level": 2, "mean": None, "note": "<b>"}])
+    results = [
+        TaskResult("one", 1, {"eager": 900.0, "compile": 600.0}, accepted("a", 4.0)),
+        TaskResult("two", 1, {"eager": 900.0}, rejected("b", Reason.WRONG_OUTPUT)),
+    ]
+    rows = [
+        asdict(row) | {"fast_p": {str(p): share for p, share in row.fast_p.items()}}
+        for row in bench_table(results)
+    ]
+    run.write_json("table.json", {"rows": rows, "tally": {}})
+    run.write_json("errors.json", {"three compile": "Wanted <b>; found none."})
     page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "level mean note 1 1.25 2 <b>" in page.text
+    assert (
+        "level baseline mean max 75 % 50 % 25 % geomean fast_1 fast_1.5 fast_2 success above 1.01×"
+        in page.text
+    )
+    assert "1 eager 4.000× 4.000× 4.000× 4.000× 4.000× 4.000× 50.0% 50.0% 50.0% 1/2 1/2" in page.text
+    assert "1 eager 2.500× 4.000× 3.250× 2.500× 1.750× 2.000× 50.0%" in page.text
+    assert "three compile Wanted <b>; found none." in page.text
+
+
+def test_a_table_of_another_shape_is_left_out(tmp_path):
+    run = write_run(tmp_path, search())
+    for value in ([1, 2], {"rows": [1, {"solved": 3}]}, {"rows": None}, "x"):
+        run.write_json("table.json", value)
+        page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+        assert "Statistics" not in page.text
+
+
+def test_baselines_are_columns_and_never_the_best(tmp_path):
+    other = REFERENCE.replace("1024", "2048")
+    evaluations = [
+        accepted("a", 1.5, policy="cuda-l1"),
+        rejected("b", Reason.WRONG_OUTPUT, task="softmax", reference=other, policy="cuda-l1"),
+        accepted("c", 9.0, policy="baseline", techniques=("compile",)),
+        accepted("d", 8.0, task="softmax", reference=other, policy="baseline", techniques=("compile",)),
+    ]
+    page = page_of(tmp_path, evaluations)
+    assert "1 of 2 tasks improved" in page.text
+    assert "1 improvement 0 accepted, not faster 1 rejected 2 baselines" in page.text
+    assert "task cuda-l1 compile diag_matmul 1.500× 9.000× softmax wrong-output 8.000×" in page.text
+
+
+def test_only_a_confirmed_improvement_is_the_best_where_winners_were_measured_again():
+    winner, second = accepted("a", 3.7), accepted("b", 3.0)
+    confirmed = second.model_copy(update={"confirms": True, "speedup_low": 2.5})
+    best = best_of(rows_of([winner, second, confirmed]))
+    assert best is not None
+    assert best.evaluation == confirmed
+    failed = winner.model_copy(update={"confirms": True, "speedup": 1.0, "speedup_low": 0.9})
+    assert best_of(rows_of([winner, second, failed])) is None
+
+
+def test_a_search_says_whether_its_best_was_confirmed(tmp_path):
+    winner = accepted("a", 3.7)
+    failed = winner.model_copy(update={"confirms": True, "speedup": 1.0, "speedup_low": 0.9})
+    assert "Best improvement so far, not confirmed yet" in page_of(tmp_path / "1", [winner]).text
+    assert "Nothing held when it was measured again" in page_of(tmp_path / "2", [winner, failed]).text
+
+
+def test_tasks_of_a_bench_are_compared_with_where_they_are_recorded(tmp_path):
+    run = write_run(tmp_path, [accepted("a", 2.0)])
+    run.write_json("config.json", {"kind": "bench", "tasks": ["diag_matmul"]})
+    run.write_json("tasks.json", [{"id": "diag_matmul", "source": REFERENCE, "origin": ""}])
+    page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert details_of(page)["rows"]["e1"]["reference"] is not None
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -179,7 +244,7 @@ def test_what_a_candidate_wrote_is_text_and_never_markup(tmp_path, payload):
 def test_a_hostile_task_name_and_settings_are_text_too(tmp_path):
     payload = PAYLOADS[0]
     run = write_run(tmp_path, [accepted("a", 2.0, task=payload)])
-    run.write_json("config.json", {"verb": payload, payload: payload, "device": payload})
+    run.write_json("config.json", {"kind": payload, payload: payload, "device": payload})
     run.write_json("environment.json", {"processor": payload, "gpu": [{"name": payload}]})
     page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
     assert len(page.scripts) == 2
@@ -229,7 +294,7 @@ def test_differences_against_the_reference_and_the_parent_rebuild_the_candidate(
 
 def test_without_the_task_in_the_configuration_there_is_no_reference_to_compare_with(tmp_path):
     run = write_run(tmp_path, search())
-    run.write_json("config.json", {"verb": "optimize"})
+    run.write_json("config.json", {"kind": "optimize"})
     page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
     assert details_of(page)["rows"]["e9"]["reference"] is None
     assert details_of(page)["rows"]["e9"]["parent"] is not None

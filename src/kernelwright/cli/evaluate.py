@@ -45,6 +45,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     settings = options.judge_settings(**judge)
     source = options.read_source(candidate)
 
+    import kernelwright
     from kernelwright.evaluation import Judge
     from kernelwright.records import Candidate, RunDirectory, capture_environment
     from kernelwright.tasks import load_task
@@ -55,10 +56,13 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     run.write_json(
         "config.json",
         {
-            "verb": "evaluate",
+            "kind": "evaluate",
+            "task": loaded.id,
+            "task_sha256": loaded.sha256,
+            "task_source": loaded.source,
             "device": chosen,
             "settings": settings.model_dump(mode="json"),
-            "tasks": [loaded.model_dump(mode="json")],
+            "kernelwright": kernelwright.__version__,
         },
     )
     run.write_json("environment.json", capture_environment(chosen))

@@ -64,7 +64,7 @@ def command(
     proposer = policy_named(policy)
     chosen = options.resolve_device(device, say)
     path = out or options.fresh_run_path("optimize", loaded.id)
-    with says_what_was_kept(lambda: _kept(path)), progress_console().status("starting") as status:
+    with says_what_was_kept(lambda: options.kept_in(path)), progress_console().status("starting") as status:
         result = optimize(
             loaded,
             policy=proposer,
@@ -129,12 +129,3 @@ def in_words(result: OptimizeResult) -> str:
     lines.append(f"evaluations  {result.evaluations}")
     lines.append(f"report       {result.run / 'report.html'}")
     return "\n".join(lines)
-
-
-def _kept(path: Path) -> str:
-    from kernelwright.records import RunDirectory
-
-    if not path.is_dir():
-        return "nothing was judged yet"
-    count = sum(1 for _ in RunDirectory(path).evaluations())
-    return f"{count} finished evaluations are in {path}; the same command with --out {path} goes on"

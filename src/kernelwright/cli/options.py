@@ -184,3 +184,13 @@ def fresh_run_path(verb: str, name: str) -> Path:
         path = path.with_name(f"{stamp}-{verb}-{safe}-{number}")
         number += 1
     return path
+
+
+def kept_in(path: Path) -> str:
+    """What an interrupted run left in its directory, in words."""
+    from kernelwright.records import RunDirectory
+
+    if not path.is_dir():
+        return "nothing was judged yet"
+    count = sum(1 for _ in RunDirectory(path).evaluations())
+    return f"{count} finished evaluations are in {path}; the same command with --out {path} goes on"

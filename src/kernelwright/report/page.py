@@ -14,7 +14,6 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -26,68 +25,26 @@ from markupsafe import Markup
 from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, RunDirectory, sha256_of
 from kernelwright.report import charts, differences
-from kernelwright.report.words import LABELS, REASONS
+from kernelwright.report.rows import (
+    ACCEPTED,
+    IMPROVEMENT,
+    REJECTED,
+    Row,
+    candidates,
+    groups_of,
+    matrix,
+    rows_of,
+)
 
-IMPROVEMENT, ACCEPTED, REJECTED = "improvement", "accepted", "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One evaluation as the page shows it."""
-
-    number: int
-    """Place in the order of judging, from 1."""
-    evaluation: Evaluation
-    state: str
-    """`improvement`, `accepted` or `rejected`."""
-    superseded_by: int | None
-    """Number of the later evaluation of the same source, which is the one that counts."""
-    parent: int | None
-    """Number of the evaluation of the candidate that this one was derived from, where it is in this run."""
-
-    @property
-    def anchor(self) -> str:
-        """The row's id in the page."""
-        return f"e{self.number}"
-
-    @property
-    def name(self) -> str:
-        """What was done, or who did it."""
-        return ", ".join(self.evaluation.techniques) or self.evaluation.policy
-
-    @property
-    def reason(self) -> str:
-        """The reason of a rejection in words; empty when accepted."""
-        return REASONS[self.evaluation.reason] if self.evaluation.reason else ""
-
-    @property
-    def labels(self) -> list[tuple[str, str]]:
-        """Each label with its meaning."""
-        return [(label.value, LABELS[label]) for label in self.evaluation.labels]
-
-    @property
-    def speedup(self) -> float | None:
-        """The speedup where it can be drawn: finite and positive."""
-        return _drawable(self.evaluation.speedup)
-
-    @property
-    def low(self) -> float | None:
-        """Lower end of its interval."""
-        return _drawable(self.evaluation.speedup_low)
-
-    @property
-    def high(self) -> float | None:
-        """Upper end of its interval."""
-        return _drawable(self.evaluation.speedup_high)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The rows of one task."""
-
-    task: str
-    rows: list[Row]
-    best: Row | None
+LONG_KEYS = ("task_source", "tasks")
+"""Keys of `config.json` that the page shows elsewhere or not at all."""
+TABLE_CAPTIONS = {
+    "solved": "Speedups of the solved tasks; unsolved ones are left out.",
+    "filled": "Speedups of all tasks; an unsolved one counts as 1×, since its user keeps the baseline.",
+}
+TABLE_COLUMNS = {
+    "mean": "mean", "largest": "max", "p75": "75 %", "p50": "50 %", "p25": "25 %", "geomean": "geomean",
+}  # fmt: skip
 
 
 def write_report(run: RunDirectory, target: Path) -> Path:
@@ -112,7 +69,7 @@ def render(run: RunDirectory) -> str:
     config = _object(run.read_json("config.json"))
     environment = _object(run.read_json("environment.json"))
     rows = rows_of(list(run.evaluations()))
-    groups = _groups(rows)
+    groups = groups_of(rows)
     marks = [
         charts.Mark(
             row.number,
@@ -128,7 +85,8 @@ def render(run: RunDirectory) -> str:
     ]
     style, script = _asset("page.css"), _asset("page.js")
     template = _template()
-    standing = [row for row in rows if row.superseded_by is None]
+    judged = candidates(rows)
+    standing = [row for row in judged if row.superseded_by is None]
     standing_marks = [mark for mark in marks if mark.counts]
     return template.render(
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
@@ -136,25 +94,25 @@ def render(run: RunDirectory) -> str:
         style=Markup(style),
         script=Markup(script),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        verb=config.get("verb", "run"),
+        kind=config.get("kind", "run"),
         run_name=run.path.resolve().name,
-        device=config.get("device")
-        or environment.get("device")
-        or (rows[0].evaluation.device if rows else "unknown"),
+        device=_device(config, environment, rows),
         rows=rows,
         groups=groups,
         counts={
             state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)
         },
-        superseded=len(rows) - len(standing),
+        superseded=len(judged) - len(standing),
+        baselines=len(rows) - len(judged),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
-        matrix=_matrix(groups),
-        table=_plain_table(run.read_json("table.json")),
+        matrix=matrix(groups),
+        tables=_tables(run.read_json("table.json")),
+        errors=_object(run.read_json("errors.json")),
         facts=_headline_facts(environment),
         environment=list(_flatten(environment)),
-        config=list(_flatten({key: value for key, value in config.items() if key not in ("tasks", "task")})),
-        data=_script_json(_details(rows, _references(config))),
+        config=list(_flatten({key: value for key, value in config.items() if key not in LONG_KEYS})),
+        data=_script_json(_details(rows, _references(config, run.read_json("tasks.json")))),
     )
 
 
@@ -166,59 +124,18 @@ def _template() -> jinja2.Template:
     return engine.from_string(_asset("page.html.j2"))
 
 
-def rows_of(evaluations: Sequence[Evaluation]) -> list[Row]:
-    """Number the evaluations, and let the last one of several of the same candidate count."""
-    numbered = list(enumerate(evaluations, start=1))
-    # The policy is part of it: baselines of a bench may share the reference's source.
-    last = {(e.task_sha256, e.candidate_sha256, e.policy): number for number, e in numbered}
-    by_source = {(e.task_sha256, e.candidate_sha256): number for number, e in numbered}
-    rows = []
-    for number, evaluation in numbered:
-        final = last[evaluation.task_sha256, evaluation.candidate_sha256, evaluation.policy]
-        state = REJECTED
-        if evaluation.accepted:
-            state = IMPROVEMENT if evaluation.is_improvement else ACCEPTED
-        parent = by_source.get((evaluation.task_sha256, evaluation.parent or ""))
-        rows.append(Row(number, evaluation, state, None if final == number else final, parent))
-    return rows
+def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row]) -> str:
+    devices = config.get("devices")
+    if isinstance(devices, list) and devices:
+        return ", ".join(map(str, devices))
+    known = config.get("device") or environment.get("device")
+    return str(known or (rows[0].evaluation.device if rows else "an unknown device"))
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
-    """The improvement with the highest lower bound among the evaluations that count."""
-    standing = [row for row in rows if row.state == IMPROVEMENT and row.superseded_by is None]
-    return max(standing, key=lambda row: row.low or 0.0, default=None)
-
-
-def _groups(rows: Sequence[Row]) -> list[Group]:
-    by_task: dict[str, list[Row]] = {}
-    for row in rows:
-        by_task.setdefault(row.evaluation.task, []).append(row)
-    return [Group(task, members, best_of(members)) for task, members in by_task.items()]
-
-
-def _matrix(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Task by policy, where several policies were judged on several tasks."""
-    policies = list(dict.fromkeys(row.evaluation.policy for group in groups for row in group.rows))
-    if len(groups) < 2 or len(policies) < 2:
-        return None
-    lines = []
-    for group in groups:
-        cells: dict[str, Row] = {}
-        for row in group.rows:
-            if row.superseded_by is None:
-                known = cells.get(row.evaluation.policy)
-                if known is None or (row.low or 0.0) > (known.low or 0.0):
-                    cells[row.evaluation.policy] = row
-        lines.append((group.task, [cells.get(policy) for policy in policies]))
-    return {"policies": policies, "lines": lines}
-
-
-def _references(config: dict[str, Any]) -> dict[str, str]:
-    """Sources of the run's tasks by their hash, as `config.json` keeps them."""
-    tasks = config.get("tasks") or ([config["task"]] if isinstance(config.get("task"), dict) else [])
-    sources = [
-        task["source"] for task in tasks if isinstance(task, dict) and isinstance(task.get("source"), str)
-    ]
+def _references(config: dict[str, Any], tasks: Any) -> dict[str, str]:
+    """Sources of the run's tasks by their hash: of one in `config.json`, of many in `tasks.json`."""
+    listed = [_object(task).get("source") for task in tasks] if isinstance(tasks, list) else []
+    sources = [source for source in (config.get("task_source"), *listed) if isinstance(source, str)]
     return {sha256_of(source): source for source in sources}
 
 
@@ -281,10 +198,6 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _drawable(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) and value > 0 else None
-
-
 def _presentable(value: Any) -> Any:
     """The same value with numbers shortened and without what JSON cannot spell."""
     if isinstance(value, dict):
@@ -296,15 +209,27 @@ def _presentable(value: Any) -> Any:
     return value if isinstance(value, (str, int)) or value is None else str(value)
 
 
-def _plain_table(value: Any) -> dict[str, Any] | None:
-    """A list of like objects as columns and lines; None for anything else."""
-    lines = value.get("rows") if isinstance(value, dict) else value
-    if not isinstance(lines, list) or not lines or not all(isinstance(line, dict) for line in lines):
-        return None
-    columns = list(dict.fromkeys(str(key) for line in lines for key in line))
-    return {
-        "columns": columns,
-        "lines": [[_presentable(line.get(column)) for column in columns] for line in lines],
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """The statistics in `table.json`, once over solved tasks and once over all; none for anything else."""
+    rows = [_object(row) for row in _object(value).get("rows") or []]
+    tables = []
+    for variant, caption in TABLE_CAPTIONS.items():
+        lines = [_statistics_line(row, _object(row.get(variant))) for row in rows if _object(row.get(variant))]
+        if lines:
+            columns = list(dict.fromkeys(name for line in lines for name in line))
+            cells = [[line.get(name, "") for name in columns] for line in lines]
+            tables.append({"caption": caption, "columns": columns, "lines": cells})
+    return tables
+
+
+def _statistics_line(row: dict[str, Any], numbers: dict[str, Any]) -> dict[str, str]:
+    tasks = row.get("tasks", "")
+    line = {"level": str(row.get("level") or "all"), "baseline": str(row.get("baseline", ""))}
+    line |= {title: times(numbers.get(name)) for name, title in TABLE_COLUMNS.items()}
+    line |= {f"fast_{float(p):g}": f"{share:.1%}" for p, share in _object(row.get("fast_p")).items()}
+    return line | {
+        "success": f"{row.get('success', '')}/{tasks}",
+        "above 1.01×": f"{row.get('above', '')}/{tasks}",
     }
 
 

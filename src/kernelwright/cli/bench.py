@@ -1,0 +1,126 @@
+"""`kernelwright bench SUITE`: a suite's candidates and baselines, judged in one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelwright.cli import options
+from kernelwright.cli.optimize import evaluation_line
+from kernelwright.cli.output import emit_json, printable, progress_console, say, says_what_was_kept
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from kernelwright.rl.bench import BenchEvent, BenchResult
+
+BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
+
+
+@click.command("bench", short_help="Judge a suite's candidates and baselines in one run.")
+@click.argument("suite")
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Where the suite is: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.",
+)
+@click.option("--hub", is_flag=True, help="Read kernelbench from the Hugging Face hub instead.")
+@click.option(
+    "--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep."
+)
+@click.option(
+    "--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}."
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
+@options.device_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory; the same one resumes. Default: a new one in runs/.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.judge_options
+def command(
+    suite: str,
+    path: Path | None,
+    hub: bool,
+    levels: str,
+    baselines: str,
+    limit: int | None,
+    device: str,
+    out: Path | None,
+    as_json: bool,
+    **judge: Any,
+) -> None:
+    """Judge the candidates of SUITE and time its baselines, in one run.
+
+    SUITE is builtin, kernelbench or cuda-l1. Prints the table of CUDA-L1 against each baseline, and against
+    the best of each task. --device cuda uses every GPU.
+    """
+    settings = options.judge_settings(**judge)
+    wanted = _words(baselines, "baselines")
+    chosen_levels = [_level(word) for word in _words(levels, "levels")]
+
+    from kernelwright.rl.bench import bench
+    from kernelwright.tasks.suites import load_suite
+
+    loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
+    loaded = replace(loaded, entries=loaded.entries[:limit])
+    options.resolve_device(device, say)
+    target = out or options.fresh_run_path("bench", loaded.name)
+    with says_what_was_kept(lambda: options.kept_in(target)), progress_console().status("starting") as status:
+        result = bench(
+            loaded,
+            baselines=wanted,
+            device=device,
+            out=target,
+            settings=settings,
+            on_event=lambda event: _show(status, event),
+        )
+    for what, message in result.errors.items():
+        say(f"not measured: {printable(what)}: {printable(message)}")
+    if as_json:
+        emit_json(as_contract(result, loaded.name))
+    else:
+        click.echo((result.run / "table.md").read_text(encoding="utf-8"))
+        click.echo(f"run     {result.run}")
+        click.echo(f"report  {result.run / 'report.html'}")
+
+
+def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:
+    """The object that `--json` prints: the run, and its table as `table.json` has it."""
+    from kernelwright.records import RunDirectory
+
+    table = RunDirectory(result.run).read_json("table.json") or {}
+    return {"suite": suite, "run": str(result.run), "errors": result.errors, **table}
+
+
+def _show(status: Status, event: BenchEvent) -> None:
+    from kernelwright.records import Evaluation
+
+    outcome = event.outcome
+    line = (
+        evaluation_line(outcome)
+        if isinstance(outcome, Evaluation)
+        else f"not measured  {printable(str(outcome))}"
+    )
+    say(f"{event.done:>5}/{event.total}  {printable(event.task)}  {printable(event.what)}: {line}")
+    status.update(f"{event.done} of {event.total} done")
+
+
+def _words(text: str, what: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise click.UsageError(f"wanted a comma-separated list of {what}, found nothing.")
+    return words
+
+
+def _level(word: str) -> int:
+    if not word.isascii() or not word.isdigit():
+        raise click.UsageError(f"wanted levels such as 1,2,3, found `{word}`.")
+    return int(word)

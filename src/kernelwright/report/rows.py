@@ -1,0 +1,148 @@
+"""What a run's evaluations amount to: which of them count, and which is the best of its task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelwright.records import Evaluation
+from kernelwright.report.words import LABELS, REASONS
+
+IMPROVEMENT, ACCEPTED, REJECTED = "improvement", "accepted", "rejected"
+BASELINE_POLICY = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One evaluation as the page shows it."""
+
+    number: int
+    """Place in the order of judging, from 1."""
+    evaluation: Evaluation
+    state: str
+    """`improvement`, `accepted` or `rejected`."""
+    superseded_by: int | None
+    """Number of the later evaluation of the same source, which is the one that counts."""
+    parent: int | None
+    """Number of the evaluation of the candidate that this one was derived from, where it is in this run."""
+
+    @property
+    def anchor(self) -> str:
+        """The row's id in the page."""
+        return f"e{self.number}"
+
+    @property
+    def name(self) -> str:
+        """What was done, or who did it."""
+        return ", ".join(self.evaluation.techniques) or self.evaluation.policy
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is another way to run the reference, rather than a candidate."""
+        return self.evaluation.policy == BASELINE_POLICY
+
+    @property
+    def column(self) -> str:
+        """Who proposed it, or which baseline it is: its column in a table of tasks."""
+        techniques = self.evaluation.techniques
+        return techniques[0] if self.is_baseline and techniques else self.evaluation.policy
+
+    @property
+    def reason(self) -> str:
+        """The reason of a rejection in words; empty when accepted."""
+        return REASONS[self.evaluation.reason] if self.evaluation.reason else ""
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Each label with its meaning."""
+        return [(label.value, LABELS[label]) for label in self.evaluation.labels]
+
+    @property
+    def speedup(self) -> float | None:
+        """The speedup where it can be drawn: finite and positive."""
+        return drawable(self.evaluation.speedup)
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of its interval."""
+        return drawable(self.evaluation.speedup_low)
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of its interval."""
+        return drawable(self.evaluation.speedup_high)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows of one task."""
+
+    task: str
+    rows: list[Row]
+    best: Row | None
+
+
+def rows_of(evaluations: Sequence[Evaluation]) -> list[Row]:
+    """Number the evaluations, and let the last one of several of the same candidate count."""
+    numbered = list(enumerate(evaluations, start=1))
+    # The policy is part of it: baselines of a bench may share the reference's source.
+    last = {(e.task_sha256, e.candidate_sha256, e.policy): number for number, e in numbered}
+    by_source = {(e.task_sha256, e.candidate_sha256): number for number, e in numbered}
+    rows = []
+    for number, evaluation in numbered:
+        final = last[evaluation.task_sha256, evaluation.candidate_sha256, evaluation.policy]
+        state = REJECTED
+        if evaluation.accepted:
+            state = IMPROVEMENT if evaluation.is_improvement else ACCEPTED
+        parent = by_source.get((evaluation.task_sha256, evaluation.parent or ""))
+        rows.append(Row(number, evaluation, state, None if final == number else final, parent))
+    return rows
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The improvement with the highest lower bound among the evaluations that count.
+
+    Where winners were measured again, only these can be the best; baselines only where there is nothing else.
+    """
+    pool = candidates(rows)
+    if any(row.evaluation.confirms for row in pool):
+        pool = [row for row in pool if row.evaluation.confirms]
+    standing = [row for row in pool if row.state == IMPROVEMENT and row.superseded_by is None]
+    return max(standing, key=lambda row: row.low or 0.0, default=None)
+
+
+def candidates(rows: Sequence[Row]) -> list[Row]:
+    """The rows that are candidates; all of them in a run of baselines alone."""
+    return [row for row in rows if not row.is_baseline] or list(rows)
+
+
+def groups_of(rows: Sequence[Row]) -> list[Group]:
+    """The rows by task, in the order in which the tasks were first judged."""
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row.evaluation.task, []).append(row)
+    return [Group(task, members, best_of(members)) for task, members in by_task.items()]
+
+
+def matrix(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """Task by policy, where several policies were judged on several tasks."""
+    policies = list(dict.fromkeys(row.column for group in groups for row in group.rows))
+    if len(groups) < 2 or len(policies) < 2:
+        return None
+    lines = []
+    for group in groups:
+        cells: dict[str, Row] = {}
+        for row in group.rows:
+            if row.superseded_by is None:
+                known = cells.get(row.column)
+                if known is None or (row.low or 0.0) > (known.low or 0.0):
+                    cells[row.column] = row
+        lines.append((group.task, [cells.get(policy) for policy in policies]))
+    return {"policies": policies, "lines": lines}
+
+
+def drawable(value: float | None) -> float | None:
+    """The value where a logarithmic axis has a place for it, None elsewhere."""
+    return value if value is not None and math.isfinite(value) and value > 0 else None

@@ -1,0 +1,203 @@
+"""`kernelwright optimize` and `kernelwright bench`: the skin over the functions of the same names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernelwright import cli
+from kernelwright.cli.optimize import evaluation_line
+from kernelwright.errors import PolicyError
+from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
+
+TASK = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.diag(a) @ b
+
+
+def get_inputs():
+    return [torch.randn(96), torch.randn(96, 96)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def evaluation(**changes: object) -> Evaluation:
+    values: dict[str, object] = {
+        "task": "task",
+        "task_sha256": "t",
+        "candidate_sha256": "c",
+        "verdict": Verdict.ACCEPTED,
+        "speedup": 2.0,
+        "speedup_low": 1.9,
+        "speedup_high": 2.1,
+        "noise_floor": 0.01,
+        "source": "class ModelNew: pass",
+        "techniques": ("diagonal-operand",),
+    }
+    return Evaluation.model_validate(values | changes)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(TASK)
+    return tmp_path
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch):
+    """Put a function in place of the search; the skin is what is tested here."""
+    import kernelwright.rl.search
+
+    def replace(function):
+        monkeypatch.setattr(kernelwright.rl.search, "optimize", function)
+
+    return replace
+
+
+def optimize(*arguments: str) -> int:
+    return cli.main(["optimize", "task.py", "--device", "cpu", "--out", "run", *arguments])
+
+
+def found(best: Evaluation | None, tell: bool = False):
+    from kernelwright.rl.search import OptimizeResult, SearchEvent
+
+    def search(task, *, policy, device, budget, out, settings, on_event):
+        assert (task.source, policy.name, device, budget) == (TASK, "builtin", "cpu", 5)
+        on_event(SearchEvent("judging \x1b[31m"))
+        on_event(SearchEvent("judged", evaluation(), 1))
+        return OptimizeResult(out, best, 1)
+
+    return search
+
+
+def test_what_was_found_is_one_json_object(place, search, capsys):
+    search(found(evaluation()))
+    assert optimize("--budget", "5", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {
+        "task": "task",
+        "device": "cpu",
+        "run": "run",
+        "evaluations": 1,
+        "best": {"speedup": 2.0, "speedup_low": 1.9, "source": "class ModelNew: pass"},
+    }
+    assert "1/5  improvement  2x [1.9, 2.1]  diagonal-operand" in captured.err
+    assert "\x1b[31m" not in captured.err
+
+
+def test_finding_nothing_is_a_result(place, search, capsys):
+    search(found(None))
+    assert optimize("--budget", "5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["best"] is None
+    assert optimize("--budget", "5") == 0
+    assert "none: no candidate" in capsys.readouterr().out
+
+
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(place, search, capsys):
+    def interrupted(task, *, out, **_):
+        RunDirectory(out).append(evaluation())
+        raise KeyboardInterrupt
+
+    search(interrupted)
+    assert optimize() == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == (
+        "interrupted: 1 finished evaluations are in run; the same command with --out run goes on"
+    )
+
+
+def test_a_failing_policy_is_infrastructure(place, search, capsys):
+    def failing(*_, **__):
+        raise PolicyError("Wanted a policy that answers; found none. Try again.")
+
+    search(failing)
+    assert optimize() == 3
+    assert capsys.readouterr().err == "error: Wanted a policy that answers; found none. Try again.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--policy", "nonsense"], 2, "nonsense"),
+        (["--policy", "api"], 3, "no language-model policies"),
+        (["--budget", "0"], 2, "--budget"),
+        (["--budget", "many"], 2, "--budget"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(place, capsys, arguments, status, words):
+    assert optimize(*arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert words in captured.err
+    assert not (place / "run").exists()
+
+
+def test_a_rejection_in_progress_shows_its_reason():
+    rejected = evaluation(
+        verdict=Verdict.REJECTED,
+        reason=Reason.WRONG_OUTPUT,
+        speedup=None,
+        speedup_low=None,
+        speedup_high=None,
+    )
+    assert evaluation_line(rejected) == "rejected     wrong-output  diagonal-operand"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "nonsense"),
+        (["builtin", "--levels", "one"], "wanted levels such as 1,2,3, found `one`"),
+        (["builtin", "--levels", ","], "wanted a comma-separated list of levels"),
+        (["builtin", "--levels", "9"], "9"),
+        (["builtin", "--baselines", "compil", "--limit", "1"], "compil"),
+        (["kernelbench"], "--path"),
+        (["kernelbench", "--path", "nowhere"], "nowhere"),
+        (["cuda-l1", "--path", "empty.jsonl"], "cuda-l1; found none"),
+        (["builtin", "--limit", "0"], "--limit"),
+    ],
+)
+def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, words):
+    (place / "empty.jsonl").write_text("")
+    assert cli.main(["bench", *arguments, "--device", "cpu", "--out", "run"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert words in captured.err
+
+
+def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, monkeypatch):
+    import kernelwright.rl.bench as bench_module
+
+    def bench(suite, *, baselines, device, out, settings, on_event):
+        assert [entry.level for entry in suite.entries] == [1, 1]
+        assert baselines == ["eager", "cudnn"]
+        run = RunDirectory(out)
+        run.write_json("table.json", {"rows": [{"level": 1}], "tally": {"tasks": 2}})
+        run.write_text("table.md", "| Level |\n")
+        name = suite.entries[0].task.id
+        on_event(bench_module.BenchEvent(name, "cudnn", evaluation(), 1, 2))
+        on_event(bench_module.BenchEvent(name, "candidate", PolicyError("gone"), 2, 2))
+        return bench_module.BenchResult(run.path, [], None, {f"{name} cudnn": "gone"})
+
+    monkeypatch.setattr(bench_module, "bench", bench)
+    arguments = ["bench", "builtin", "--levels", "1", "--limit", "2", "--baselines", "eager, cudnn"]
+    arguments += ["--device", "cpu", "--out", "run"]
+    assert cli.main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out).keys() == {"suite", "run", "errors", "rows", "tally"}
+    assert "2/2" in captured.err
+    assert "not measured: " in captured.err
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "| Level |"
