@@ -1,8 +1,9 @@
-"""The built-in policy: exact rewrites of the operator graph, fused kernels and wrappers, and a search over them.
+"""The built-in policy: exact rewrites of the operator graph, fused kernels and wrappers, and a search over
+them.
 
-It needs no model and no network. A candidate is described by a `Recipe`; the plan is a fixed list of recipes followed
-by those derived from the best candidates so far. A record's techniques name its recipe, so the same history gives the
-same proposals in a new process too.
+It needs no model and no network. A candidate is described by a `Recipe`; the plan is a fixed list of recipes
+followed by those derived from the best candidates so far. A record's techniques name its recipe, so the same
+history gives the same proposals in a new process too.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from kernelwright.policies import emit, fusion, wrappers
 from kernelwright.policies.graph import aten
 from kernelwright.policies.protocol import Context
 from kernelwright.policies.rules import RULES, Rule, RuleError, rewrite
-from kernelwright.policies.tracing import OperatorGraph, Trace, UntraceableError, trace
+from kernelwright.policies.tracing import Trace, UntraceableError, trace
 from kernelwright.records import Candidate, Evaluation, Task
 
 _BY_NAME = {rule.name: rule for rule in RULES}
-_CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose2d,
-                 aten.conv_transpose3d)
+_CONVOLUTIONS = (
+    aten.conv1d,
+    aten.conv2d,
+    aten.conv3d,
+    aten.conv_transpose1d,
+    aten.conv_transpose2d,
+    aten.conv_transpose3d,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the result."""
+    """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the
+    result."""
 
     rules: frozenset[str] = frozenset()
     fuse: str | None = None
@@ -42,7 +50,9 @@ class Built:
 
     def candidate(self, policy: str, parent: str | None) -> Candidate:
         """As a record."""
-        return Candidate(source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note)
+        return Candidate(
+            source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note
+        )
 
 
 @dataclass(slots=True)
@@ -75,7 +85,8 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> Built | None:
-        source, techniques = emit.reference_source(self.task.source), ()
+        source = emit.reference_source(self.task.source)
+        techniques: tuple[str, ...] = ()
         if self.trace is not None and (recipe.rules or recipe.fuse):
             try:
                 source, techniques = self._rewritten(self.trace, recipe)
@@ -104,7 +115,11 @@ class Workshop:
                 return "", ()
             fired += fused
         techniques = tuple(dict.fromkeys(fired))
-        return (emit.module(self.task.source, traced, graphs, techniques), techniques) if techniques else ("", ())
+        return (
+            (emit.module(self.task.source, traced, graphs, techniques), techniques)
+            if techniques
+            else ("", ())
+        )
 
     def _note(self) -> str:
         parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []
@@ -125,7 +140,8 @@ class Workshop:
 
 
 class BuiltinPolicy:
-    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to help."""
+    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to
+    help."""
 
     name = "builtin"
 
@@ -152,7 +168,9 @@ class BuiltinPolicy:
                 proposals.append(candidate)
         return proposals
 
-    def _plan(self, workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, str | None]]:
+    def _plan(
+        self, workshop: Workshop, history: tuple[Evaluation, ...]
+    ) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
             yield recipe, None
         for recipe, evaluation in _best(history):
@@ -195,7 +213,10 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
     """The recipe behind a record: the techniques name everything that took part."""
     return Recipe(
         frozenset(name for name in techniques if name in _BY_NAME),
-        next((kind for name in techniques for kind in ("chains", "all") if name.startswith(f"fuse-{kind}")), None),
+        next(
+            (kind for name in techniques for kind in ("chains", "all") if name.startswith(f"fuse-{kind}")),
+            None,
+        ),
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
     )
 

@@ -1,8 +1,8 @@
 """From operator graphs to the text of a module that defines `ModelNew`.
 
-The reference's classes are kept as they are and `ModelNew` inherits from `Model`: the same constructor, the same
-parameters from the same seed, the same `state_dict`. Only `forward` is new. It reads live parameters in each call, and
-runs `Model.forward` for anything other than what it was written for.
+The reference's classes are kept as they are and `ModelNew` inherits from `Model`: the same constructor, the
+same parameters from the same seed, the same `state_dict`. Only `forward` is new. It reads live parameters in
+each call, and runs `Model.forward` for anything other than what it was written for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from kernelwright.policies.tracing import OperatorGraph, Trace, UntraceableError
 
 LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
+
+DESCRIPTION = (
+    "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
+)
 
 HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
 
@@ -70,7 +74,9 @@ def keep_contract(graph: OperatorGraph) -> None:
             if strides == contiguous_strides(tuple(value(item).shape)):
                 results[index] = editor.call(output, aten.contiguous.default, item)
             else:
-                results[index] = editor.call(output, aten.copy.default, _empty(editor, output, item, strides), item)
+                results[index] = editor.call(
+                    output, aten.copy.default, _empty(editor, output, item, strides), item
+                )
         elif not aliases and aliases_placeholder(item):
             results[index] = editor.call(output, aten.clone.default, item)
     output.args = (tuple(results),)
@@ -79,7 +85,10 @@ def keep_contract(graph: OperatorGraph) -> None:
 
 def _matters(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether other strides are another layout: those of dimensions of size 1 are meaningless."""
-    return any(size > 1 and have != want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
+    return any(
+        size > 1 and have != want
+        for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
 
 
 def _empty(editor: Editor, before: fx.Node, like: fx.Node, strides: tuple[int, ...]) -> fx.Node:
@@ -123,8 +132,11 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
         else:
             names[node] = _variable(node, dying, names, taken)
             lines.append(f"{names[node]} = {expression}")
-        dead = [names[source] for source in dying
-                if names[source] != names.get(node) and is_tensor(source) and numel(source) >= LARGE]
+        dead = [
+            names[source]
+            for source in dying
+            if names[source] != names.get(node) and is_tensor(source) and numel(source) >= LARGE
+        ]
         taken.difference_update(names[source] for source in dying if names[source] != names.get(node))
         if dead:
             lines.append(f"del {', '.join(dead)}")
@@ -138,13 +150,9 @@ def _variable(node: fx.Node, dying: list[fx.Node], names: dict[fx.Node, str], ta
     same = [source for source in dying if is_tensor(source) and is_tensor(node) and numel(source) >= LARGE]
     if same:
         return names[same[0]]
-    base = node.name.rstrip("_0123456789") or "value"
-    base = {"getitem": "part", "sum": "total", "max": "largest", "min": "smallest", "pow": "power", "abs": "size",
-            "slice": "piece", "round": "rounded"}.get(base, base)
-    name, count = base, 1
-    while name in taken or not name.isidentifier() or name in ("lambda", "where", "del"):
+    count = 1
+    while (name := "y" if count == 1 else f"y{count}") in taken:
         count += 1
-        name = f"{base}_{count}"
     taken.add(name)
     return name
 
@@ -159,7 +167,9 @@ def _structure(spec: Any, results: Any) -> str:
     if spec.type is list:
         return "[" + ", ".join(parts) + "]"
     if spec.type is dict:
-        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
+        return (
+            "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
+        )
     raise UntraceableError(f"forward returns a {spec.type}")
 
 
@@ -207,16 +217,21 @@ def _kernel_guards(trace: Trace, kernel: Kernel) -> list[str]:
 
 def signature(trace: Trace) -> str:
     """The arguments of `forward` as text, without `self`."""
-    return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
+    return ", ".join(
+        item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs
+    )
 
 
-def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]) -> str:
+def module(
+    source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]
+) -> str:
     """The whole candidate.
 
     Args:
         source: The task's text.
         trace: Where the graphs come from.
-        graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their contract.
+        graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their
+        contract.
         techniques: What was done, for the reader.
 
     Raises:
@@ -227,31 +242,46 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
     training, evaluation = (body(trace, graph) for graph in graphs)
     kernels = {kernel.__name__: kernel for part in (training, evaluation) for kernel in part.kernels}
     helpers = {helper.__name__: helper for part in (training, evaluation) for helper in part.helpers}
-    guards = _guards(trace, _kernel_guards(trace, next(iter(kernels.values()))) if kernels else [])
-    forward = [f"if not ({' and '.join(guards)}):",
-               f"    return super().forward({', '.join(item.name for item in trace.inputs)})"] if guards else []
+    first = next(iter(kernels.values()), None)
+    prologue = type(first).prologue(list(kernels.values())).strip() if first else ""
+    guards = _guards(trace, _kernel_guards(trace, first) if first else [])
+    forward = (
+        [
+            f"if not ({' and '.join(guards)}):",
+            f"    return super().forward({', '.join(item.name for item in trace.inputs)})",
+        ]
+        if guards
+        else []
+    )
     if training.lines == evaluation.lines:
         forward += training.lines
     else:
         forward += ["if self.training:", *(f"    {line}" for line in training.lines), *evaluation.lines]
     init = []
     if trace.init_inputs:
-        init = ["def __init__(self, *args, **kwargs):",
-                "    super().__init__(*args, **kwargs)",
-                f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs", ""]
-    lines = [*init, f"def forward({', '.join(filter(None, ['self', signature(trace)]))}):",
-             *(f"    {line}" for line in forward)]
+        init = [
+            "def __init__(self, *args, **kwargs):",
+            "    super().__init__(*args, **kwargs)",
+            f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs",
+            "",
+        ]
+    lines = [
+        *init,
+        f"def forward({', '.join(filter(None, ['self', signature(trace)]))}):",
+        *(f"    {line}" for line in forward),
+    ]
     parts = [
         f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""',
         "from __future__ import annotations",
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
-        *([type(next(iter(kernels.values()))).prologue(list(kernels.values())).strip()] if kernels else []),
+        prologue,
         *(kernel.definition().strip() for kernel in kernels.values()),
-        f'class ModelNew(Model):\n    """The reference with another `forward`, exact for its shapes and types; '
-        f'anything else runs `Model.forward`."""\n\n' + textwrap.indent("\n".join(lines), "    "),
+        "class ModelNew(Model):",
     ]
+    class_body = [f'"""{DESCRIPTION}"""', "", *lines]
+    parts[-1] += "\n" + textwrap.indent("\n".join(class_body), "    ")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -269,4 +299,3 @@ def copy_graph(graph: OperatorGraph) -> OperatorGraph:
 def uses(graph: OperatorGraph, *packets: Any) -> bool:
     """Whether a graph has a call of one of these operators."""
     return bool(Editor(graph.graph, graph.mode).nodes(*packets))
-

@@ -1,7 +1,8 @@
 """Reading and editing an operator graph: an `fx.Graph` of ATen calls in which every node knows its shape.
 
-The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at once, so
-its shape, dtype and strides are always known and a rewrite that would change a shape fails where it is made.
+The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at
+once, so its shape, dtype and strides are always known and a rewrite that would change a shape fails where it
+is made.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class Editor:
         Raises:
             Exception: whatever the operator raises when it does not take these shapes.
         """
+
         def fake(item: Any) -> Any:
             return item.meta["val"] if isinstance(item, fx.Node) else item
 
@@ -209,7 +211,12 @@ class Editor:
                 self._drop(source)
 
     def sweep(self) -> int:
-        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random stream."""
+        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random
+        stream.
+
+        Returns:
+            How many calls went, not counting picks of one result among several.
+        """
         erased = 0
         live_random = False
         for node in reversed(list(self.graph.nodes)):
@@ -219,7 +226,7 @@ class Editor:
                 live_random |= is_random(node)
             elif not (is_random(node) and live_random):
                 self.graph.erase_node(node)
-                erased += 1
+                erased += node.target is not operator.getitem
         return erased
 
 
@@ -231,4 +238,4 @@ def _short_name(target: Any) -> str:
 
 def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a dense row-major tensor."""
-    return tuple(math.prod(sizes[index + 1:]) for index in range(len(sizes)))
+    return tuple(math.prod(sizes[index + 1 :]) for index in range(len(sizes)))

@@ -6,13 +6,20 @@ import torch
 
 
 def window_counts(
-    like: torch.Tensor, size_in: int, size_out: int, kernel: int, stride: int, padding: int, dilation: int, transposed: bool
+    like: torch.Tensor,
+    size_in: int,
+    size_out: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    transposed: bool,
 ) -> torch.Tensor:
     """Which input positions each tap of a convolution touches, along one dimension.
 
     Returns:
-        A (size_in, kernel) matrix: 1 where tap k multiplies input i for some output, else 0. Borders that padding cuts
-        off are 0, so sums over all outputs are exact.
+        A (size_in, kernel) matrix: 1 where tap k multiplies input i for some output, else 0. Borders that
+        padding cuts off are 0, so sums over all outputs are exact.
     """
     index = torch.arange(size_in, device=like.device)[:, None]
     tap = torch.arange(kernel, device=like.device)
@@ -25,7 +32,9 @@ def window_counts(
     return touched.to(like.dtype)
 
 
-def lower_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
+def lower_triangle_of_product(
+    left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int
+) -> torch.Tensor:
     """`(left @ right).tril(diagonal)` for matrices, without most of the products that are thrown away.
 
     Rows are taken in blocks; of each, only the columns that can be kept are computed.
@@ -41,7 +50,9 @@ def lower_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal:
     return result
 
 
-def upper_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
+def upper_triangle_of_product(
+    left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int
+) -> torch.Tensor:
     """`(left @ right).triu(diagonal)` for matrices, without most of the products that are thrown away."""
     rows, columns = left.shape[0], right.shape[1]
     result = left.new_zeros(rows, columns)
@@ -50,5 +61,7 @@ def upper_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal:
         stop = min(start + step, rows)
         first = min(max(start + diagonal, 0), columns)
         if first < columns:
-            result[start:stop, first:] = torch.triu(left[start:stop] @ right[:, first:], diagonal + start - first)
+            result[start:stop, first:] = torch.triu(
+                left[start:stop] @ right[:, first:], diagonal + start - first
+            )
     return result

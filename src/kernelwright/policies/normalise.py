@@ -1,4 +1,5 @@
-"""Bring a freshly exported graph into the form the rules expect: functional, and without bookkeeping operators."""
+"""Bring a freshly exported graph into the form the rules expect: functional, and without bookkeeping
+operators."""
 
 from __future__ import annotations
 
@@ -66,11 +67,12 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
 
 def _after(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
     nodes = list(graph.nodes)
-    return set(nodes[nodes.index(node) + 1:])
+    return set(nodes[nodes.index(node) + 1 :])
 
 
 def _shares_storage(node: fx.Node) -> bool:
     """Whether another value may look at this one's storage: it is a view, or has views."""
+
     def is_view(item: fx.Node) -> bool:
         return not _is_mutable(item) and is_view_call(item)
 
@@ -96,13 +98,16 @@ def _record_contract(graph: fx.Graph) -> None:
     """Remember what is promised about the outputs, before any rule changes how they are made."""
     output = next(node for node in graph.nodes if node.op == "output")
     output.meta["contract"] = [
-        (value(item).stride(), aliases_placeholder(item)) if is_tensor(item) else None for item in output.args[0]
+        (value(item).stride(), aliases_placeholder(item)) if is_tensor(item) else None
+        for item in output.args[0]
     ]
 
 
 def _scalars(node: fx.Node) -> None:
     """Read a constant of one element as a Python number where that gives the same result type."""
-    if not is_call(node, aten.add, aten.sub, aten.mul, aten.div, aten.min, aten.max, aten.minimum, aten.maximum):
+    if not is_call(
+        node, aten.add, aten.sub, aten.mul, aten.div, aten.min, aten.max, aten.minimum, aten.maximum
+    ):
         return
     if len(node.args) != 2 or not all(is_tensor(item) or isinstance(item, int | float) for item in node.args):
         return
@@ -118,5 +123,3 @@ def _scalars(node: fx.Node) -> None:
         node.target, node.args = aten.clamp_min.default, (left, number)
     else:
         node.args = (left, number)
-
-

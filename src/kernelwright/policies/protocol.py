@@ -23,8 +23,8 @@ class Context:
 class Policy(Protocol):
     """Proposes candidates.
 
-    Proposals are a function of the context alone, so that a run that was killed can be resumed, and never contain a
-    candidate whose hash is already in the history.
+    Proposals are a function of the context alone, so that a run that was killed can be resumed, and never
+    contain a candidate whose hash is already in the history.
     """
 
     name: str

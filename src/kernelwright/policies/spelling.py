@@ -1,4 +1,5 @@
-"""How an operator is written in Python: infix, a method, a function of `torch` or of `torch.nn.functional`."""
+"""How an operator is written in Python: infix, a method, a function of `torch` or of
+`torch.nn.functional`."""
 
 from __future__ import annotations
 
@@ -8,38 +9,121 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import fx
 
 from kernelwright.policies.graph import argument, arguments, aten, is_call, is_tensor, shape
 
-INFIX = {aten.add: "+", aten.sub: "-", aten.mul: "*", aten.div: "/", aten.matmul: "@", aten.mm: "@", aten.bmm: "@"}
+INFIX = {
+    aten.add: "+",
+    aten.sub: "-",
+    aten.mul: "*",
+    aten.div: "/",
+    aten.matmul: "@",
+    aten.mm: "@",
+    aten.bmm: "@",
+}
 
-METHODS = frozenset({
-    "view", "reshape", "expand", "permute", "transpose", "unsqueeze", "squeeze", "flatten", "contiguous", "t", "select",
-    "unbind", "chunk", "split", "narrow", "masked_fill", "to", "repeat", "clone", "sum", "mean", "amax", "amin", "neg",
-    "unflatten", "unfold", "view_as", "expand_as", "type_as", "movedim", "mT", "diagonal", "fill", "new_zeros", "new_ones", "new_full", "new_empty_strided",
-})
+METHODS = frozenset(
+    {
+        "view",
+        "reshape",
+        "expand",
+        "permute",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "contiguous",
+        "t",
+        "select",
+        "unbind",
+        "chunk",
+        "split",
+        "narrow",
+        "masked_fill",
+        "to",
+        "repeat",
+        "clone",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "neg",
+        "unflatten",
+        "unfold",
+        "view_as",
+        "expand_as",
+        "type_as",
+        "movedim",
+        "mT",
+        "diagonal",
+        "fill",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+    }
+)
 """Written as `x.name(...)`: the method takes the operator's arguments in the operator's order."""
 
-FUNCTIONAL = frozenset({
-    "linear", "silu", "mish", "gelu", "softplus", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "logsigmoid",
-    "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pad",
-    "one_hot", "elu", "selu", "celu", "relu6", "softsign", "pixel_shuffle", "glu",
-})
+FUNCTIONAL = frozenset(
+    {
+        "linear",
+        "silu",
+        "mish",
+        "gelu",
+        "softplus",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "leaky_relu",
+        "logsigmoid",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "pad",
+        "one_hot",
+        "elu",
+        "selu",
+        "celu",
+        "relu6",
+        "softsign",
+        "pixel_shuffle",
+        "glu",
+    }
+)
 """Written as `F.name(...)` when every given argument has the same name there."""
 
 ORDERED: dict[Any, tuple[str, tuple[str, ...]]] = {
-    aten.batch_norm: ("F.batch_norm", ("input", "running_mean", "running_var", "weight", "bias", "training=", "momentum=",
-                                       "eps=")),
+    aten.batch_norm: (
+        "F.batch_norm",
+        ("input", "running_mean", "running_var", "weight", "bias", "training=", "momentum=", "eps="),
+    ),
     aten.layer_norm: ("F.layer_norm", ("input", "normalized_shape", "weight", "bias", "eps=")),
     aten.group_norm: ("F.group_norm", ("input", "num_groups", "weight", "bias", "eps=")),
-    aten.instance_norm: ("F.instance_norm", ("input", "running_mean", "running_var", "weight", "bias",
-                                             "use_input_stats=use_input_stats", "momentum=", "eps=")),
+    aten.instance_norm: (
+        "F.instance_norm",
+        (
+            "input",
+            "running_mean",
+            "running_var",
+            "weight",
+            "bias",
+            "use_input_stats=use_input_stats",
+            "momentum=",
+            "eps=",
+        ),
+    ),
     aten.dropout: ("F.dropout", ("input", "p=", "training=train")),
     aten.rms_norm: ("F.rms_norm", ("input", "normalized_shape", "weight", "eps=")),
-    aten.scaled_dot_product_attention: ("F.scaled_dot_product_attention",
-                                        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale=")),
+    aten.scaled_dot_product_attention: (
+        "F.scaled_dot_product_attention",
+        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
+    ),
 }
 """Operators whose Python function has another order of arguments, or decides by itself about cuDNN."""
 
@@ -49,8 +133,7 @@ def literal(item: Any) -> str:
     if isinstance(item, float) and not math.isfinite(item):
         return f'float("{item}")'
     if isinstance(item, list | tuple):
-        inner = ", ".join(map(literal, item))
-        return f"[{inner}]" if isinstance(item, list) or len(item) != 1 else f"[{inner}]"
+        return f"[{', '.join(map(literal, item))}]"
     return str(item) if isinstance(item, torch.dtype | torch.memory_format | torch.layout) else repr(item)
 
 
@@ -116,8 +199,10 @@ class Speller:
 
     def _named(self, node: fx.Node) -> str:
         names = list(arguments(node))
-        parts = [self.text(item) if index < 1 or is_tensor(item) else f"{names[index]}={self.text(item)}"
-                 for index, item in enumerate(node.args)]
+        parts = [
+            self.text(item) if index < 1 or is_tensor(item) else f"{names[index]}={self.text(item)}"
+            for index, item in enumerate(node.args)
+        ]
         parts += [f"{key}={self.text(item)}" for key, item in node.kwargs.items()]
         return ", ".join(parts)
 

@@ -1,7 +1,7 @@
 """From a task's source to operator graphs, one per module mode, with everything needed to print them again.
 
-The task is trusted code: it is run here, on fake tensors where it can be, so that even a task of many gigabytes is
-traced in seconds and megabytes.
+The task is trusted code: it is run here, on fake tensors where it can be, so that even a task of many
+gigabytes is traced in seconds and megabytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LARGEST_CONSTANT = 64
 
 
 class UntraceableError(Exception):
-    """Why a task has no operator graph that could be printed as source. The policy then only wraps the module."""
+    """Why a task has no operator graph that could be printed as source. The policy then only wraps the
+    module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,8 @@ def load(source: str, name: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines away from the user, and the caller's random state as it was."""
+    """Keep the exporter's warnings and log lines away from the user, and the caller's random state as it
+    was."""
     previous = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -108,7 +110,7 @@ def trace(task: Task) -> Trace:
                 return _trace(task, None)
             except UntraceableError:
                 raise
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 raise UntraceableError(f"{type(error).__name__}: {str(error).splitlines()[:1]}") from error
 
 
@@ -146,17 +148,19 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
             raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
         item = inputs[index] if index < len(inputs) else parameter.default
         tensor = isinstance(item, torch.Tensor)
-        if not tensor and not _is_plain(item) or isinstance(item, list | tuple):
+        if (not tensor and not _is_plain(item)) or isinstance(item, list | tuple):
             raise UntraceableError(f"argument {parameter.name} is neither a tensor nor a number")
         if tensor and item.stride() != contiguous_strides(tuple(item.shape)) and not item.is_contiguous():
             raise UntraceableError(f"argument {parameter.name} is not contiguous")
-        described.append(Input(
-            name=parameter.name,
-            default=repr(parameter.default) if has_default else None,
-            shape=tuple(item.shape) if tensor else None,
-            dtype=item.dtype if tensor else None,
-            constant=None if tensor else item,
-        ))
+        described.append(
+            Input(
+                name=parameter.name,
+                default=repr(parameter.default) if has_default else None,
+                shape=tuple(item.shape) if tensor else None,
+                dtype=item.dtype if tensor else None,
+                constant=None if tensor else item,
+            )
+        )
     return tuple(described)
 
 
@@ -192,7 +196,8 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 
 
 def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str, Any]) -> None:
-    """Describe a tensor that is neither input nor state: an attribute of the module or a literal of `forward`."""
+    """Describe a tensor that is neither input nor state: an attribute of the module or a literal of
+    `forward`."""
     node.meta["role"] = "constant"
     with contextlib.suppress(AttributeError, UntraceableError):
         node.meta["expression"] = path_expression(model, target)

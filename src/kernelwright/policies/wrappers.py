@@ -1,4 +1,5 @@
-"""`ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No new kernel of its own."""
+"""`ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No new kernel of
+its own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def _own(outputs):
 
 
 class ModelNew({base}):
-    """`{base}.forward` through torch.compile with CUDA graphs; outputs are copied out of the graph's memory."""
+    """`{base}.forward` through torch.compile with CUDA graphs; outputs are copied out of a graph's memory."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -38,8 +39,8 @@ class _Recording:
     """A captured graph, the tensors it reads and writes, and where the module's state was."""
 
     def __init__(self, module, forward, inputs):
-        self.slots = [(table, name) for child in module.modules() for table in (child._parameters, child._buffers)
-                      for name, tensor in table.items() if tensor is not None]
+        tables = [table for child in module.modules() for table in (child._parameters, child._buffers)]
+        self.slots = [(table, name) for table in tables for name in table if table[name] is not None]
         self.addresses = self.where()
         self.inputs = [item.clone() for item in inputs]
         # Warming up must leave no trace: running statistics and the random state are put back.
@@ -99,12 +100,14 @@ class ModelNew({base}):
 _CHANNELS_LAST = '''
 def _layout(items, memory_format):
     """The 4-d tensors among nested outputs or inputs in this memory format."""
-    return torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda item: item.contiguous(memory_format=memory_format) if item.dim() == 4 else item, items)
+    def change(item):
+        return item.contiguous(memory_format=memory_format) if item.dim() == 4 else item
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, change, items)
 
 
 class ModelNew({base}):
-    """`{base}.forward` in channels-last layout with cuDNN's algorithm search; outputs come back in the usual layout."""
+    """`{base}.forward` in channels-last layout with cuDNN's algorithm search; outputs in the usual layout."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -141,7 +144,8 @@ def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
     """A candidate that wraps what `source` defines.
 
     Args:
-        source: Text of a module that defines `Model` only, or `ModelNew`, which then is renamed to `Rewritten`.
+        source: Text of a module that defines `Model` only, or `ModelNew`, which then is renamed to
+        `Rewritten`.
         name: Which wrapper.
         techniques: What was done, for the reader, when `source` has no docstring of its own.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from kernelwright.policies.fusion import cpp
+from kernelwright.policies.fusion import cpp, triton
 from kernelwright.policies.fusion.groups import Limits, Signature, find, replace_group
 from kernelwright.policies.fusion.program import Program
 from kernelwright.policies.graph import Editor, value
@@ -25,9 +25,10 @@ class Foundry:
     def __init__(self, device: str, single: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
         self._single = single
-        self.technique = f"fuse-{'all' if single else 'chains'}-cpp"
-        self._type: Callable[..., Any] = cpp.CppKernel
-        self._limits = Limits(cpp.accepts)
+        on_gpu = device.startswith("cuda")
+        self.technique = f"fuse-{'all' if single else 'chains'}-{'triton' if on_gpu else 'cpp'}"
+        self._type: Callable[..., Any] = triton.TritonKernel if on_gpu else cpp.CppKernel
+        self._limits = Limits(triton.accepts if on_gpu else cpp.accepts)
 
     def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
         """Replace groups of operators by kernels, in place.

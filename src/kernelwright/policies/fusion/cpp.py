@@ -11,17 +11,38 @@ from typing import Any
 import torch
 
 from kernelwright.policies.fusion.groups import Signature, allocate
-from kernelwright.policies.fusion.nest import COLUMNS, POINTWISE, WHOLE, Dim, Nest, Pass, nest_of, points, schedule
+from kernelwright.policies.fusion.nest import (
+    COLUMNS,
+    POINTWISE,
+    WHOLE,
+    Dim,
+    Nest,
+    Pass,
+    nest_of,
+    points,
+    schedule,
+)
 from kernelwright.policies.fusion.program import Operand, Program
 
 CHUNK = 8192
-"""Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a second level."""
+"""Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a
+second level."""
 LONGEST_CACHED_ROW = 1 << 15
 SERIAL = 1 << 15
 """Points below which one thread does all."""
 
-BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==",
-          "ne": "!="}
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "gt": ">",
+    "lt": "<",
+    "ge": ">=",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+}
 NEUTRAL = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}
 
 PRELUDE = r"""
@@ -54,8 +75,8 @@ def _build():
     level = torch.backends.cpu.get_cpu_capability()
     flags = ["-O3", "-march=native", "-fopenmp", f"-DCPU_CAPABILITY={level}", f"-DCPU_CAPABILITY_{level}"]
     path = torch.utils.cpp_extension.load_inline(
-        name="@name@", cpp_sources=_SOURCE, extra_cflags=flags, extra_ldflags=["-fopenmp"], is_python_module=False,
-        no_implicit_headers=True)
+        name="@name@", cpp_sources=_SOURCE, extra_cflags=flags, extra_ldflags=["-fopenmp"],
+        is_python_module=False, no_implicit_headers=True)
     return ctypes.CDLL(path)
 
 
@@ -72,8 +93,10 @@ _library = _build()
 
 def accepts(program: Program) -> bool:
     """Whether this printer can print a program; stores do not matter, because they are dense."""
-    signature = Signature(tuple((0, program.refine(load.strides)) for load in program.loads.values()),
-                          tuple((index, True, ()) for index in program.values.values()))
+    signature = Signature(
+        tuple((0, program.refine(load.strides)) for load in program.loads.values()),
+        tuple((index, True, ()) for index in program.values.values()),
+    )
     nest = nest_of(program, signature)
     loads = len(signature.loads)
     if any(stride not in (0, 1) for stride in nest.lanes.strides[:loads]):
@@ -81,8 +104,11 @@ def accepts(program: Program) -> bool:
     if nest.kind == COLUMNS and len(nest.reduced) > 1:
         return False
     if nest.kind == WHOLE:
-        full = any(program.level_of_shape(tuple(node.meta["val"].shape)) == "full" for node in program.values
-                   if any(user not in program.values for user in node.users))
+        full = any(
+            program.level_of_shape(tuple(node.meta["val"].shape)) == "full"
+            for node in program.values
+            if any(user not in program.values for user in node.users)
+        )
         return len(nest.reduced) == 1 and not full and len(schedule(program, ()).passes) == 1
     return True
 
@@ -99,7 +125,9 @@ class CppKernel:
 
     device_test = "is_cpu"
 
-    def __init__(self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(
+        self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]
+    ) -> None:
         self.__name__ = name
         self.program = program
         self.signature = signature
@@ -113,10 +141,15 @@ class CppKernel:
         """The Python function."""
         names = [f"x{index}" for index in range(len(self.strides))]
         lines = [f"def {self.__name__}({', '.join(names)}):"]
-        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
+        lines += [
+            f"    {name} = _laid_out({name}, {strides})"
+            for name, strides in zip(names, self.strides, strict=True)
+        ]
         outs = [f"y{index}" for index in range(len(self.signature.stores))]
-        lines += [f"    {out} = x0.new_empty({list(sizes)})"
-                  for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)]
+        lines += [
+            f"    {out} = x0.new_empty({list(sizes)})"
+            for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
+        ]
         pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*names, *outs))
         threads = "torch.get_num_threads()" if math.prod(self.program.space) >= SERIAL else "1"
         lines.append(f"    _library.{self.__name__}({pointers}, ctypes.c_int64({threads}))")
@@ -128,8 +161,10 @@ class CppKernel:
         """What all kernels of a module share: the C++ source and its build."""
         source = PRELUDE + "\n".join(kernel.source() for kernel in kernels)
         name = "fused_" + hashlib.sha256(source.encode()).hexdigest()[:16]
-        return (f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n"
-                + BUILD.replace("@name@", name))
+        return (
+            f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n"
+            + BUILD.replace("@name@", name)
+        )
 
     def source(self) -> str:
         """The C++ function."""
@@ -147,8 +182,12 @@ class Printer:
         self.kernel, self.program = kernel, kernel.program
         self.nest: Nest = nest_of(kernel.program, kernel.signature)
         self.load_steps = list(kernel.program.loads)
-        self.full_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full]
-        self.row_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full]
+        self.full_stores = [
+            (number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full
+        ]
+        self.row_stores = [
+            (number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full
+        ]
         self.loads = len(self.load_steps)
         self.lane_loads = self.nest.lanes.strides[: self.loads]
 
@@ -156,7 +195,9 @@ class Printer:
         """The whole function."""
         arguments = [f"const float* in{index}" for index in range(len(self.kernel.strides))]
         arguments += [f"float* out{index}" for index in range(len(self.kernel.signature.stores))]
-        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(
+            self.nest.kind, self._rows
+        )()
         head = f'extern "C" void {self.kernel.__name__}({", ".join(arguments)}, int64_t threads) {{'
         return "\n".join([head, textwrap.indent(body, "    "), "}"])
 
@@ -185,7 +226,11 @@ class Printer:
         """Pointers of all tensors at a position of the outer loops."""
         lines = []
         for tensor in range(self.loads + len(self.kernel.signature.stores)):
-            terms = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
+            terms = [
+                f"{name} * {dim.strides[tensor]}"
+                for dim, name in zip(dims, names, strict=True)
+                if dim.strides[tensor]
+            ]
             offset = " + ".join(["0", *terms]) if terms else "0"
             if tensor < self.loads:
                 source = self.kernel.signature.loads[tensor][0]
@@ -221,25 +266,29 @@ class Printer:
             else:
                 constant.append(self._load(index, "0", "n"))
         stores = [f"v{step}.store(q{number} + j, n);" for number, step in self.full_stores]
-        return "\n".join([
-            "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
-            f"for (int64_t task = 0; task < {points(outer) * chunks}; ++task) {{",
-            f"    int64_t rest = task / {chunks};",
-            f"    const int64_t start = (task % {chunks}) * {CHUNK};",
-            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
-            *_indent([*self._indices(outer, names), *self._pointers(outer, names), *constant]),
-            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
-            *_indent([*varying, *stores], 2),
-            "    };",
-            "    int64_t j = start;",
-            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
-            "    if (j < stop) body(j, stop - j);",
-            "}",
-        ])
+        return "\n".join(
+            [
+                "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
+                f"for (int64_t task = 0; task < {points(outer) * chunks}; ++task) {{",
+                f"    int64_t rest = task / {chunks};",
+                f"    const int64_t start = (task % {chunks}) * {CHUNK};",
+                f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
+                *_indent([*self._indices(outer, names), *self._pointers(outer, names), *constant]),
+                "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+                *_indent([*varying, *stores], 2),
+                "    };",
+                "    int64_t j = start;",
+                "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+                "    if (j < stop) body(j, stop - j);",
+                "}",
+            ]
+        )
 
     def _row_steps(self, indices: Sequence[int]) -> list[str]:
-        return [self._load(index, "0", "n") if self.program.steps[index].name == "load" else self._step(index)
-                for index in indices]
+        return [
+            self._load(index, "0", "n") if self.program.steps[index].name == "load" else self._step(index)
+            for index in indices
+        ]
 
     def _rows(self) -> str:
         plan = schedule(self.program, tuple(step for _, step in self.full_stores))
@@ -255,8 +304,10 @@ class Printer:
             lines += self._reset(item)
             lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
             kept |= set(computes) & set(cached)
-            lines += [f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));"
-                      for index in item.reduces]
+            lines += [
+                f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));"
+                for index in item.reduces
+            ]
             lines += self._row_steps(item.rows_after)
         lines += self._row_outputs("0")
         return self._parallel(points(self.nest.outer), lines, len(cached) * row_points)
@@ -277,21 +328,37 @@ class Printer:
         return [f"V a{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces]
 
     def _row_loop(
-        self, item: Pass, computes: Sequence[int], loops: Sequence[Dim], lanes: Dim, cached: Sequence[int], kept: set[int],
+        self,
+        item: Pass,
+        computes: Sequence[int],
+        loops: Sequence[Dim],
+        lanes: Dim,
+        cached: Sequence[int],
+        kept: set[int],
         row_points: int,
     ) -> list[str]:
         """One pass along a row, in blocks short enough for a plain sum."""
         names = [f"r{index}" for index in range(len(loops))]
         body = []
-        place = " + ".join([f"{name} * {points(tuple(loops[level + 1:])) * lanes.size}" for level, name in enumerate(names)]
-                           + ["j"])
+        place = " + ".join(
+            [f"{name} * {points(tuple(loops[level + 1 :])) * lanes.size}" for level, name in enumerate(names)]
+            + ["j"]
+        )
         for index in computes:
             if index in kept:
-                body.append(f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);")
+                body.append(
+                    f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);"
+                )
             elif self.program.steps[index].name == "load":
                 tensor = self.load_steps.index(index)
-                offset = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]]
-                body.append(self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n"))
+                offset = [
+                    f"{name} * {dim.strides[tensor]}"
+                    for dim, name in zip(loops, names, strict=True)
+                    if dim.strides[tensor]
+                ]
+                body.append(
+                    self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n")
+                )
             else:
                 body.append(self._step(index))
                 if index in cached:
@@ -315,7 +382,10 @@ class Printer:
             "    int64_t j = start;",
             "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
             "    if (j < stop) body(j, stop - j);",
-            *("    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}") for index in item.reduces),
+            *(
+                "    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}")
+                for index in item.reduces
+            ),
             "}",
         ]
         for dim, name in reversed(list(zip(loops, names, strict=True))):
@@ -325,21 +395,29 @@ class Printer:
     def _row_outputs(self, lane: str) -> list[str]:
         lines = []
         for number, step in self.row_stores:
-            lines.append(f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}")
+            lines.append(
+                f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}"
+            )
         return lines
 
     def _parallel(self, tasks: int, lines: Sequence[str], cache: int) -> str:
-        return "\n".join([
-            "#pragma omp parallel num_threads(threads) if(threads > 1)",
-            "{",
-            *([f"    std::vector<float> buffer({cache} + WIDTH);", "    float* cache = buffer.data();"] if cache else []),
-            "    #pragma omp for schedule(static)",
-            f"    for (int64_t task = 0; task < {tasks}; ++task) {{",
-            "        int64_t rest = task;",
-            *_indent(lines, 2),
-            "    }",
-            "}",
-        ])
+        return "\n".join(
+            [
+                "#pragma omp parallel num_threads(threads) if(threads > 1)",
+                "{",
+                *(
+                    [f"    std::vector<float> buffer({cache} + WIDTH);", "    float* cache = buffer.data();"]
+                    if cache
+                    else []
+                ),
+                "    #pragma omp for schedule(static)",
+                f"    for (int64_t task = 0; task < {tasks}; ++task) {{",
+                "        int64_t rest = task;",
+                *_indent(lines, 2),
+                "    }",
+                "}",
+            ]
+        )
 
     def _columns(self) -> str:
         """Lanes run along the innermost dimension; each pass walks down the reduced one."""
@@ -348,12 +426,19 @@ class Printer:
         dims = (*self.nest.outer, *self.nest.inner[:-1])
         names = [f"i{index}" for index in range(len(dims))]
         blocks = f"(({lanes.size} + WIDTH - 1) / WIDTH)"
-        lines = [f"const int64_t j = (rest % {blocks}) * WIDTH; rest /= {blocks};",
-                 f"const int64_t n = std::min<int64_t>(WIDTH, {lanes.size} - j);",
-                 *self._indices(dims, names), *self._pointers(dims, names)]
+        lines = [
+            f"const int64_t j = (rest % {blocks}) * WIDTH; rest /= {blocks};",
+            f"const int64_t n = std::min<int64_t>(WIDTH, {lanes.size} - j);",
+            *self._indices(dims, names),
+            *self._pointers(dims, names),
+        ]
         column = "j"
-        lines += [self._load(index, column if self.lane_loads[self.load_steps.index(index)] else "0", "n")
-                  if self.program.steps[index].name == "load" else self._step(index) for index in plan.rows_before]
+        lines += [
+            self._load(index, column if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+            if self.program.steps[index].name == "load"
+            else self._step(index)
+            for index in plan.rows_before
+        ]
         kept: set[int] = set()
         for item in plan.passes:
             body = []
@@ -363,24 +448,34 @@ class Printer:
                     body.append(f"const V v{index} = V::loadu({place});")
                 elif self.program.steps[index].name == "load":
                     tensor = self.load_steps.index(index)
-                    terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(self.lane_loads[tensor])
+                    terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(
+                        self.lane_loads[tensor]
+                    )
                     body.append(self._load(index, " + ".join(terms) or "0", "n"))
                 else:
                     body.append(self._step(index))
                     if index in plan.cached:
-                        body.append(f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);")
+                        body.append(
+                            f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);"
+                        )
             for index in item.reduces:
                 step = self.program.steps[index]
                 body.append(_accumulate(step.name, f"a{index}", self._operand(step.operands[0])))
             if not item.reduces:
-                body += [f"v{step}.store(q{number} + r * {down.strides[self.loads + number]} + j, n);"
-                         for number, step in self.full_stores]
+                body += [
+                    f"v{step}.store(q{number} + r * {down.strides[self.loads + number]} + j, n);"
+                    for number, step in self.full_stores
+                ]
             lines += self._reset(item)
             lines += [f"for (int64_t r = 0; r < {down.size}; ++r) {{", *_indent(body), "}"]
             kept |= set(item.computes) & set(plan.cached)
             lines += [f"const V v{index} = a{index};" for index in item.reduces]
-            lines += [self._load(index, column, "n") if self.program.steps[index].name == "load" else self._step(index)
-                      for index in item.rows_after]
+            lines += [
+                self._load(index, column, "n")
+                if self.program.steps[index].name == "load"
+                else self._step(index)
+                for index in item.rows_after
+            ]
         lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]
         text = self._parallel(points(dims), lines, len(plan.cached) * down.size)
         cache = len(plan.cached) * down.size
@@ -392,36 +487,54 @@ class Printer:
         plan = schedule(self.program, ())
         item, size = plan.passes[0], self.nest.reduced[-1].size
         chunks = -(-size // CHUNK)
-        body = [self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
-                if self.program.steps[index].name == "load" else self._step(index) for index in item.computes]
+        body = [
+            self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+            if self.program.steps[index].name == "load"
+            else self._step(index)
+            for index in item.computes
+        ]
         for index in item.reduces:
             step = self.program.steps[index]
-            body.append(_accumulate(step.name, f"b{index}", f"V::set(V({NEUTRAL[step.name]}), {self._operand(step.operands[0])}, n)"))
+            body.append(
+                _accumulate(
+                    step.name,
+                    f"b{index}",
+                    f"V::set(V({NEUTRAL[step.name]}), {self._operand(step.operands[0])}, n)",
+                )
+            )
         pointers = self._pointers((), ())
-        lines = [*pointers, *self._row_steps(plan.rows_before),
-                 *(f"std::vector<float> part{index}({chunks});" for index in item.reduces),
-                 "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
-                 f"for (int64_t task = 0; task < {chunks}; ++task) {{",
-                 f"    const int64_t start = task * {CHUNK};",
-                 f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {size});",
-                 *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
-                 "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
-                 *_indent(body, 2),
-                 "    };",
-                 "    int64_t j = start;",
-                 "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
-                 "    if (j < stop) body(j, stop - j);",
-                 *(f"    part{index}[task] = across(b{index}, '{_sign(self.program.steps[index].name)}');" for index in item.reduces),
-                 "}"]
+        lines = [
+            *pointers,
+            *self._row_steps(plan.rows_before),
+            *(f"std::vector<float> part{index}({chunks});" for index in item.reduces),
+            "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
+            f"for (int64_t task = 0; task < {chunks}; ++task) {{",
+            f"    const int64_t start = task * {CHUNK};",
+            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {size});",
+            *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
+            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+            *_indent(body, 2),
+            "    };",
+            "    int64_t j = start;",
+            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+            "    if (j < stop) body(j, stop - j);",
+            *(
+                f"    part{index}[task] = across(b{index}, '{_sign(self.program.steps[index].name)}');"
+                for index in item.reduces
+            ),
+            "}",
+        ]
         for index in item.reduces:
             name = self.program.steps[index].name
             if name == "sum":
                 combine = f"total{index} += part;"
             else:
                 combine = f"if (std::isnan(part) || part {_sign(name)} total{index}) total{index} = part;"
-            lines += [f"double total{index} = {NEUTRAL[name]};",
-                      f"for (const float part : part{index}) {combine}",
-                      f"const V v{index}(static_cast<float>(total{index}));"]
+            lines += [
+                f"double total{index} = {NEUTRAL[name]};",
+                f"for (const float part : part{index}) {combine}",
+                f"const V v{index}(static_cast<float>(total{index}));",
+            ]
         lines += [*self._row_steps(item.rows_after), *self._row_outputs("0")]
         return "\n".join(lines)
 

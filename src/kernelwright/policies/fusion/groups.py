@@ -21,11 +21,27 @@ from kernelwright.policies.fusion.program import (
 )
 from kernelwright.policies.graph import Editor, aten, contiguous_strides, is_call, is_tensor, shape, value
 
+MOST_MEMBERS = 40
+"""Operators in one kernel: compile time grows faster than what more of them save."""
 SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
 WORTH_ALONE = (
-    *ROW_OPERATORS, aten.mish, aten.gelu, aten.silu, aten.softplus, aten.elu, aten.selu, aten.sigmoid, aten.tanh, aten.erf,
-    aten.exp, aten.log, aten.leaky_relu, aten.hardswish, aten.hardsigmoid, aten.batch_norm,
+    *ROW_OPERATORS,
+    aten.mish,
+    aten.gelu,
+    aten.silu,
+    aten.softplus,
+    aten.elu,
+    aten.selu,
+    aten.sigmoid,
+    aten.tanh,
+    aten.erf,
+    aten.exp,
+    aten.log,
+    aten.leaky_relu,
+    aten.hardswish,
+    aten.hardsigmoid,
+    aten.batch_norm,
 )
 """Operators whose own kernel may be slower than a specialised one: reductions and expensive functions."""
 
@@ -58,6 +74,8 @@ def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Lim
     old = group.program
     program = Program(old.logical, old.split, old.reduced)
     members = [*group.members, node]
+    if len(members) > MOST_MEMBERS:
+        return None
     try:
         for member in members:
             _lower(program, member)
@@ -116,7 +134,11 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
     member_of: dict[fx.Node, Group] = {}
     for node in nodes:
         packet = getattr(node.target, "overloadpacket", None)
-        if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
+        if (
+            node.op != "call_function"
+            or not is_tensor(node)
+            or (packet not in POINTWISE and packet not in ROW_OPERATORS)
+        ):
             continue
         if not _dense(node):
             continue
@@ -126,7 +148,8 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
                 near.append(member_of[source])
         joined = _join(near, node, positions, limits)
         if joined is None:
-            start = Group(Program(shape(node.args[0]) if packet in ROW_OPERATORS else shape(node)))  # type: ignore[arg-type]
+            over: Any = node.args[0] if packet in ROW_OPERATORS else node
+            start = Group(Program(shape(over)))
             joined = _try(start, node, positions, limits)
         if joined is None:
             continue
@@ -134,8 +157,12 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
         groups = [group for group in groups if not set(group.members) <= set(joined.members)] + [joined]
         for member in joined.members:
             member_of[member] = joined
-    return [group for group in groups if math.prod(group.program.logical) >= SMALLEST
-            and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))]
+    return [
+        group
+        for group in groups
+        if math.prod(group.program.logical) >= SMALLEST
+        and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))
+    ]
 
 
 def _join(near: list[Group], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
@@ -166,7 +193,10 @@ class Signature:
 
 
 def replace_group(
-    editor: Editor, group: Group, make: Callable[[Program, Signature, list[fx.Node]], Any], replaced: dict[fx.Node, fx.Node]
+    editor: Editor,
+    group: Group,
+    make: Callable[[Program, Signature, list[fx.Node]], Any],
+    replaced: dict[fx.Node, fx.Node],
 ) -> None:
     """Put a kernel in the place of a group's nodes.
 
@@ -178,9 +208,13 @@ def replace_group(
     nodes_read = [replaced.get(load.node, load.node) for load in program.loads.values()]
     inputs = list(dict.fromkeys(nodes_read))
     outputs = group.outputs()
-    loads = tuple((inputs.index(node), program.refine(load.strides))
-                  for node, load in zip(nodes_read, program.loads.values(), strict=True))
-    stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
+    loads = tuple(
+        (inputs.index(node), program.refine(load.strides))
+        for node, load in zip(nodes_read, program.loads.values(), strict=True)
+    )
+    stores = tuple(
+        (program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs
+    )
     kernel = make(program, Signature(loads, stores), inputs)
     nodes = list(editor.graph.nodes)
     last = max((node for node in inputs if node.op == "call_function"), key=nodes.index, default=None)
@@ -201,4 +235,3 @@ def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
     made = tuple(inputs[0].new_empty(sizes) for _, _, sizes in signature.stores)
     return made[0] if len(made) == 1 else made
-

@@ -29,7 +29,8 @@ class Nest:
     reduced: tuple[Dim, ...]
     inner: tuple[Dim, ...]
     kind: str
-    """`pointwise`; `rows`: the innermost dimensions are reduced; `columns`: outer ones are; `whole`: everything is."""
+    """`pointwise`; `rows`: the innermost dimensions are reduced; `columns`: outer ones are; `whole`:
+    everything is."""
 
     @property
     def lanes(self) -> Dim:
@@ -50,8 +51,12 @@ def nest_of(program: Program, signature: Signature) -> Nest:
             kept = tuple(1 if dim in program.reduced else size for dim, size in enumerate(space))
             dense = contiguous_strides(kept)
             strides.append(tuple(0 if dim in program.reduced else item for dim, item in enumerate(dense)))
-    first, last = (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
-    segments = [_merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))]
+    first, last = (
+        (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
+    )
+    segments = [
+        _merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))
+    ]
     outer, reduced, inner = segments
     none = Dim(1, (0,) * len(strides))
     if not program.reduced:
@@ -68,7 +73,9 @@ def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, e
         if space[dim] == 1:
             continue
         here = Dim(space[dim], tuple(item[dim] for item in strides))
-        if merged and all(outer == inner * here.size for outer, inner in zip(merged[-1].strides, here.strides, strict=True)):
+        if merged and all(
+            outer == inner * here.size for outer, inner in zip(merged[-1].strides, here.strides, strict=True)
+        ):
             merged[-1] = Dim(merged[-1].size * here.size, here.strides)
         else:
             merged.append(here)
@@ -110,27 +117,54 @@ def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
         inner = max((after[item] for item in step.operands if isinstance(item, int)), default=0)
         after.append(inner + 1 if step.name in REDUCERS else inner)
     last = max(after)
-    targets = [tuple(index for index, step in enumerate(program.steps) if step.name in REDUCERS and after[index] == number)
-               for number in range(1, last + 1)]
-    wanted = [_needed(program, levels, [item for index in group for item in program.steps[index].operands])
-              for group in targets]
+    targets = [
+        tuple(
+            index
+            for index, step in enumerate(program.steps)
+            if step.name in REDUCERS and after[index] == number
+        )
+        for number in range(1, last + 1)
+    ]
+    wanted = [
+        _needed(program, levels, [item for index in group for item in program.steps[index].operands])
+        for group in targets
+    ]
     wanted.append(_needed(program, levels, list(stored)) if stored else ())
-    cached = tuple(index for index, step in enumerate(program.steps) if levels[index] == FULL
-                   and step.name in TRANSCENDENTAL and sum(index in need for need in wanted) > 1)
-    rows = [tuple(index for index, step in enumerate(program.steps) if levels[index] == ROW and step.name not in REDUCERS
-                  and after[index] == number) for number in range(last + 1)]
+    cached = tuple(
+        index
+        for index, step in enumerate(program.steps)
+        if levels[index] == FULL and step.name in TRANSCENDENTAL and sum(index in need for need in wanted) > 1
+    )
+    rows = [
+        tuple(
+            index
+            for index, step in enumerate(program.steps)
+            if levels[index] == ROW and step.name not in REDUCERS and after[index] == number
+        )
+        for number in range(last + 1)
+    ]
     passes = []
     seen: set[int] = set()
     for number, need in enumerate(wanted):
         known = frozenset(seen & set(cached))
-        roots = [item for index in targets[number] for item in program.steps[index].operands] if number < last else list(stored)
+        roots: list[int | float] = (
+            [item for index in targets[number] for item in program.steps[index].operands]
+            if number < last
+            else list(stored)
+        )
         needed = _needed(program, levels, roots, known)
         seen |= set(need)
-        passes.append(Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ()))
-    return Schedule(rows[0], tuple(item for item in passes if item.computes or item.reduces), cached, tuple(levels))
+        passes.append(
+            Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ())
+        )
+    return Schedule(
+        rows[0], tuple(item for item in passes if item.computes or item.reduces), cached, tuple(levels)
+    )
 
 
-def _needed(program: Program, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def _needed(
+    program: Program, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()
+) -> tuple[int, ...]:
     """Full-level steps that the roots depend on, in order; known ones are listed and not looked behind."""
     found: set[int] = set()
     queue = [item for item in roots if isinstance(item, int)]

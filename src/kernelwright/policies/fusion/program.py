@@ -1,8 +1,8 @@
 """A fused kernel as a small program: loads, pointwise steps, reductions and stores over one iteration space.
 
-The iteration space is a tensor shape, of which one contiguous range of dimensions may be reduced. A value lives at one
-of two levels: `full` has one element per point, `row` has one per point of the dimensions that are not reduced. Both
-code generators print the same program.
+The iteration space is a tensor shape, of which one contiguous range of dimensions may be reduced. A value
+lives at one of two levels: `full` has one element per point, `row` has one per point of the dimensions that
+are not reduced. Both code generators print the same program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from kernelwright.policies.graph import argument, arguments, aten, dims_of, is_call, is_tensor, scalar, shape, value
+from kernelwright.policies.graph import (
+    argument,
+    arguments,
+    aten,
+    dims_of,
+    is_call,
+    is_tensor,
+    scalar,
+    shape,
+    value,
+)
 
 FULL, ROW = "full", "row"
 Operand = int | float
@@ -23,6 +33,7 @@ Operand = int | float
 
 REDUCERS = frozenset({"sum", "max", "min"})
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
+ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
 POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
 
 
@@ -41,7 +52,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is broadcast."""
+    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is
+    broadcast."""
 
     node: fx.Node
     strides: tuple[int, ...]
@@ -150,7 +162,9 @@ class Program:
             if len(sizes) > rank:
                 raise UnsupportedError("an operand has more dimensions")
             lead = rank - len(sizes)
-            full = [0] * lead + [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
+            full = [0] * lead + [
+                0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)
+            ]
             if any(size not in (1, want) for size, want in zip(sizes, self.logical[lead:], strict=True)):
                 raise UnsupportedError("an operand does not broadcast")
             return self.load(item, full)
@@ -158,7 +172,9 @@ class Program:
             return self.load(item, (0,) * rank)
         if self.level_of_shape(sizes) != ROW or self.split != 1:
             raise UnsupportedError("an operand does not fit the reduced shape")
-        kept = iter(strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced])
+        kept = iter(
+            strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced]
+        )
         return self.load(item, [0 if dim in self.reduced else next(kept) for dim in range(rank)])
 
     def count(self) -> int:
@@ -197,7 +213,9 @@ def _binary(name: str) -> Lowering:
         if node.kwargs.get("rounding_mode") is not None:
             raise UnsupportedError("division with rounding")
         left, right = get(node.args[0]), get(node.args[1])
-        alpha = float(node.kwargs.get("alpha", 1) or 1)
+        alpha = scalar(node.kwargs.get("alpha", 1))
+        if alpha is None:
+            raise UnsupportedError("alpha is no number")
         if alpha != 1.0:
             right = program.add("mul", right, alpha)
         if name == "rsub":
@@ -242,19 +260,23 @@ def _activation(program: Program, node: fx.Node, get: Callable[[Any], Operand]) 
     if is_call(node, aten.softplus):
         return _softplus(program, x, float(given["beta"]), float(given["threshold"]))
     if is_call(node, aten.mish):
-        return add("mul", x, add("tanh", _softplus(program, x)))
+        # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential, and no cancellation.
+        exponential = add("exp", add("minimum", x, 20.0))
+        ratio = add("mul", exponential, add("add", exponential, 2.0))
+        return add("mul", x, add("div", ratio, add("add", ratio, 2.0)))
     if is_call(node, aten.gelu):
         if given["approximate"] == "tanh":
+            # (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)).
             cube = add("mul", add("mul", add("mul", x, x), x), 0.044715)
-            inner = add("tanh", add("mul", add("add", x, cube), math.sqrt(2 / math.pi)))
-        else:
-            inner = add("erf", add("mul", x, math.sqrt(0.5)))
+            inner = add("exp", add("mul", add("add", x, cube), -2 * math.sqrt(2 / math.pi)))
+            return add("div", x, add("add", inner, 1.0))
+        inner = add("erf", add("mul", x, math.sqrt(0.5)))
         return add("mul", add("mul", x, 0.5), add("add", inner, 1.0))
     if is_call(node, aten.leaky_relu):
         return add("where", add("gt", x, 0.0), x, add("mul", x, float(given["negative_slope"])))
     if is_call(node, aten.elu):
-        alpha, scale, inner = (float(given[name]) for name in ("alpha", "scale", "input_scale"))
-        negative = add("mul", add("expm1", x if inner == 1.0 else add("mul", x, inner)), alpha * scale)
+        alpha, scale, steep = (float(given[name]) for name in ("alpha", "scale", "input_scale"))
+        negative = add("mul", add("expm1", x if steep == 1.0 else add("mul", x, steep)), alpha * scale)
         return add("where", add("gt", x, 0.0), x if scale == 1.0 else add("mul", x, scale), negative)
     if is_call(node, aten.selu):
         alpha, scale = 1.6732632423543772, 1.0507009873554805
@@ -344,7 +366,7 @@ def _reduction(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -
     x, add = get(node.args[0]), program.add
     if is_call(node, aten.sum):
         return add("sum", x)
-    if is_call(node, aten.mean):
+    if is_call(node, aten.mean, *ADAPTIVE_POOLS):
         return add("div", add("sum", x), float(program.count()))
     if is_call(node, aten.amax):
         return add("max", x)
@@ -365,31 +387,75 @@ def _reduction(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -
 
 
 POINTWISE: dict[Any, Lowering] = {
-    aten.add: _binary("add"), aten.sub: _binary("sub"), aten.mul: _binary("mul"), aten.div: _binary("div"),
-    aten.rsub: _binary("rsub"), aten.maximum: _binary("maximum"), aten.minimum: _binary("minimum"),
-    aten.pow: _power, aten.where: _where, aten.masked_fill: _where, aten.batch_norm: _batch_norm,
+    aten.add: _binary("add"),
+    aten.sub: _binary("sub"),
+    aten.mul: _binary("mul"),
+    aten.div: _binary("div"),
+    aten.rsub: _binary("rsub"),
+    aten.maximum: _binary("maximum"),
+    aten.minimum: _binary("minimum"),
+    aten.pow: _power,
+    aten.where: _where,
+    aten.masked_fill: _where,
+    aten.batch_norm: _batch_norm,
     aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
     aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
-    **{packet: _unary(name) for packet, name in (
-        (aten.neg, "neg"), (aten.abs, "abs"), (aten.exp, "exp"), (aten.log, "log"), (aten.sqrt, "sqrt"),
-        (aten.rsqrt, "rsqrt"), (aten.tanh, "tanh"), (aten.erf, "erf"), (aten.log1p, "log1p"), (aten.expm1, "expm1"),
-        (aten.sin, "sin"), (aten.cos, "cos"))},
-    **dict.fromkeys((
-        aten.relu, aten.relu6, aten.sigmoid, aten.silu, aten.softplus, aten.mish, aten.gelu, aten.leaky_relu, aten.elu,
-        aten.selu, aten.hardtanh, aten.hardsigmoid, aten.hardswish, aten.log_sigmoid, aten.clamp, aten.clamp_min,
-        aten.clamp_max), _activation),
+    **{
+        packet: _unary(name)
+        for packet, name in (
+            (aten.neg, "neg"),
+            (aten.abs, "abs"),
+            (aten.exp, "exp"),
+            (aten.log, "log"),
+            (aten.sqrt, "sqrt"),
+            (aten.rsqrt, "rsqrt"),
+            (aten.tanh, "tanh"),
+            (aten.erf, "erf"),
+            (aten.log1p, "log1p"),
+            (aten.expm1, "expm1"),
+            (aten.sin, "sin"),
+            (aten.cos, "cos"),
+        )
+    },
+    **dict.fromkeys(
+        (
+            aten.relu,
+            aten.relu6,
+            aten.sigmoid,
+            aten.silu,
+            aten.softplus,
+            aten.mish,
+            aten.gelu,
+            aten.leaky_relu,
+            aten.elu,
+            aten.selu,
+            aten.hardtanh,
+            aten.hardsigmoid,
+            aten.hardswish,
+            aten.log_sigmoid,
+            aten.clamp,
+            aten.clamp_min,
+            aten.clamp_max,
+        ),
+        _activation,
+    ),
 }
 """How each pointwise operator becomes steps."""
 
 ROW_OPERATORS: dict[Any, Lowering] = {
-    **dict.fromkeys((aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp), _reduction),
+    **dict.fromkeys(
+        (aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
+        _reduction,
+    ),
+    **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
     **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
 }
 """How each operator that reduces rows becomes steps."""
 
 
 def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
-    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such form."""
+    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such
+    form."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or not is_tensor(source):
         return None
@@ -399,7 +465,16 @@ def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
     if is_call(node, aten.group_norm):
         return int(given["num_groups"]), tuple(range(2, rank + 1))
     if is_call(node, aten.instance_norm):
-        return (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
+        return (
+            (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
+        )
+    if is_call(node, *ADAPTIVE_POOLS):
+        pooled = shape(node)[2:]
+        return (
+            (1, tuple(range(2, rank)))
+            if rank == len(shape(node)) and all(size == 1 for size in pooled)
+            else None
+        )
     dims = dims_of(argument(node, "dim"), rank)
     if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") is not None:
         return None

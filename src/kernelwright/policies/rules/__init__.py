@@ -11,12 +11,14 @@ from kernelwright.policies.rules import (
     noops,
     norms,
     pooling,
+    recurrence,
     reductions,
     slices,
 )
 from kernelwright.policies.rules.base import Rule, RuleError, rewrite
 
 RULES: tuple[Rule, ...] = (
+    Rule(name="remove-unused", apply=noops.remove_unused),
     Rule(name="remove-noops", apply=noops.remove_noops),
     Rule(name="share-common-subexpressions", apply=noops.share_common),
     Rule(name="drop-indices", apply=canonical.drop_indices),
@@ -31,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="diagonal-operand", apply=matmul.diagonal_operand),
     Rule(name="diagonal-result", apply=matmul.diagonal_result),
     Rule(name="sum-of-products", apply=matmul.sum_of_products),
+    Rule(name="add-weights", apply=matmul.add_weights),
     Rule(name="reorder-product-chain", apply=matmul.reorder_chain),
     Rule(name="triangle-of-product", apply=matmul.triangle_of_product),
     Rule(name="attention", apply=attention.attention),
@@ -48,10 +51,12 @@ RULES: tuple[Rule, ...] = (
     Rule(name="fold-into-linear", apply=affine.fold_into_linear),
     Rule(name="slice-first", apply=slices.slice_first),
     Rule(name="batch-steps", apply=slices.batch_steps),
+    Rule(name="last-step-of-reverse", apply=recurrence.last_step_of_reverse),
     Rule(name="compose-views", apply=noops.compose_views),
     Rule(name="strength-reduction", apply=noops.strength),
     Rule(name="drop-bias-before-norm", apply=norms.drop_bias_before_norm, always=False),
     Rule(name="flip-transposed-convolution", apply=convolution.flip_transposed, always=False),
+    Rule(name="flat-to-planar-convolution", apply=convolution.flat_to_planar, always=False),
     Rule(name="pointwise-convolution-to-product", apply=convolution.pointwise_to_product, always=False),
     Rule(name="patches-to-product", apply=convolution.patches_to_product, always=False),
     Rule(name="patches-from-product", apply=convolution.patches_from_product, always=False),

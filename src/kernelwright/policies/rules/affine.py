@@ -1,9 +1,10 @@
-"""Multiplication and addition of constants: reading them, merging them, and folding them into linear operators."""
+"""Multiplication and addition of constants: reading them, merging them, and folding them into linear
+operators."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -38,7 +39,12 @@ class Affine(NamedTuple):
 
 def affine(node: object) -> Affine | None:
     """Read one operator as an affine map with constants; None when it is something else."""
-    if not is_tensor(node) or not isinstance(node, fx.Node) or node.op != "call_function" or not is_float(node):
+    if (
+        not is_tensor(node)
+        or not isinstance(node, fx.Node)
+        or node.op != "call_function"
+        or not is_float(node)
+    ):
         return None
     if is_call(node, aten.neg):
         return _same_type(node, node.args[0], -1.0, 0.0)
@@ -83,8 +89,8 @@ def place_affine(editor: Editor, before: fx.Node, source: fx.Node, scale: float,
 def merge_constants(editor: Editor) -> int:
     """Merge consecutive multiplications and additions of constants into one of each.
 
-    Conditions: floating point, no other reader in between, and the merged constants are finite and not zero where the
-    single ones were not, so that no product over- or underflows.
+    Conditions: floating point, no other reader in between, and the merged constants are finite and not zero
+    where the single ones were not, so that no product over- or underflows.
     """
     count = 0
     for node in editor.nodes():
@@ -104,11 +110,12 @@ def merge_constants(editor: Editor) -> int:
 
 
 def fold_into_linear(editor: Editor) -> int:
-    """Fold a constant factor or addend, or one per output channel, into weight and bias of the operator before it.
+    """Fold a constant factor or addend, or one per output channel, into weight and bias of the operator
+    before it.
 
-    Conditions: the linear operator has no other reader; the factor broadcasts along the output channels only; the
-    weight is at most half as large as the output (a 2-d `linear` takes its factor for free as alpha and beta). The fold
-    is made in each call from the live parameters.
+    Conditions: the linear operator has no other reader; the factor broadcasts along the output channels only;
+    the weight is at most half as large as the output (a 2-d `linear` takes its factor for free as alpha and
+    beta). The fold is made in each call from the live parameters.
     """
     return sum(_fold(editor, node) for node in editor.nodes(aten.add, aten.sub, aten.mul, aten.div))
 
@@ -122,7 +129,11 @@ def _fold(editor: Editor, node: fx.Node) -> bool:
             continue
         if not is_call(linear, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not isinstance(linear, fx.Node):
             continue
-        if linear.target not in _PLAIN or only_user(linear) is None or value(linear).dtype != value(node).dtype:
+        if (
+            linear.target not in _PLAIN
+            or only_user(linear) is None
+            or value(linear).dtype != value(node).dtype
+        ):
             continue
         factor = _per_channel(editor, node, linear, other)
         if factor is None:
@@ -133,8 +144,17 @@ def _fold(editor: Editor, node: fx.Node) -> bool:
     return False
 
 
-_PLAIN = frozenset({aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
-                    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input})
+_PLAIN = frozenset(
+    {
+        aten.linear.default,
+        aten.conv1d.default,
+        aten.conv2d.default,
+        aten.conv3d.default,
+        aten.conv_transpose1d.default,
+        aten.conv_transpose2d.input,
+        aten.conv_transpose3d.input,
+    }
+)
 
 
 def _per_channel(editor: Editor, node: fx.Node, linear: fx.Node, other: object) -> fx.Node | float | None:
@@ -153,7 +173,11 @@ def _per_channel(editor: Editor, node: fx.Node, linear: fx.Node, other: object) 
     wanted = [1] * rank
     wanted[channel_dim] = channels
     if padded == tuple(wanted):
-        return editor.call(node, aten.reshape.default, other, [channels]) if shape(other) != (channels,) else other
+        return (
+            editor.call(node, aten.reshape.default, other, [channels])
+            if shape(other) != (channels,)
+            else other
+        )
     if numel(other) == 1:
         return editor.call(node, aten.reshape.default, other, [1])
     return None
@@ -178,10 +202,17 @@ def _fold_scale(editor: Editor, node: fx.Node, linear: fx.Node, factor: fx.Node 
     weight, bias = argument(linear, "weight"), argument(linear, "bias")
     operator = aten.div.Tensor if is_call(node, aten.div) else aten.mul.Tensor
     source = linear.args[0]
-    if not isinstance(factor, fx.Node) and is_call(linear, aten.linear) and is_tensor(bias) and len(shape(linear)) == 2:
+    if (
+        not isinstance(factor, fx.Node)
+        and is_call(linear, aten.linear)
+        and is_tensor(bias)
+        and len(shape(linear)) == 2
+    ):
         number = 1.0 / factor if is_call(node, aten.div) else factor
         transposed = editor.call(node, aten.t.default, weight)
-        editor.replace(node, editor.call(node, aten.addmm.default, bias, source, transposed, beta=number, alpha=number))
+        editor.replace(
+            node, editor.call(node, aten.addmm.default, bias, source, transposed, beta=number, alpha=number)
+        )
         return True
     if 2 * numel(weight) > numel(linear):
         return False
@@ -200,7 +231,7 @@ def _fold_scale(editor: Editor, node: fx.Node, linear: fx.Node, factor: fx.Node 
 
 def _with(editor: Editor, before: fx.Node, linear: fx.Node, weight: fx.Node | None, bias: object) -> fx.Node:
     """The same linear operator with another weight or bias."""
-    arguments = list(linear.args)
+    arguments: list[Any] = list(linear.args)
     if weight is not None:
         arguments[1] = weight
     arguments[2:3] = [bias]
@@ -212,8 +243,8 @@ def _with(editor: Editor, before: fx.Node, linear: fx.Node, weight: fx.Node | No
 def sink_constants(editor: Editor) -> int:
     """Take a sum, mean or average pool before a constant factor and addend instead of after them.
 
-    Conditions: the constants are numbers; the pool does not pad, so that every window averages real elements; nobody
-    else reads the scaled values.
+    Conditions: the constants are numbers; the pool does not pad, so that every window averages real elements;
+    nobody else reads the scaled values.
     """
     count = 0
     for node in editor.nodes(aten.sum, aten.mean, *AVERAGE_POOLS, *ADAPTIVE_POOLS):

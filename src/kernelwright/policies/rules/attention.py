@@ -23,17 +23,35 @@ from kernelwright.policies.rules.affine import affine
 
 FACTORIES = (aten.ones, aten.full, aten.arange, aten.zeros)
 CONSTANT_OPERATORS = (
-    *FACTORIES, aten.tril, aten.triu, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.unsqueeze, aten.view,
-    aten.to, aten._to_copy, aten.logical_not, aten.bitwise_not, aten.slice, aten.masked_fill, aten.expand, aten.reshape,
+    *FACTORIES,
+    aten.tril,
+    aten.triu,
+    aten.eq,
+    aten.ne,
+    aten.lt,
+    aten.le,
+    aten.gt,
+    aten.ge,
+    aten.unsqueeze,
+    aten.view,
+    aten.to,
+    aten._to_copy,
+    aten.logical_not,
+    aten.bitwise_not,
+    aten.slice,
+    aten.masked_fill,
+    aten.expand,
+    aten.reshape,
 )
 
 
 def attention(editor: Editor) -> int:
     """`softmax(q @ k.T * scale + mask) @ v` is scaled dot-product attention.
 
-    Conditions: the softmax runs over the keys; scores and weights have no other reader; no dropout in between. A mask
-    that is module state or an input is handed over and read in each call; only a mask that `forward` itself makes from
-    constants may be recognised as causal. Rows whose keys are all masked, which the reference makes NaN, may differ.
+    Conditions: the softmax runs over the keys; scores and weights have no other reader; no dropout in
+    between. A mask that is module state or an input is handed over and read in each call; only a mask that
+    `forward` itself makes from constants may be recognised as causal. Rows whose keys are all masked, which
+    the reference makes NaN, may differ.
     """
     count = 0
     for node in editor.nodes(aten.matmul, aten.bmm):
@@ -42,7 +60,10 @@ def attention(editor: Editor) -> int:
         weights, values = node.args
         if not isinstance(weights, fx.Node) or not isinstance(values, fx.Node) or only_user(weights) is None:
             continue
-        if not is_call(weights, aten.softmax, aten._softmax) or argument(weights, "dim") % len(shape(weights)) != len(shape(weights)) - 1:
+        if (
+            not is_call(weights, aten.softmax, aten._softmax)
+            or argument(weights, "dim") % len(shape(weights)) != len(shape(weights)) - 1
+        ):
             continue
         found = _scores(weights.args[0])
         if found is None or value(weights).dtype != value(node).dtype or len(shape(node)) not in (3, 4):
@@ -60,7 +81,9 @@ def attention(editor: Editor) -> int:
                 seen = ~constant if kind == "hide" else constant == 0
                 square = torch.ones(rows, columns, dtype=torch.bool).tril()
                 hidden_is_infinite = kind == "hide" or bool((constant[~seen] == -math.inf).all())
-                causal = seen.reshape(-1, rows, columns).eq(square).all().item() is True and hidden_is_infinite
+                causal = (
+                    seen.reshape(-1, rows, columns).eq(square).all().item() is True and hidden_is_infinite
+                )
             if not causal:
                 mask = editor.call(node, aten.logical_not.default, item) if kind == "hide" else item
                 if value(mask).dtype not in (torch.bool, value(query).dtype):
@@ -71,16 +94,19 @@ def attention(editor: Editor) -> int:
         # A mask of rank 2 to 4 broadcasts; the operator wants at least two dimensions.
         if mask is not None and len(shape(mask)) < 2:
             continue
-        result = editor.call(node, aten.scaled_dot_product_attention.default, query, key, values, mask, **extra)
+        result = editor.call(
+            node, aten.scaled_dot_product_attention.default, query, key, values, mask, **extra
+        )
         if shape(result) == shape(node):
             editor.replace(node, result)
             count += 1
     return count
 
 
-def _scores(item: Any) -> tuple[fx.Node, fx.Node, float, list[tuple[str, fx.Node]]] | None:
+def _scores(item: Any) -> tuple[fx.Node, fx.Node, float, list[tuple[str, Any]]] | None:
     """Read scores back to `(query, transposed key, scale, masks)`, where a mask hides keys or is added."""
-    scale, masks = 1.0, []
+    scale = 1.0
+    masks: list[tuple[str, Any]] = []
     while isinstance(item, fx.Node) and only_user(item) is not None:
         step = affine(item)
         if step and step.shift == 0.0 and step.scale > 0:

@@ -24,8 +24,8 @@ class RuleError(Exception):
 class Rule:
     """An exact rewrite of an operator graph.
 
-    A rule that is not `always` better, such as another algorithm for the same convolution, is an alternative: it is
-    proposed as a candidate of its own and left to the clock.
+    A rule that is not `always` better, such as another algorithm for the same convolution, is an alternative:
+    it is proposed as a candidate of its own and left to the clock.
     """
 
     name: str

@@ -18,6 +18,7 @@ from kernelwright.policies.graph import (
     numel,
     only_user,
     shape,
+    value,
 )
 from kernelwright.policies.helpers import window_counts
 from kernelwright.policies.rules.affine import (
@@ -30,8 +31,9 @@ from kernelwright.policies.rules.affine import (
 from kernelwright.policies.rules.reductions import is_pointwise
 
 CONVOLUTION_OF_RANK = dict(enumerate((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), 1))
-TRANSPOSED_OF_RANK = dict(enumerate(
-    (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), 1))
+TRANSPOSED_OF_RANK = dict(
+    enumerate((aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), 1)
+)
 POOL_OF_RANK = dict(enumerate((aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default), 1))
 
 
@@ -60,9 +62,15 @@ def geometry(node: Any) -> Geometry | None:
         return None
     transposed = is_call(node, *TRANSPOSED)
     return Geometry(
-        source, weight, argument(node, "bias"), shape(weight)[2:], numbers(argument(node, "stride"), rank),
-        numbers(argument(node, "padding"), rank), numbers(argument(node, "dilation"), rank),
-        numbers(argument(node, "output_padding"), rank) if transposed else (0,) * rank, int(argument(node, "groups")),
+        source,
+        weight,
+        argument(node, "bias"),
+        shape(weight)[2:],
+        numbers(argument(node, "stride"), rank),
+        numbers(argument(node, "padding"), rank),
+        numbers(argument(node, "dilation"), rank),
+        numbers(argument(node, "output_padding"), rank) if transposed else (0,) * rank,
+        int(argument(node, "groups")),
         transposed,
     )
 
@@ -75,9 +83,16 @@ def flip_transposed(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(*TRANSPOSED):
         found = geometry(node)
-        if node._erased or found is None or any(step != 1 for step in found.stride) or any(found.output_padding):
+        if (
+            node._erased
+            or found is None
+            or any(step != 1 for step in found.stride)
+            or any(found.output_padding)
+        ):
             continue
-        padding = [d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True)]
+        padding = [
+            d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True)
+        ]
         if any(size < 0 for size in padding):
             continue
         rank = len(found.kernel)
@@ -86,12 +101,66 @@ def flip_transposed(editor: Editor) -> int:
             weight = editor.call(node, aten.transpose.int, flipped, 0, 1)
         else:
             inputs, outputs = shape(flipped)[0] // found.groups, shape(flipped)[1]
-            grouped = editor.call(node, aten.reshape.default, flipped, [found.groups, inputs, outputs, *found.kernel])
+            grouped = editor.call(
+                node, aten.reshape.default, flipped, [found.groups, inputs, outputs, *found.kernel]
+            )
             swapped = editor.call(node, aten.transpose.int, grouped, 1, 2)
-            weight = editor.call(node, aten.reshape.default, swapped, [found.groups * outputs, inputs, *found.kernel])
-        editor.replace(node, editor.call(
-            node, CONVOLUTION_OF_RANK[rank], found.source, weight, found.bias, [1] * rank, padding, list(found.dilation),
-            found.groups))
+            weight = editor.call(
+                node, aten.reshape.default, swapped, [found.groups * outputs, inputs, *found.kernel]
+            )
+        editor.replace(
+            node,
+            editor.call(
+                node,
+                CONVOLUTION_OF_RANK[rank],
+                found.source,
+                weight,
+                found.bias,
+                [1] * rank,
+                padding,
+                list(found.dilation),
+                found.groups,
+            ),
+        )
+        count += 1
+    return count
+
+
+def flat_to_planar(editor: Editor) -> int:
+    """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the
+    depth.
+
+    Nothing is copied: neighbours along the width are `depth` elements apart in memory. Conditions: kernel 1,
+    stride 1 and no padding along the last dimension; stride 1 along the one before; contiguous input.
+    """
+    count = 0
+    for node in editor.nodes(aten.conv3d):
+        found = geometry(node)
+        if (
+            node._erased
+            or found is None
+            or found.kernel[2] != 1
+            or found.stride[1:] != (1, 1)
+            or found.padding[2]
+        ):
+            continue
+        if not value(found.source).is_contiguous():
+            continue
+        batch, channels, height, width, depth = shape(found.source)
+        rows = editor.call(node, aten.reshape.default, found.source, [batch, channels, height, width * depth])
+        weight = editor.call(node, aten.squeeze.dim, found.weight, -1)
+        result = editor.call(
+            node,
+            aten.conv2d.default,
+            rows,
+            weight,
+            found.bias,
+            [found.stride[0], 1],
+            [found.padding[0], found.padding[1] * depth],
+            [found.dilation[0], found.dilation[1] * depth],
+            found.groups,
+        )
+        editor.replace(node, editor.call(node, aten.reshape.default, result, list(shape(node))))
         count += 1
     return count
 
@@ -110,7 +179,9 @@ def pointwise_to_product(editor: Editor) -> int:
         pixels = editor.call(node, aten.flatten.using_ints, found.source, 2)
         result = editor.call(node, aten.matmul.default, weight, pixels)
         if found.bias is not None:
-            result = editor.call(node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1))
+            result = editor.call(
+                node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1)
+            )
         editor.replace(node, editor.call(node, aten.view.default, result, list(shape(node))))
         count += 1
     return count
@@ -119,12 +190,19 @@ def pointwise_to_product(editor: Editor) -> int:
 def patches_to_product(editor: Editor) -> int:
     """A convolution whose windows tile the image is one matrix product over patches.
 
-    Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch are dropped.
+    Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch
+    are dropped.
     """
     count = 0
     for node in editor.nodes(*CONVOLUTIONS):
         found = geometry(node)
-        if node._erased or found is None or found.groups != 1 or found.kernel != found.stride or is_pointwise(node):
+        if (
+            node._erased
+            or found is None
+            or found.groups != 1
+            or found.kernel != found.stride
+            or is_pointwise(node)
+        ):
             continue
         if any(found.padding) or any(step != 1 for step in found.dilation):
             continue
@@ -138,7 +216,12 @@ def patches_to_product(editor: Editor) -> int:
         tiled = editor.call(node, aten.reshape.default, source, [batch, channels, *split])
         order = [0, *(2 + 2 * dim for dim in range(rank)), 1, *(3 + 2 * dim for dim in range(rank))]
         patches = editor.call(node, aten.permute.default, tiled, order)
-        flat = editor.call(node, aten.reshape.default, patches, [batch, math.prod(grid), numel(found.weight) // shape(found.weight)[0]])
+        flat = editor.call(
+            node,
+            aten.reshape.default,
+            patches,
+            [batch, math.prod(grid), numel(found.weight) // shape(found.weight)[0]],
+        )
         weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
         result = editor.call(node, aten.linear.default, flat, weight, found.bias)
         swapped = editor.call(node, aten.transpose.int, result, 1, 2)
@@ -159,14 +242,21 @@ def patches_from_product(editor: Editor) -> int:
             continue
         if any(found.padding) or any(found.output_padding) or any(step != 1 for step in found.dilation):
             continue
-        batch, channels, *sizes = shape(found.source)
+        batch, _, *sizes = shape(found.source)
         outputs, rank = shape(found.weight)[1], len(sizes)
-        pixels = editor.call(node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2)
+        pixels = editor.call(
+            node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2
+        )
         weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
         product = editor.call(node, aten.matmul.default, pixels, weight)
         split = editor.call(node, aten.view.default, product, [batch, *sizes, outputs, *found.kernel])
         order = [0, rank + 1, *(part for dim in range(rank) for part in (1 + dim, rank + 2 + dim))]
-        shuffled = editor.call(node, aten.reshape.default, editor.call(node, aten.permute.default, split, order), list(shape(node)))
+        shuffled = editor.call(
+            node,
+            aten.reshape.default,
+            editor.call(node, aten.permute.default, split, order),
+            list(shape(node)),
+        )
         if found.bias is not None:
             bias = editor.call(node, aten.reshape.default, found.bias, [outputs, *[1] * rank])
             shuffled = editor.call(node, aten.add.Tensor, shuffled, bias)
@@ -178,8 +268,8 @@ def patches_from_product(editor: Editor) -> int:
 def pool_into_stride(editor: Editor) -> int:
     """A convolution and an average pool after it are one strided convolution with a smoothed, larger kernel.
 
-    Conditions: stride and dilation 1 in the convolution and a kernel above 1; the pool's windows do not overlap and are
-    not padded; no other reader. Arithmetic falls from k^n K^n to (K + k - 1)^n per result.
+    Conditions: stride and dilation 1 in the convolution and a kernel above 1; the pool's windows do not
+    overlap and are not padded; no other reader. Arithmetic falls from k^n K^n to (K + k - 1)^n per result.
     """
     count = 0
     for node in editor.nodes(*AVERAGE_POOLS):
@@ -197,8 +287,17 @@ def pool_into_stride(editor: Editor) -> int:
         border = [size - 1 for size in reversed(window) for _ in range(2)]
         padded = editor.call(node, aten.constant_pad_nd.default, found.weight, border, 0.0)
         smooth = editor.call(node, POOL_OF_RANK[rank], padded, list(window), [1] * rank)
-        result = editor.call(node, CONVOLUTION_OF_RANK[rank], found.source, smooth, found.bias, list(window),
-                             list(found.padding), [1] * rank, found.groups)
+        result = editor.call(
+            node,
+            CONVOLUTION_OF_RANK[rank],
+            found.source,
+            smooth,
+            found.bias,
+            list(window),
+            list(found.padding),
+            [1] * rank,
+            found.groups,
+        )
         if shape(result) == shape(node):
             editor.replace(node, result)
             count += 1
@@ -208,9 +307,9 @@ def pool_into_stride(editor: Editor) -> int:
 def reduce_before_convolution(editor: Editor) -> int:
     """A sum or mean over spatial dimensions of a convolution needs only sums of its input.
 
-    Every output that is summed multiplies tap k with a known set of inputs, so the input is summed over that set first
-    (`window_counts`, exact at padded borders) and the convolution keeps only the dimensions that are left.
-    Conditions: one group; the reduced dimensions are spatial; no other reader.
+    Every output that is summed multiplies tap k with a known set of inputs, so the input is summed over that
+    set first (`window_counts`, exact at padded borders) and the convolution keeps only the dimensions that
+    are left. Conditions: one group; the reduced dimensions are spatial; no other reader.
     """
     count = 0
     for node in editor.nodes(aten.mean, aten.sum, *ADAPTIVE_POOLS):
@@ -230,12 +329,16 @@ def reduce_before_convolution(editor: Editor) -> int:
             dims = dims_of(argument(node, "dim"), rank + 2)
         if not dims or any(dim < 2 for dim in dims):
             continue
-        editor.replace(node, _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims]))
+        editor.replace(
+            node, _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims])
+        )
         count += 1
     return count
 
 
-def _reduced_convolution(editor: Editor, node: fx.Node, convolution: fx.Node, found: Geometry, reduced: list[int]) -> fx.Node:
+def _reduced_convolution(
+    editor: Editor, node: fx.Node, convolution: fx.Node, found: Geometry, reduced: list[int]
+) -> fx.Node:
     rank = len(found.kernel)
     left, removed = [dim for dim in range(rank) if dim not in reduced], sorted(reduced, reverse=True)
     sizes_in, sizes_out = shape(found.source)[2:], shape(convolution)[2:]
@@ -252,10 +355,20 @@ def _reduced_convolution(editor: Editor, node: fx.Node, convolution: fx.Node, fo
             summed = editor.call(node, aten.sum.dim_IntList, summed, [last], True)
             weight = editor.call(node, aten.sum.dim_IntList, weight, [2 + dim], True)
         else:
-            counts = editor.call(node, window_counts, found.source, sizes_in[dim], sizes_out[dim], found.kernel[dim],
-                                 found.stride[dim], found.padding[dim], found.dilation[dim], found.transposed)
+            counts = editor.call(
+                node,
+                window_counts,
+                found.source,
+                sizes_in[dim],
+                sizes_out[dim],
+                found.kernel[dim],
+                found.stride[dim],
+                found.padding[dim],
+                found.dilation[dim],
+                found.transposed,
+            )
             summed = editor.call(node, aten.matmul.default, summed, counts)
-    taps = shape(summed)[2 + len(left):]
+    taps = shape(summed)[2 + len(left) :]
     folded = channels * math.prod(taps)
     input_axis, output_axis = (0, 1) if found.transposed else (1, 0)
     outputs = shape(weight)[output_axis]
@@ -268,13 +381,21 @@ def _reduced_convolution(editor: Editor, node: fx.Node, convolution: fx.Node, fo
     if left:
         axes = [0, 1, *range(2 + len(left), 2 + rank), *range(2, 2 + len(left))]
         source = editor.call(node, aten.permute.default, summed, axes)
-        source = editor.call(node, aten.reshape.default, source, [batch, folded, *(sizes_in[dim] for dim in left)])
-        stride, padding, dilation = ([items[dim] for dim in left] for items in (found.stride, found.padding, found.dilation))
+        source = editor.call(
+            node, aten.reshape.default, source, [batch, folded, *(sizes_in[dim] for dim in left)]
+        )
+        stride, padding, dilation = (
+            [items[dim] for dim in left] for items in (found.stride, found.padding, found.dilation)
+        )
         if found.transposed:
             extra = [found.output_padding[dim] for dim in left]
-            result = editor.call(node, TRANSPOSED_OF_RANK[len(left)], source, kernel, None, stride, padding, extra, 1, dilation)
+            result = editor.call(
+                node, TRANSPOSED_OF_RANK[len(left)], source, kernel, None, stride, padding, extra, 1, dilation
+            )
         else:
-            result = editor.call(node, CONVOLUTION_OF_RANK[len(left)], source, kernel, None, stride, padding, dilation, 1)
+            result = editor.call(
+                node, CONVOLUTION_OF_RANK[len(left)], source, kernel, None, stride, padding, dilation, 1
+            )
     else:
         flat = editor.call(node, aten.reshape.default, summed, [batch, folded])
         result = editor.call(node, aten.matmul.default, flat, kernel)

@@ -23,18 +23,43 @@ from kernelwright.policies.graph import (
 )
 from kernelwright.policies.normalise import aliases_placeholder
 
-VIEWS = (aten.view, aten.reshape, aten.expand, aten.flatten, aten.squeeze, aten.unsqueeze, aten.permute, aten.transpose)
+VIEWS = (
+    aten.view,
+    aten.reshape,
+    aten.expand,
+    aten.flatten,
+    aten.squeeze,
+    aten.unsqueeze,
+    aten.permute,
+    aten.transpose,
+)
+
+
+def remove_unused(editor: Editor) -> int:
+    """Remove results that nobody reads, such as the averaged weights of an attention module.
+
+    Conditions: the operator has no effect on buffers; a random one goes only when no random one that is read
+    follows, so that every draw stays the same.
+    """
+    return editor.sweep()
 
 
 def remove_noops(editor: Editor) -> int:
-    """Remove dropout that drops nothing, `* 1`, `+ 0`, copies of what is already so, and views that change nothing.
+    """Remove dropout that drops nothing, `* 1`, `+ 0`, copies of what is already so, and views that change
+    nothing.
 
-    Conditions: dropout has p = 0 or is in eval mode; a copy of an input or parameter that is returned stays a copy,
-    because outputs must own their storage; dtype and shape stay.
+    Conditions: dropout has p = 0 or is in eval mode; a copy of an input or parameter that is returned stays a
+    copy, because outputs must own their storage; dtype and shape stay.
     """
     count = 0
     for node in editor.nodes():
-        if node._erased or not is_tensor(node) or has_effect(node) or not node.args or not is_tensor(node.args[0]):
+        if (
+            node._erased
+            or not is_tensor(node)
+            or has_effect(node)
+            or not node.args
+            or not is_tensor(node.args[0])
+        ):
             continue
         source = node.args[0]
         if isinstance(source, fx.Node) and _is_noop(node, source) and not is_random(node):
@@ -72,7 +97,11 @@ def compose_views(editor: Editor) -> int:
     reshapes = (aten.view, aten.reshape, aten.flatten, aten._unsafe_view)
     for node in editor.nodes(*reshapes, aten.unsqueeze, aten.squeeze):
         inner = node.args[0]
-        if node._erased or not isinstance(inner, fx.Node) or not is_call(inner, *reshapes, aten.unsqueeze, aten.squeeze):
+        if (
+            node._erased
+            or not isinstance(inner, fx.Node)
+            or not is_call(inner, *reshapes, aten.unsqueeze, aten.squeeze)
+        ):
             continue
         if not is_tensor(inner.args[0]) or not value(inner.args[0]).is_contiguous():  # type: ignore[arg-type]
             continue
@@ -80,7 +109,11 @@ def compose_views(editor: Editor) -> int:
         count += 1
     for node in editor.nodes(aten.permute, aten.transpose, aten.t):
         inner = node.args[0]
-        if node._erased or not isinstance(inner, fx.Node) or not is_call(inner, aten.permute, aten.transpose, aten.t):
+        if (
+            node._erased
+            or not isinstance(inner, fx.Node)
+            or not is_call(inner, aten.permute, aten.transpose, aten.t)
+        ):
             continue
         outer_order, inner_order = _order(node), _order(inner)
         if [inner_order[dim] for dim in outer_order] == list(range(len(inner_order))):
@@ -94,7 +127,9 @@ def _order(node: fx.Node) -> list[int]:
     if is_call(node, aten.permute):
         return [dim % rank for dim in argument(node, "dims")]
     order = list(range(rank))
-    first, second = (0, rank - 1) if is_call(node, aten.t) else (argument(node, "dim0"), argument(node, "dim1"))
+    first, second = (
+        (0, rank - 1) if is_call(node, aten.t) else (argument(node, "dim0"), argument(node, "dim1"))
+    )
     order[first], order[second] = order[second], order[first]
     return order
 
@@ -102,13 +137,18 @@ def _order(node: fx.Node) -> list[int]:
 def share_common(editor: Editor) -> int:
     """Compute equal subexpressions once.
 
-    Conditions: the operator is a function of its arguments: not random, without effect on buffers, not a factory of
-    uninitialised memory.
+    Conditions: the operator is a function of its arguments: not random, without effect on buffers, not a
+    factory of uninitialised memory.
     """
     count = 0
     seen: dict[Any, fx.Node] = {}
     for node in editor.nodes():
-        if has_effect(node) or is_random(node) or not isinstance(node.target, object) or "empty" in str(node.target):
+        if (
+            has_effect(node)
+            or is_random(node)
+            or not isinstance(node.target, object)
+            or "empty" in str(node.target)
+        ):
             continue
         key = (node.target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
         first = seen.setdefault(key, node)
@@ -141,7 +181,12 @@ def polynomials(editor: Editor) -> int:
         count += 1
     for node in editor.nodes(aten.pow):
         exponent = scalar(node.args[1]) if len(node.args) > 1 and not is_tensor(node.args[1]) else None
-        if node._erased or exponent not in (2.0, 3.0, 0.5, -1.0) or not is_tensor(node.args[0]) or not is_float(node):
+        if (
+            node._erased
+            or exponent not in (2.0, 3.0, 0.5, -1.0)
+            or not is_tensor(node.args[0])
+            or not is_float(node)
+        ):
             continue
         source = node.args[0]
         if exponent == 0.5:
@@ -173,12 +218,18 @@ def _term(item: Any) -> tuple[fx.Node, float] | None:
 def strength(editor: Editor) -> int:
     """Divide by a constant as a product, and by a square root as a product with `rsqrt`.
 
-    Conditions: floating point; the constant is finite and not zero, and so is its reciprocal; the root has no other
-    reader. The result differs by at most one rounding.
+    Conditions: floating point; the constant is finite and not zero, and so is its reciprocal; the root has no
+    other reader. The result differs by at most one rounding.
     """
     count = 0
     for node in editor.nodes(aten.div):
-        if node._erased or node.kwargs or len(node.args) != 2 or not is_tensor(node.args[0]) or not is_float(node):
+        if (
+            node._erased
+            or node.kwargs
+            or len(node.args) != 2
+            or not is_tensor(node.args[0])
+            or not is_float(node)
+        ):
             continue
         source, divisor = node.args
         assert isinstance(source, fx.Node)

@@ -26,8 +26,19 @@ from kernelwright.policies.rules.affine import AVERAGE_POOLS, affine, pools_plai
 
 MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
 ALWAYS_INCREASING = (
-    aten.relu, aten.sigmoid, aten.tanh, aten.hardtanh, aten.relu6, aten.exp, aten.selu, aten.hardsigmoid, aten.softplus,
-    aten.log_sigmoid, aten.clamp, aten.clamp_min, aten.clamp_max,
+    aten.relu,
+    aten.sigmoid,
+    aten.tanh,
+    aten.hardtanh,
+    aten.relu6,
+    aten.exp,
+    aten.selu,
+    aten.hardsigmoid,
+    aten.softplus,
+    aten.log_sigmoid,
+    aten.clamp,
+    aten.clamp_min,
+    aten.clamp_max,
 )
 
 
@@ -47,11 +58,12 @@ def _is_increasing(node: fx.Node) -> bool:
 
 
 def pool_first(editor: Editor) -> int:
-    """Take a maximum or minimum before an increasing function instead of after it: fewer evaluations, same values.
+    """Take a maximum or minimum before an increasing function instead of after it: fewer evaluations, same
+    values.
 
-    Conditions: the function is increasing for every input (sign of a constant factor known and positive); only values
-    are read, not indices; the pool is not dilated, so that no window consists of padding only; no other reader; the
-    result is at most half as large. NaN passes through both.
+    Conditions: the function is increasing for every input (sign of a constant factor known and positive);
+    only values are read, not indices; the pool is not dilated, so that no window consists of padding only; no
+    other reader; the result is at most half as large. NaN passes through both.
     """
     count = 0
     for node in editor.nodes(*MAX_POOLS, aten.amax, aten.amin):
@@ -79,8 +91,8 @@ def pool_first(editor: Editor) -> int:
 def add_after_pool(editor: Editor) -> int:
     """Add a bias of one number per channel after a pool or reduction instead of before it.
 
-    Conditions: the bias is constant along every pooled dimension; the pool does not pad with zeros; no other reader;
-    the result is at most half as large.
+    Conditions: the bias is constant along every pooled dimension; the pool does not pad with zeros; no other
+    reader; the result is at most half as large.
     """
     count = 0
     for node in editor.nodes(*MAX_POOLS, *AVERAGE_POOLS, aten.amax, aten.amin, aten.mean):
@@ -99,7 +111,11 @@ def add_after_pool(editor: Editor) -> int:
         padded = (1,) * (rank - len(shape(bias))) + shape(bias)
         if pooled is None or shape(source) != shape(total) or value(source).dtype != value(total).dtype:
             continue
-        if any(padded[dim] != 1 for dim in pooled) or 2 * numel(node) > numel(total) or value(bias).dtype != value(total).dtype:
+        if (
+            any(padded[dim] != 1 for dim in pooled)
+            or 2 * numel(node) > numel(total)
+            or value(bias).dtype != value(total).dtype
+        ):
             continue
         target = node.target
         assert callable(target)
@@ -116,15 +132,19 @@ def _pooled_dims(node: fx.Node, rank: int) -> tuple[int, ...] | None:
         return dims_of(argument(node, "dim"), rank)
     if is_call(node, *AVERAGE_POOLS) and not pools_plainly(node):
         return None
-    spatial = next(index for index, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1) if is_call(node, *pools))
+    spatial = next(
+        index
+        for index, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1)
+        if is_call(node, *pools)
+    )
     return tuple(range(rank - spatial, rank))
 
 
 def merge_pools(editor: Editor) -> int:
     """Two pools of the same kind in a row are one with a larger window.
 
-    Conditions: no padding, dilation or ceil mode; for averages the first pool's windows do not overlap, for maxima they
-    leave no gap; the sizes come out the same; no other reader.
+    Conditions: no padding, dilation or ceil mode; for averages the first pool's windows do not overlap, for
+    maxima they leave no gap; the sizes come out the same; no other reader.
     """
     count = 0
     for node in editor.nodes(*MAX_POOLS, *AVERAGE_POOLS):
@@ -133,14 +153,20 @@ def merge_pools(editor: Editor) -> int:
             continue
         if inner.target is not node.target or not (_is_plain(node) and _is_plain(inner)):
             continue
-        spatial = next(rank for rank, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1) if is_call(node, *pools))
+        spatial = next(
+            rank
+            for rank, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1)
+            if is_call(node, *pools)
+        )
         outer_size, outer_step = _window(node, spatial)
         inner_size, inner_step = _window(inner, spatial)
         if is_call(node, *AVERAGE_POOLS) and inner_size != inner_step:
             continue
         if any(step > size for step, size in zip(inner_step, inner_size, strict=True)):
             continue
-        size = [one + (two - 1) * step for one, two, step in zip(inner_size, outer_size, inner_step, strict=True)]
+        size = [
+            one + (two - 1) * step for one, two, step in zip(inner_size, outer_size, inner_step, strict=True)
+        ]
         step = [one * two for one, two in zip(inner_step, outer_step, strict=True)]
         target: Any = node.target
         merged = editor.call(node, target, inner.args[0], size, step)
@@ -154,7 +180,11 @@ def _is_plain(node: fx.Node) -> bool:
     if is_call(node, *AVERAGE_POOLS):
         return pools_plainly(node)
     padding, dilation = argument(node, "padding"), argument(node, "dilation")
-    return not any(numbers(padding, 1)) and all(step == 1 for step in numbers(dilation, 1)) and not argument(node, "ceil_mode")
+    return (
+        not any(numbers(padding, 1))
+        and all(step == 1 for step in numbers(dilation, 1))
+        and not argument(node, "ceil_mode")
+    )
 
 
 def _window(node: fx.Node, spatial: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -163,11 +193,12 @@ def _window(node: fx.Node, spatial: int) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def clamp_chains(editor: Editor) -> int:
-    """Drop activations and bounds that cannot bind, and join bounds in a row, by the range each value can have.
+    """Drop activations and bounds that cannot bind, and join bounds in a row, by the range each value can
+    have.
 
     `clamp(tanh(x), -1, 1)`, `relu(sigmoid(x))`, `leaky_relu(relu(x))`, `clamp(clamp(x, 0, 1) * 2, 0, 1)`.
-    Conditions: the range holds for every input, so no test data are trusted; NaN passes through every form, except
-    that a value pinned to one number is left as it is, because the reference would still pass NaN.
+    Conditions: the range holds for every input, so no test data are trusted; NaN passes through every form,
+    except that a value pinned to one number is left as it is, because the reference would still pass NaN.
     """
     count = 0
     for node in editor.nodes():
@@ -200,8 +231,12 @@ def _bounds(node: fx.Node) -> tuple[float, float] | None:
         return 0.0, math.inf
     if is_call(node, aten.relu6):
         return 0.0, 6.0
-    names = {aten.hardtanh: ("min_val", "max_val"), aten.clamp: ("min", "max"), aten.clamp_min: ("min", ""),
-             aten.clamp_max: ("", "max")}
+    names = {
+        aten.hardtanh: ("min_val", "max_val"),
+        aten.clamp: ("min", "max"),
+        aten.clamp_min: ("min", ""),
+        aten.clamp_max: ("", "max"),
+    }
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in names or len(node.all_input_nodes) != 1:
         return None
@@ -226,8 +261,13 @@ def _join(editor: Editor, node: fx.Node, source: fx.Node, low: float, high: floa
     if new_low >= new_high:
         return None
     origin = clipped.args[0]
-    result = editor.call(node, aten.clamp.default, origin, None if new_low == -math.inf else new_low,
-                         None if new_high == math.inf else new_high)
+    result = editor.call(
+        node,
+        aten.clamp.default,
+        origin,
+        None if new_low == -math.inf else new_low,
+        None if new_high == math.inf else new_high,
+    )
     if line is not None:
         if line.scale != 1.0:
             result = editor.call(node, aten.mul.Tensor, result, line.scale)
@@ -237,13 +277,37 @@ def _join(editor: Editor, node: fx.Node, source: fx.Node, low: float, high: floa
 
 
 RANGES = {
-    aten.sigmoid: (0.0, 1.0), aten.hardsigmoid: (0.0, 1.0), aten.tanh: (-1.0, 1.0), aten.softmax: (0.0, 1.0),
-    aten._softmax: (0.0, 1.0), aten.softplus: (0.0, math.inf), aten.exp: (0.0, math.inf), aten.abs: (0.0, math.inf),
-    aten.sqrt: (0.0, math.inf), aten.square: (0.0, math.inf), aten.sin: (-1.0, 1.0), aten.cos: (-1.0, 1.0),
+    aten.sigmoid: (0.0, 1.0),
+    aten.hardsigmoid: (0.0, 1.0),
+    aten.tanh: (-1.0, 1.0),
+    aten.softmax: (0.0, 1.0),
+    aten._softmax: (0.0, 1.0),
+    aten.softplus: (0.0, math.inf),
+    aten.exp: (0.0, math.inf),
+    aten.abs: (0.0, math.inf),
+    aten.sqrt: (0.0, math.inf),
+    aten.square: (0.0, math.inf),
+    aten.sin: (-1.0, 1.0),
+    aten.cos: (-1.0, 1.0),
     aten.erf: (-1.0, 1.0),
 }
-KEEPS_RANGE = (*MAX_POOLS, aten.amax, aten.amin, aten.mean, aten.view, aten.reshape, aten.transpose, aten.permute,
-               aten.unsqueeze, aten.squeeze, aten.flatten, aten.slice, aten.select, aten.contiguous, aten.clone)
+KEEPS_RANGE = (
+    *MAX_POOLS,
+    aten.amax,
+    aten.amin,
+    aten.mean,
+    aten.view,
+    aten.reshape,
+    aten.transpose,
+    aten.permute,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.flatten,
+    aten.slice,
+    aten.select,
+    aten.contiguous,
+    aten.clone,
+)
 
 
 def value_range(node: fx.Node, depth: int = 6) -> tuple[float, float]:

@@ -38,7 +38,8 @@ def reduced_dims(node: fx.Node) -> tuple[int, ...] | None:
 def skip_size_one(editor: Editor) -> int:
     """A sum, mean, extremum or log-sum-exp over dimensions of size 1 is its input; softmax over one is 1.
 
-    Conditions: every reduced dimension has size 1. A softmax of NaN or infinity would be NaN, the ones are not.
+    Conditions: every reduced dimension has size 1. A softmax of NaN or infinity would be NaN, the ones are
+    not.
     """
     count = 0
     for node in editor.nodes(*REDUCTIONS):
@@ -62,11 +63,17 @@ def skip_size_one(editor: Editor) -> int:
 def subtract_itself(editor: Editor) -> int:
     """`x - x` is zero.
 
-    Conditions: floating point, same shape. Where x is NaN or infinite the reference gives NaN and this gives 0.
+    Conditions: floating point, same shape. Where x is NaN or infinite the reference gives NaN and this gives
+    0.
     """
     count = 0
     for node in editor.nodes(aten.sub):
-        if node._erased or node.kwargs or len(node.args) != 2 or not all(is_tensor(item) for item in node.args):
+        if (
+            node._erased
+            or node.kwargs
+            or len(node.args) != 2
+            or not all(is_tensor(item) for item in node.args)
+        ):
             continue
         left, right = (_through_reshapes(item) for item in node.args)
         if left is right and shape(node) == shape(node.args[0]) == shape(node.args[1]):  # type: ignore[arg-type]
@@ -89,7 +96,13 @@ def merge_reductions(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.sum, aten.mean, aten.amax, aten.amin):
         inner = node.args[0]
-        if node._erased or node.kwargs or not isinstance(inner, fx.Node) or inner.kwargs or only_user(inner) is None:
+        if (
+            node._erased
+            or node.kwargs
+            or not isinstance(inner, fx.Node)
+            or inner.kwargs
+            or only_user(inner) is None
+        ):
             continue
         if not is_call(inner, getattr(node.target, "overloadpacket", None)):
             continue
@@ -114,13 +127,20 @@ def push_through_products(editor: Editor) -> int:
     """A sum or mean of a `linear` or matrix product is a product with the summed operand.
 
     `sum_j (x W^T + b)_j = x . sum_j W_j + sum_j b_j`: a matrix product becomes a matrix-vector product.
-    Conditions: the product has no other reader; the sum runs over its rows or columns, not over batch dimensions alone.
+    Conditions: the product has no other reader; the sum runs over its rows or columns, not over batch
+    dimensions alone.
     """
     count = 0
     for node in editor.nodes(aten.sum, aten.mean):
         inner = node.args[0]
         dims = reduced_dims(node)
-        if node._erased or node.kwargs or not dims or not isinstance(inner, fx.Node) or only_user(inner) is None:
+        if (
+            node._erased
+            or node.kwargs
+            or not dims
+            or not isinstance(inner, fx.Node)
+            or only_user(inner) is None
+        ):
             continue
         if is_call(inner, aten.linear) or (is_call(inner, aten.addmm) and _beta_alpha(inner)):
             result = _reduced_linear(editor, node, inner, dims)
@@ -199,15 +219,21 @@ def _reduced_product(editor: Editor, node: fx.Node, inner: fx.Node, dims: tuple[
 
 
 def pool_weights(editor: Editor) -> int:
-    """An average pool over the features of a `linear` is a `linear` with pooled weights: k times fewer operations.
+    """An average pool over the features of a `linear` is a `linear` with pooled weights: k times fewer
+    operations.
 
-    Conditions: windows do not overlap and are not padded; the linear operator has no other reader; features beyond the
-    last whole window are dropped, as the pool does.
+    Conditions: windows do not overlap and are not padded; the linear operator has no other reader; features
+    beyond the last whole window are dropped, as the pool does.
     """
     count = 0
     for node in editor.nodes(aten.avg_pool1d):
         lifted = node.args[0]
-        if node._erased or not isinstance(lifted, fx.Node) or only_user(lifted) is None or not pools_plainly(node):
+        if (
+            node._erased
+            or not isinstance(lifted, fx.Node)
+            or only_user(lifted) is None
+            or not pools_plainly(node)
+        ):
             continue
         linear = lifted.args[0] if is_call(lifted, aten.unsqueeze, aten.reshape, aten.view) else None
         size = argument(node, "kernel_size")[0]
@@ -219,7 +245,9 @@ def pool_weights(editor: Editor) -> int:
         features, windows = shape(linear)[-1], shape(node)[-1]
         weight, bias = argument(linear, "weight"), argument(linear, "bias")
 
-        def pooled(item: fx.Node, at: fx.Node = node, kept: int = windows, width: int = size, all_: int = features) -> fx.Node:
+        def pooled(
+            item: fx.Node, at: fx.Node = node, kept: int = windows, width: int = size, all_: int = features
+        ) -> fx.Node:
             if kept * width < all_:
                 item = editor.call(at, aten.slice.Tensor, item, 0, 0, kept * width)
             folded = editor.call(at, aten.reshape.default, item, [kept, width, *shape(item)[1:]])
@@ -235,8 +263,8 @@ def pool_weights(editor: Editor) -> int:
 def pool_before_pointwise_convolution(editor: Editor) -> int:
     """An average pool after a 1x1 convolution goes before it: the convolution then has fewer pixels.
 
-    Conditions: kernel 1, stride 1, no padding in the convolution; the pool does not pad; no other reader; the input has
-    not many more channels than the output.
+    Conditions: kernel 1, stride 1, no padding in the convolution; the pool does not pad; no other reader; the
+    input has not many more channels than the output.
     """
     count = 0
     for node in editor.nodes(*AVERAGE_POOLS, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d):
@@ -255,7 +283,9 @@ def pool_before_pointwise_convolution(editor: Editor) -> int:
         assert callable(pool_target)
         assert callable(convolution_target)
         pooled = editor.call(node, pool_target, source, *node.args[1:], **node.kwargs)
-        editor.replace(node, editor.call(node, convolution_target, pooled, *convolution.args[1:], **convolution.kwargs))
+        editor.replace(
+            node, editor.call(node, convolution_target, pooled, *convolution.args[1:], **convolution.kwargs)
+        )
         count += 1
     return count
 

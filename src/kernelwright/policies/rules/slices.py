@@ -19,22 +19,48 @@ from kernelwright.policies.graph import (
 )
 
 UNARY = (
-    aten.relu, aten.gelu, aten.silu, aten.mish, aten.tanh, aten.sigmoid, aten.leaky_relu, aten.elu, aten.selu, aten.exp,
-    aten.log, aten.sqrt, aten.abs, aten.neg, aten.softplus, aten.hardswish, aten.hardsigmoid, aten.hardtanh, aten.clamp,
-    aten.sin, aten.cos, aten.square, aten.relu6, aten.erf,
+    aten.relu,
+    aten.gelu,
+    aten.silu,
+    aten.mish,
+    aten.tanh,
+    aten.sigmoid,
+    aten.leaky_relu,
+    aten.elu,
+    aten.selu,
+    aten.exp,
+    aten.log,
+    aten.sqrt,
+    aten.abs,
+    aten.neg,
+    aten.softplus,
+    aten.hardswish,
+    aten.hardsigmoid,
+    aten.hardtanh,
+    aten.clamp,
+    aten.sin,
+    aten.cos,
+    aten.square,
+    aten.relu6,
+    aten.erf,
 )
 
 
 def slice_first(editor: Editor) -> int:
     """`f(x)[:, -1]` is `f(x[:, -1])`: rows that nobody reads are not computed.
 
-    Conditions: f works row by row: pointwise functions of one tensor, sums and products of tensors of equal shape,
-    `linear`, layer norm and softmax over other dimensions; nobody else reads f(x).
+    Conditions: f works row by row: pointwise functions of one tensor, sums and products of tensors of equal
+    shape, `linear`, layer norm and softmax over other dimensions; nobody else reads f(x).
     """
     count = 0
     for node in editor.nodes(aten.select, aten.slice):
         made = node.args[0]
-        if node._erased or not isinstance(made, fx.Node) or made.op != "call_function" or only_user(made) is None:
+        if (
+            node._erased
+            or not isinstance(made, fx.Node)
+            or made.op != "call_function"
+            or only_user(made) is None
+        ):
             continue
         rank = len(shape(made))
         dim = int(argument(node, "dim")) % rank
@@ -54,7 +80,8 @@ def slice_first(editor: Editor) -> int:
 
 
 def _row_by_row(node: fx.Node, dim: int) -> list[int]:
-    """Positions of the arguments that must be sliced for a slice of the result; empty when that is not enough."""
+    """Positions of the arguments that must be sliced for a slice of the result; empty when that is not
+    enough."""
     rank = len(shape(node))
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not is_tensor(source) or shape(source)[:1] != shape(node)[:1]:
@@ -72,8 +99,8 @@ def _row_by_row(node: fx.Node, dim: int) -> list[int]:
 
 
 def split_concatenation(editor: Editor) -> int:
-    """`linear(cat([a, b], 1), W)` is `linear(a, W_a) + linear(b, W_b)`: no copy, and the part of an input of a loop can
-    be taken out of the loop.
+    """`linear(cat([a, b], 1), W)` is `linear(a, W_a) + linear(b, W_b)`: no copy, and the part of an input of
+    a loop can be taken out of the loop.
 
     Conditions: two parts, joined along the features, and the concatenation has no reader but `linear`s.
     """
@@ -84,7 +111,12 @@ def split_concatenation(editor: Editor) -> int:
             continue
         parts, rank = joined.args[0], len(shape(joined))
         dim = joined.args[1] if len(joined.args) > 1 else 0
-        if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(dim, int) or dim % rank != rank - 1:
+        if (
+            not isinstance(parts, list | tuple)
+            or len(parts) != 2
+            or not isinstance(dim, int)
+            or dim % rank != rank - 1
+        ):
             continue
         if not all(is_call(user, aten.linear) for user in joined.users):
             continue
@@ -102,10 +134,11 @@ def split_concatenation(editor: Editor) -> int:
 
 
 def batch_steps(editor: Editor) -> int:
-    """Products of one weight with several slices of one tensor, as in an unrolled loop, are one product before it.
+    """Products of one weight with several slices of one tensor, as in an unrolled loop, are one product
+    before it.
 
-    Conditions: same weight and bias, slices `x[:, t]` of the same tensor along one dimension that is not the features;
-    at least half of all slices are used.
+    Conditions: same weight and bias, slices `x[:, t]` of the same tensor along one dimension that is not the
+    features; at least half of all slices are used.
     """
     groups: dict[Any, list[fx.Node]] = {}
     for node in editor.nodes(aten.linear):
