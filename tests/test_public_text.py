@@ -19,7 +19,8 @@ FORBIDDEN = {
         re.IGNORECASE,
     ),
     "how it was written": re.compile(
-        r"\b(?:this|previous|next|last|another|earlier|later|my) session\b|\bsession(?:'s)? (?:log|brief|end)|"
+        r"\b(?:this|previous|next|last|another|earlier|later|my) session\b|"
+        r"\bsession(?:'s)? (?:log|brief|end)|"
         r"\bsub-?agents?\b|\bcoding agents?\b|\bhelper agents?\b|\bissues show\b|"
         r"\bworkplace\b|\bclaude\b|\bchatgpt\b|\bcopilot\b|\btool call",
         re.IGNORECASE,
