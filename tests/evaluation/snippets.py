@@ -1,0 +1,79 @@
+"""Small tasks and candidates for the judge's own tests."""
+
+from __future__ import annotations
+
+from kernelwright.records import Candidate, Task
+
+HEAD = """
+import os, signal, sys, time
+import torch
+"""
+
+RELU = Task(
+    id="relu",
+    source=HEAD
+    + """
+class Model(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, features)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.randn(32, 16)]
+
+
+def get_init_inputs():
+    return [16]
+""",
+)
+
+
+def task(forward: str, inputs: str = "[torch.randn(32, 16)]", init: str = "", name: str = "made") -> Task:
+    """A task from the body of `forward(self, *inputs)`, one for the inputs, a line of `__init__`."""
+    return Task(
+        id=name,
+        source=f"""{HEAD}
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init or "pass"}
+
+    def forward(self, *inputs):
+        {forward}
+
+
+def get_inputs():
+    return {inputs}
+
+
+def get_init_inputs():
+    return []
+""",
+    )
+
+
+def candidate(
+    forward: str = "return torch.relu(self.linear(x))", *, top: str = "", init: str = "pass"
+) -> Candidate:
+    """A candidate for `RELU`: an honest one, unless told otherwise. Bodies may have several lines."""
+
+    def indented(text: str) -> str:
+        return text.strip().replace("\n", "\n        ")
+
+    return Candidate(
+        source=f"""{HEAD}
+{top}
+class ModelNew(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, features)
+        {indented(init)}
+
+    def forward(self, x):
+        {indented(forward)}
+"""
+    )

@@ -1,0 +1,560 @@
+"""The judge as a whole: verdicts for candidates, errors for broken tasks, and nothing left behind."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.errors import DeviceError, TaskError
+from kernelwright.evaluation import Judge, Settings, resolve_device
+from kernelwright.evaluation import judge as judge_module
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+
+from .snippets import HEAD, RELU, candidate, task
+
+CHECK = Settings.quick(threads=1, timed=False)
+TIME = Settings.quick(threads=1, processes_min=1, processes_max=2, target_half_width=0.9)
+HURRIED = Settings.quick(threads=1, timed=False, run_limit_s=0.4, build_limit_s=1.5)
+
+
+def why(found: Evaluation) -> tuple[Reason | None, str]:
+    return found.reason, found.detail
+
+
+# --- an honest candidate --------------------------------------------------------------------------
+
+
+def test_an_honest_candidate_is_accepted_and_timed(judge):
+    told = []
+    judge._progress = told.append
+    found = judge.evaluate(RELU, candidate(), settings=TIME)
+    judge._progress = lambda text: None
+    assert found.accepted, why(found)
+    assert found.reason is None
+    assert found.verdict is Verdict.ACCEPTED
+    assert 0 < found.speedup_low <= found.speedup <= found.speedup_high
+    assert found.noise_floor >= 0
+    assert found.reference_us > 0
+    assert found.candidate_us > 0
+    processes = {block.process for block in found.blocks}
+    assert processes == {0}
+    assert len(found.blocks) == TIME.blocks
+    assert all(
+        len(block.reference_us) == len(block.candidate_us) == len(block.null_us) == 2
+        for block in found.blocks
+    )
+    assert told[:2] == ["checking", "timing"]
+    assert found.labels == (Label.LIBRARY_CALL,)
+    assert Evaluation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_wide_interval_asks_for_another_process(judge):
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=2, target_half_width=1e-9, blocks=2)
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert {block.process for block in found.blocks} == {0, 1}
+
+
+def test_a_check_without_timing_has_no_numbers_and_says_so(judge):
+    found = judge.evaluate(RELU, candidate(), settings=CHECK)
+    assert found.accepted, why(found)
+    assert Label.NOT_RETIMED in found.labels
+    assert (found.speedup, found.speedup_low, found.speedup_high, found.blocks) == (None, None, None, ())
+    sets = found.checks["sets"]
+    assert {"own", "own-again", "large", "own-late", "own-reloaded", "one-changed"} <= set(sets)
+    assert all(entry["error"]["rms"] <= entry["allowed"]["rms"] for entry in sets.values())
+    assert any(entry["calibrated"] for entry in sets.values())
+
+
+def test_a_record_stands_for_its_candidate(judge):
+    proposed = candidate().model_copy(update={"policy": "p", "techniques": ("t",), "parent": "0" * 64})
+    found = judge.evaluate(RELU, proposed)
+    assert (found.task, found.task_sha256, found.candidate_sha256) == (RELU.id, RELU.sha256, proposed.sha256)
+    assert (found.policy, found.techniques, found.parent) == ("p", ("t",), "0" * 64)
+    assert (found.source, found.device) == (proposed.source, "cpu")
+    assert found.started
+    assert found.elapsed_s > 0
+
+
+# --- what can be wrong with a candidate ----------------------------------------------------------
+
+WRONG: dict[str, tuple[Candidate, Reason]] = {
+    "no Python": (Candidate(source="def ("), Reason.SYNTAX_ERROR),
+    "null bytes": (Candidate(source="x = 1\0"), Reason.SYNTAX_ERROR),
+    "too deep to parse": (Candidate(source="(" * 5000 + ")" * 5000), Reason.SYNTAX_ERROR),
+    "bad syntax in what it executes": (candidate(top="exec('def (')"), Reason.SYNTAX_ERROR),
+    "no ModelNew": (Candidate(source="import torch"), Reason.NO_MODEL_NEW),
+    "ModelNew is no module": (Candidate(source="class ModelNew: pass"), Reason.NO_MODEL_NEW),
+    "ModelNew is a function": (Candidate(source="def ModelNew(): pass"), Reason.NO_MODEL_NEW),
+    "import fails": (candidate(top="import there_is_no_such_module"), Reason.BUILD_FAILED),
+    "constructor raises": (candidate(init="raise ValueError('no')"), Reason.BUILD_FAILED),
+    "an exception that does not print": (
+        candidate(init="class E(Exception):\n    def __str__(self): raise E\nraise E"),
+        Reason.BUILD_FAILED,
+    ),
+    "constructor takes other arguments": (
+        Candidate(source=candidate().source.replace("self, features", "self, features, more")),
+        Reason.BUILD_FAILED,
+    ),
+    "constructor exits": (candidate(init="sys.exit(3)"), Reason.EXITED),
+    "constructor leaves": (candidate(init="os._exit(0)"), Reason.EXITED),
+    "import crashes": (candidate(top="os.kill(os.getpid(), signal.SIGSEGV)"), Reason.CRASHED),
+    "forward raises": (candidate("raise RuntimeError('no')"), Reason.RUNTIME_ERROR),
+    "forward exits": (candidate("sys.exit()"), Reason.EXITED),
+    "forward leaves": (candidate("os._exit(7)"), Reason.EXITED),
+    "forward crashes": (candidate("import ctypes\nctypes.string_at(0)"), Reason.CRASHED),
+    "forward aborts": (candidate("os.abort()"), Reason.CRASHED),
+    "forward kills itself": (candidate("os.kill(os.getpid(), signal.SIGKILL)"), Reason.CRASHED),
+    "forward closes every file": (candidate("os.closerange(3, 4096)\nreturn x"), Reason.EXITED),
+    "memory asked for in vain": (candidate("raise MemoryError"), Reason.OUT_OF_MEMORY),
+    "eval mode": (candidate(init="self.eval()"), Reason.MODE_MISMATCH),
+    "eval mode later": (
+        candidate("self.training = False\nreturn torch.relu(self.linear(x))"),
+        Reason.MODE_MISMATCH,
+    ),
+    "stuck in train mode": (
+        candidate(init="self.__class__.train = lambda self, mode=True: self"),
+        Reason.MODE_MISMATCH,
+    ),
+    "more state": (candidate(init="self.more = torch.nn.Parameter(torch.zeros(2))"), Reason.STATE_MISMATCH),
+    "state that does not load": (
+        candidate(init="self.load_state_dict = lambda *a, **k: 1 / 0"),
+        Reason.STATE_MISMATCH,
+    ),
+    "weights changed by a call": (
+        candidate("self.linear.weight.mul_(1.01)\nreturn torch.relu(self.linear(x))"),
+        Reason.WRONG_OUTPUT,
+    ),
+    "no output": (candidate("pass"), Reason.WRONG_TYPE),
+    "a list": (candidate("return [torch.relu(self.linear(x))]"), Reason.WRONG_TYPE),
+    "a set": (candidate("return {1}"), Reason.WRONG_TYPE),
+    "a parameter": (candidate("return self.linear.weight"), Reason.WRONG_TYPE),
+    "a sparse tensor": (candidate("return torch.relu(self.linear(x)).to_sparse()"), Reason.WRONG_TYPE),
+    "an attribute on the output": (
+        candidate("y = torch.relu(self.linear(x))\ny.later = 1\nreturn y"),
+        Reason.WRONG_TYPE,
+    ),
+    "a shape": (candidate("return torch.relu(self.linear(x)).flatten()"), Reason.WRONG_SHAPE),
+    "a dtype": (candidate("return torch.relu(self.linear(x)).double()"), Reason.WRONG_DTYPE),
+    "a device": (candidate("return torch.relu(self.linear(x)).to('meta')"), Reason.WRONG_DEVICE),
+    "strides": (candidate("return torch.relu(self.linear(x)).t().contiguous().t()"), Reason.WRONG_STRIDES),
+    "values": (candidate("return self.linear(x)"), Reason.WRONG_OUTPUT),
+    "half precision": (
+        candidate(
+            "y = torch.nn.functional.linear(x.half(), self.linear.weight.half())\n"
+            "return torch.relu(y.float() + self.linear.bias)"
+        ),
+        Reason.PRECISION_DOWNGRADE,
+    ),
+    "infinity": (candidate("return torch.relu(self.linear(x)) / 0"), Reason.NON_FINITE_OUTPUT),
+    "the constructor's weights": (
+        candidate(
+            "return torch.relu(x @ self.w.T + self.b)",
+            init=("self.w, self.b = self.linear.weight.detach().clone(), self.linear.bias.detach().clone()"),
+        ),
+        Reason.STALE_WEIGHTS,
+    ),
+    "the call before": (
+        candidate(
+            "if not hasattr(self, 'y'):\n    self.y = torch.relu(self.linear(x))\nreturn self.y.clone()"
+        ),
+        Reason.STALE_OUTPUT,
+    ),
+    "its input": (candidate("x.relu_()\nreturn torch.relu(self.linear(x))"), Reason.INPUT_MUTATED),
+    "its input afterwards": (
+        candidate("y = torch.relu(self.linear(x))\nx.zero_()\nreturn y"),
+        Reason.INPUT_MUTATED,
+    ),
+    "its input as output": (
+        candidate("x.copy_(torch.relu(self.linear(x)))\nreturn x"),
+        Reason.OUTPUT_ALIASES,
+    ),
+    "its state as output": (
+        candidate("y = torch.relu(self.linear(x))\nself.linear.weight.data = y\nreturn y"),
+        Reason.OUTPUT_ALIASES,
+    ),
+    "an output written again": (
+        candidate(
+            "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
+        ),
+        Reason.OUTPUT_OVERWRITTEN,
+    ),
+    "chance": (
+        candidate(
+            "self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n == NUMBER)"
+        ),
+        Reason.NONDETERMINISTIC,
+    ),
+    "a global setting": (
+        candidate(top="torch.use_deterministic_algorithms(True)"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+    "the default dtype back and forth": (
+        candidate("torch.set_default_dtype(torch.float64)\nreturn torch.relu(self.linear(x))"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+    "a library function": (
+        candidate(top="torch.nn.functional.gelu = lambda x: x"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+}
+
+
+def calls_before_the_repeat(judge, task):
+    """How many calls the input sets make before the first inputs are tried again."""
+    found = judge.evaluate(task, candidate(), settings=CHECK)
+    names = list(found.checks["sets"])
+    return names.index("few-changed")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
+    proposed, reason = WRONG[what]
+    if "NUMBER" in proposed.source:
+        number = calls_before_the_repeat(judge, RELU) + 1
+        proposed = Candidate(source=proposed.source.replace("NUMBER", str(number)))
+    found = judge.evaluate(RELU, proposed, settings=CHECK)
+    assert found.reason is reason, why(found)
+    assert found.verdict is Verdict.REJECTED
+    assert not found.is_improvement
+    assert found.speedup is None
+
+
+@pytest.mark.parametrize(
+    ("proposed", "reason"),
+    [
+        (candidate(top="while True: pass"), Reason.BUILD_TIMEOUT),
+        (candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT),
+        (
+            candidate(
+                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\n"
+                "return torch.relu(self.linear(x))"
+            ),
+            Reason.RUN_TIMEOUT,
+        ),
+    ],
+    ids=["import", "constructor", "forward"],
+)
+def test_what_takes_too_long_is_ended(judge, proposed, reason):
+    found = judge.evaluate(RELU, proposed, settings=HURRIED)
+    assert found.reason is reason, why(found)
+
+
+def test_what_takes_too_much_memory_is_ended(judge):
+    settings = Settings.quick(threads=1, timed=False, memory_limit_bytes=600 << 20)
+    hungry = candidate("held = []\nwhile True: held.append(torch.ones(1 << 20))")
+    found = judge.evaluate(RELU, hungry, settings=settings)
+    assert found.reason is Reason.OUT_OF_MEMORY, why(found)
+    assert "GiB" in found.detail
+
+
+def test_what_starts_too_many_processes_is_ended(judge):
+    settings = Settings.quick(threads=1, timed=False, process_limit=8)
+    crowd = candidate(init="for _ in range(30):\n    if os.fork() == 0: signal.pause()\nsignal.pause()")
+    found = judge.evaluate(RELU, crowd, settings=settings)
+    assert found.reason is Reason.TOO_MANY_PROCESSES, why(found)
+    assert "8" in found.detail
+
+
+SEND = """
+def send(data):
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                os.write(int(name), data)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        ("b'garbage garbage'", "was announced"),
+        ("b'\\x04\\0\\0\\0nope'", "not JSON"),
+        ("b'\\x02\\0\\0\\0{}'", "nonce"),
+        ("b'\\x11\\0\\0\\0{\"inner_us\": 0.1}'", "nonce"),
+    ],
+)
+def test_what_a_candidate_writes_to_the_channel_is_no_answer(judge, data, detail):
+    found = judge.evaluate(RELU, candidate(f"send({data})\nreturn x", top=SEND))
+    assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
+    assert detail in found.detail
+
+
+@pytest.mark.parametrize("latency", ["'fast'", "-1.0", "1e300", "float('nan')"])
+def test_a_latency_that_is_no_time_is_a_violation(judge, latency):
+    source = candidate(
+        top="import gc\nfrom kernelwright.evaluation import worker\n"
+        f"worker._HostClock.elapsed_us = lambda self: {latency}"
+    )
+    found = judge.evaluate(RELU, source)
+    assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
+
+
+# --- labels and settings ------------------------------------------------------------------------
+
+
+def test_a_label_that_is_forbidden_rejects(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset({Label.LIBRARY_CALL}))
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.reason is Reason.FORBIDDEN_LABEL, why(found)
+    assert "library-call" in found.detail
+
+
+def test_a_static_label_that_is_forbidden_rejects_before_anything_runs(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset({Label.SUSPICIOUS_SOURCE}))
+    found = judge.evaluate(RELU, candidate(top="import ctypes"), settings=settings)
+    assert found.reason is Reason.FORBIDDEN_LABEL, why(found)
+    assert found.checks["advice"]
+
+
+def test_other_state_is_judged_with_its_own_weights_where_that_is_allowed(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    renamed = Candidate(source=candidate().source.replace("self.linear", "self.other"))
+    found = judge.evaluate(RELU, renamed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STATE_DIFFERS in found.labels
+    transposed = candidate("return torch.relu(self.linear(x)).t().contiguous().t()")
+    found = judge.evaluate(RELU, transposed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STRIDES_DIFFER in found.labels
+
+
+def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
+    text = "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"))
+    assert found.accepted, why(found)
+    assert {Label.ALIASED_OUTPUT, Label.CUDA_GRAPH} <= set(found.labels)
+
+
+def test_performance_flags_are_a_label(judge):
+    found = judge.evaluate(RELU, candidate(top="torch.backends.cudnn.benchmark = True"))
+    assert found.accepted, why(found)
+    assert Label.GLOBAL_FLAGS in found.labels
+
+
+def test_strict_fp32_reaches_the_workers(judge):
+    settings = Settings.quick(threads=1, timed=False, strict_fp32=True)
+    asserting = candidate(init="assert not torch.backends.cudnn.allow_tf32")
+    assert judge.evaluate(RELU, asserting, settings=settings).accepted
+    assert not judge.evaluate(RELU, asserting, settings=CHECK).accepted
+
+
+# --- unusual but valid tasks ---------------------------------------------------------------------
+
+
+def honest(made: Task) -> Candidate:
+    return Candidate(source=made.source.replace("class Model(", "class ModelNew("))
+
+
+VALID = {
+    "no weights": task("return inputs[0] * 2 + 1"),
+    "integers": task("return inputs[0] + inputs[0].flip(0)", "[torch.randint(0, 50, (40, 3))]"),
+    "booleans": task("return inputs[0] > 0"),
+    "a scalar": task("return inputs[0].sum()"),
+    "several outputs": task("return inputs[0] + 1, {'more': [inputs[0] * 2, 3, None]}"),
+    "a number beside tensors": task("return inputs[0] * inputs[1]", "[torch.randn(8, 8), 2.5]"),
+    "nested inputs": task(
+        "return inputs[0]['a'] + inputs[1][0]", "[{'a': torch.randn(8, 8)}, [torch.randn(8)]]"
+    ),
+    "expanded inputs": task("return inputs[0] * 2", "[torch.randn(8, 1).expand(8, 8)]"),
+    "empty inputs": task("return inputs[0].sum(1)", "[torch.empty(4, 0)]"),
+    "in-place on its input": task("return inputs[0].add_(1)"),
+    "a view of its input": task("return inputs[0][1:]"),
+    "dropout": task("return torch.nn.functional.dropout(inputs[0], 0.5)"),
+    "batch norm": task(
+        "return self.bn(inputs[0])", "[torch.randn(64, 4, 3, 3)]", "self.bn = torch.nn.BatchNorm2d(4)"
+    ),
+    "complex numbers": task("return torch.fft.rfft(inputs[0]) * 2"),
+    "lazily conjugated numbers": task("return torch.fft.rfft(inputs[0]).conj()"),
+    "not in float64": task("return (inputs[0].view(torch.int32) & 0x7FFFFFFF).view(torch.float32) * 2"),
+    "half precision": task("return inputs[0] * 2 + 1", "[torch.randn(32, 16).half()]"),
+    "infinities": task("return torch.where(inputs[0] > 0, inputs[0], -torch.inf)"),
+    "a domain without negatives": task("return inputs[0].sqrt()", "[torch.rand(32, 16)]"),
+    "an error on other inputs": task("assert inputs[0].abs().max() < 100\n        return inputs[0] * 2"),
+}
+
+
+KNOWN_FAULTS = {
+    "in-place on its input": "the first output is looked at again although it shares the input's memory",
+    "a view of its input": "the first output is looked at again although it shares the input's memory",
+    "not in float64": "a float64 truth of another shape is not taken for a module that has none",
+    "inputs of a strange kind": "what a task's inputs may hold is not checked",
+}
+
+
+def cases(table):
+    """Names of a table as parameters, those that the judge is known to get wrong marked."""
+    marks = {name: [pytest.mark.xfail(reason=reason)] for name, reason in KNOWN_FAULTS.items()}
+    return [pytest.param(name, marks=marks.get(name, [])) for name in table]
+
+
+@pytest.mark.parametrize("what", cases(VALID))
+def test_a_copy_of_the_reference_is_accepted(judge, what):
+    found = judge.evaluate(VALID[what], honest(VALID[what]))
+    assert found.accepted, why(found)
+
+
+def test_the_reference_of_a_vacuous_task_is_accepted_with_a_label(judge):
+    made = task("return inputs[0] * 0")
+    found = judge.evaluate(made, honest(made))
+    assert found.accepted, why(found)
+    assert Label.VACUOUS_TASK in found.labels
+    assert "zeros" in found.checks["vacuous"]
+
+
+def test_a_stochastic_task_is_seeded_alike_and_labelled(judge):
+    made = VALID["dropout"]
+    assert Label.STOCHASTIC_TASK in judge.evaluate(made, honest(made)).labels
+    half = Candidate(source=honest(made).source.replace("0.5", "0.25"))
+    assert judge.evaluate(made, half).reason is Reason.WRONG_OUTPUT
+
+
+def test_a_set_outside_the_domain_is_skipped_and_named(judge):
+    found = judge.evaluate(VALID["a domain without negatives"], honest(VALID["a domain without negatives"]))
+    assert "negative" in found.checks["skipped"]
+    found = judge.evaluate(VALID["an error on other inputs"], honest(VALID["an error on other inputs"]))
+    assert "AssertionError" in found.checks["skipped"]["large"]
+
+
+@pytest.mark.xfail(reason=KNOWN_FAULTS["not in float64"])
+def test_a_task_without_float64_is_judged_by_its_reference(judge):
+    made = VALID["not in float64"]
+    found = judge.evaluate(made, honest(made))
+    assert found.checks["truth"].startswith("reference")
+    assert Label.UNCALIBRATED_PRECISION in found.labels
+    wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
+    assert not judge.evaluate(made, wrong).accepted
+
+
+# --- tasks that cannot be judged ------------------------------------------------------------------
+
+BROKEN = {
+    "syntax": (Task(id="t", source="def ("), "not valid Python"),
+    "no Model": (Task(id="t", source="def get_inputs(): pass\ndef get_init_inputs(): pass"), "no Model"),
+    "import": (Task(id="t", source="import nothing_like_this\n" + RELU.source), "nothing_like_this"),
+    "init inputs": (Task(id="t", source=RELU.source.replace("return [16]", "return 16")), "get_init_inputs"),
+    "init inputs raise": (
+        Task(id="t", source=RELU.source.replace("return [16]", "return 1 / 0")),
+        "ZeroDivisionError",
+    ),
+    "tensors for init": (
+        Task(id="t", source=RELU.source.replace("return [16]", "return [torch.tensor(16)]")),
+        "get_init_inputs",
+    ),
+    "constructor": (task("return inputs[0]", init="raise KeyError('x')"), "KeyError"),
+    "Model is no module": (
+        Task(id="t", source=RELU.source.replace("(torch.nn.Module)", "").replace("super().__init__()", "")),
+        "torch.nn.Module",
+    ),
+    "inputs raise": (task("return inputs[0]", "1 / 0"), "ZeroDivisionError"),
+    "inputs are no list": (task("return inputs[0]", "torch.randn(3)"), "list of inputs"),
+    "inputs of a strange kind": (task("return inputs[0]", "[torch.randn(3), object()]"), "object"),
+    "forward raises": (task("raise RuntimeError('broken')"), "broken"),
+    "forward gives NaN": (task("return inputs[0] * float('nan')"), "NaN"),
+    "forward gives no tensor": (task("return 3"), "at least one tensor"),
+    "forward gives something strange": (task("return {1}"), "a set"),
+    "inputs grow": (
+        Task(
+            id="t",
+            source=task("return inputs[0].sum()", "[grow()]").source
+            + "\nSIZE = [8]\ndef grow():\n    SIZE[0] *= 40\n    return torch.randn(SIZE[0])\n",
+        ),
+        "same shapes",
+    ),
+    "forward fails in another process only": (
+        task("assert os.environ.get('TORCHINDUCTOR_COMPILE_THREADS') != '1'\n        return inputs[0] * 2"),
+        "in its own process",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", cases(BROKEN))
+def test_a_task_that_does_not_work_is_a_task_error(judge, what):
+    made, words = BROKEN[what]
+    with pytest.raises(TaskError, match=words):
+        judge.evaluate(made, honest(made))
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def test_devices_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("cpu") == resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(DeviceError, match="finds none"):
+        resolve_device("cuda")
+    with pytest.raises(DeviceError, match="`tpu`"):
+        resolve_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(DeviceError, match="2 GPUs"):
+        resolve_device("cuda:2")
+
+
+def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(judge_module, "Zygote", None)
+    with pytest.raises(DeviceError):
+        Judge("cuda")
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> set[int]:
+    return {
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    }
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        candidate(),
+        candidate("return x"),
+        candidate("os._exit(1)"),
+        candidate(
+            init="for _ in range(3):\n    if os.fork() == 0:\n"
+            "        if os.fork() == 0: signal.pause()\n        os._exit(0)"
+        ),
+        candidate(
+            "os.setpgid(0, 0)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "if os.fork() == 0: signal.pause()\nreturn x"
+        ),
+    ],
+    ids=["accepted", "rejected", "exited", "grandchildren", "stubborn"],
+)
+def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, proposed):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = len(os.listdir("/proc/self/fd"))
+    threads = torch.get_num_threads()
+    judge.evaluate(RELU, proposed)
+    assert children_of(judge._zygote.process.pid) == set()
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert torch.get_num_threads() == threads
+
+
+def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = BROKEN["forward fails in another process only"][0]
+    with pytest.raises(TaskError):
+        judge.evaluate(made, honest(made))
+    assert children_of(judge._zygote.process.pid) == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_snippets_are_what_they_claim():
+    assert HEAD in RELU.source
+    ast.parse(candidate().source)
