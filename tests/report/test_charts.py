@@ -96,3 +96,9 @@ def test_ticks_are_few_inside_and_rising(low, ratio):
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (0.3, 5.0), (0.98, 1.4), (0.01, 400.0)])
 def test_one_is_a_tick_where_it_is_in_range(low, high):
     assert any(abs(value - 1) < 1e-9 for value in ticks(low, high))
+
+
+def test_an_interval_over_decades_does_not_crush_the_speedups_together():
+    wide = Mark(1, "e1", "accepted", "x", 1.5, 1e-6, 1e6)
+    slow, fast = circles(search_over_time([wide, mark(2, 3.0)]))
+    assert float(slow.get("cy")) - float(fast.get("cy")) > 30

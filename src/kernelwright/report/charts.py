@@ -15,6 +15,8 @@ from markupsafe import Markup, escape
 
 WIDTH = 600
 LEFT, RIGHT, TOP = 64, 14, 14
+WHISKER_ROOM = 3.0
+"""How far beyond the speedups, as a factor, an interval may stretch the axis."""
 CATERPILLAR_LIMIT = 80
 """Above this many intervals the distribution is a histogram: chosen for legibility."""
 
@@ -48,10 +50,12 @@ class _LogAxis:
 
 
 def _axis(marks: Iterable[Mark], start: float, end: float) -> _LogAxis:
-    values = [1.0]
-    for mark in marks:
-        values += [value for value in (mark.speedup, mark.low, mark.high) if value is not None]
-    low, high = min(values), max(values)
+    marks = list(marks)
+    speedups = [1.0, *(mark.speedup for mark in marks if mark.speedup is not None)]
+    ends = [*speedups, *(end for mark in marks for end in (mark.low, mark.high) if end is not None)]
+    # An interval of two processes may span decades; the speedups must stay apart, so it is cut at the edge.
+    low = max(min(ends), min(speedups) / WHISKER_ROOM)
+    high = min(max(ends), max(speedups) * WHISKER_ROOM)
     pad = max((high / low) ** 0.06, 1.02)
     return _LogAxis(low / pad, high * pad, start, end)
 

@@ -214,7 +214,8 @@ def _tables(value: Any) -> list[dict[str, Any]]:
     rows = [_object(row) for row in _object(value).get("rows") or []]
     tables = []
     for variant, caption in TABLE_CAPTIONS.items():
-        lines = [_statistics_line(row, _object(row.get(variant))) for row in rows if _object(row.get(variant))]
+        numbers = [(row, _object(row.get(variant))) for row in rows]
+        lines = [_statistics_line(row, found) for row, found in numbers if found]
         if lines:
             columns = list(dict.fromkeys(name for line in lines for name in line))
             cells = [[line.get(name, "") for name in columns] for line in lines]
