@@ -1,0 +1,383 @@
+"""The harness in a worker, driven in this process on memory of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+import torch
+
+from kernelwright.evaluation import worker
+from kernelwright.evaluation.arena import Arena, TensorSpec, plan
+from kernelwright.evaluation.channel import Channel
+from kernelwright.evaluation.structure import flatten
+from kernelwright.evaluation.worker import Harness
+
+CPU = torch.device("cpu")
+
+MODULE = """
+import torch
+class Thing(torch.nn.Module):
+    def __init__(self, size, scale=2.0):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+        self.register_buffer("count", torch.zeros(1))
+        self.scale = scale
+    def forward(self, x, mode="plain"):
+        self.count += 1
+        y = self.linear(x) * self.scale
+        if mode == "plain": return y
+        if mode == "random": return torch.rand(4, 3)
+        if mode == "input": return x
+        if mode == "state": return self.linear.weight
+        if mode == "state view": return self.linear.weight.data[:, :]
+        if mode == "nested": return [y, (1, None, "text", 2.5, True), {"k": y + 1}]
+        if mode == "sparse": return y.to_sparse()
+        if mode == "own attribute": y.extra = 1; return y
+        if mode == "set": return {1}
+        if mode == "two": return y, y
+        if mode == "other shape": return y[:1]
+        if mode == "meta": return y.to("meta")
+        if mode == "empty": return y[:0]
+        raise ValueError(mode)
+"""
+
+
+class Bench:
+    """The parent's half of the conversation, without a process."""
+
+    def __init__(self, directory, **config):
+        self.inputs = torch.arange(12.0).reshape(4, 3)
+        self.arenas = {name: Arena(CPU, 1 << 14) for name in ("inputs", "outputs", "state")}
+        files = [os.dup(arena.files[0]) for arena in self.arenas.values()]
+        described = {name: arena.describe() for name, arena in self.arenas.items()}
+        values = {
+            "role": "candidate",
+            "source": MODULE,
+            "class": "Thing",
+            "device": "cpu",
+            "private": str(directory),
+            "threads": torch.get_num_threads(),
+            "strict_fp32": False,
+            "arenas": described,
+        }
+        self.harness = Harness(values | config, files)
+
+    def build(self, *arguments, seed=0):
+        return self.harness.op_build({"arguments": flatten(list(arguments))[0], "seed": seed})
+
+    def ready(self, mode="plain"):
+        self.build(3)
+        specs, _ = plan([self.inputs])
+        specs[0].view(self.arenas["inputs"].memory).copy_(self.inputs)
+        skeleton, _ = flatten([self.inputs, mode])
+        self.harness.op_layout({"skeleton": skeleton, "specs": [spec.to_json() for spec in specs]})
+        (self.target,), size = plan([torch.empty(4, 3)])
+        second = TensorSpec(
+            self.target.dtype, self.target.shape, self.target.stride, size, self.target.span_bytes
+        )
+        self.targets = [self.target, second]
+        self.harness.op_outputs({"regions": [[spec.to_json()] for spec in self.targets]})
+        self.arenas["outputs"].poison()
+        return self
+
+    def call(self, seed=None, hold=False):
+        return self.harness.op_call({"layout": 0, "seed": seed, "hold": hold})
+
+    def output(self, index=0):
+        return self.targets[index].view(self.arenas["outputs"].memory)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_building_answers_with_the_interface(bench):
+    assert bench.build(3, 0.5) == {
+        "training": True,
+        "state": [
+            ["count", "float32", [1]],
+            ["linear.weight", "float32", [3, 3]],
+            ["linear.bias", "float32", [3]],
+        ],
+    }
+
+
+def test_the_seed_decides_the_weights(tmp_path):
+    weights = []
+    for seed in (1, 1, 2):
+        made = Bench(tmp_path)
+        made.build(3, seed=seed)
+        weights.append(made.harness.model.linear.weight.detach())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("source", ["", "Thing = 3", "class Thing: pass", "def Thing(size): pass"])
+def test_a_class_that_is_missing_is_named(tmp_path, source):
+    assert Bench(tmp_path, source=source).build(3) == {"missing": "Thing"}
+
+
+def test_a_source_without_a_loader_is_an_error(bench, monkeypatch):
+    monkeypatch.setattr(worker.importlib.util, "spec_from_file_location", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="no loader"):
+        bench.build(3)
+
+
+def test_strict_precision_turns_tf32_off(tmp_path, monkeypatch):
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    Bench(tmp_path, strict_fp32=True)
+    after = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    assert after == (False, False)
+
+
+def test_a_call_leaves_its_output_in_the_arena_and_its_form_in_the_answer(bench):
+    bench.ready()
+    answer = bench.call()
+    assert torch.equal(bench.output(), bench.harness.model.linear(bench.inputs) * 2)
+    assert answer["inner_us"] > 0
+    assert answer["skeleton"] == {"tensor": 0}
+    assert answer["strange"] == []
+    assert answer["outputs"] == [
+        {"dtype": "float32", "shape": [4, 3], "stride": [3, 1], "device": "cpu", "aliases": []}
+    ]
+
+
+def test_no_gradient_is_recorded(bench):
+    bench.ready().call(hold=True)
+    assert not bench.harness.held[0][0].requires_grad
+
+
+def test_a_seed_makes_random_calls_repeat(bench):
+    bench.ready("random")
+    outputs = []
+    for seed in (5, 5, 6):
+        bench.call(seed=seed)
+        outputs.append(bench.output().clone())
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_a_series_has_an_output_region_for_each_call(bench):
+    bench.ready()
+    answer = bench.harness.op_series({"layouts": [0, 0], "seeds": [None, 3]})
+    assert len(answer["answers"]) == 2
+    assert answer["inner_us"] > 0
+    assert torch.equal(bench.output(0), bench.output(1))
+    assert not torch.isnan(bench.output(1)).any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "aliases"),
+    [("plain", []), ("input", ["input"]), ("state view", ["state"]), ("empty", []), ("meta", [])],
+)
+def test_memory_shared_with_inputs_and_state_is_named(bench, mode, aliases):
+    assert bench.ready(mode).call()["outputs"][0]["aliases"] == aliases
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("sparse", "layout torch.sparse_coo"),
+        ("own attribute", "attributes of its own"),
+        ("set", "builtins.set"),
+        ("state", "torch.nn.parameter.Parameter"),
+    ],
+)
+def test_what_is_no_plain_tensor_is_named_and_not_delivered(bench, mode, words):
+    assert any(words in name for name in bench.ready(mode).call()["strange"])
+    assert torch.isnan(bench.output()).all()
+
+
+@pytest.mark.parametrize("mode", ["two", "other shape", "meta", "nested"])
+def test_outputs_that_do_not_fit_are_described_and_not_delivered(bench, mode):
+    assert bench.ready(mode).call()["strange"] == []
+    assert torch.isnan(bench.output()).all()
+
+
+def test_a_nested_result_keeps_its_structure(bench):
+    assert bench.ready("nested").call()["skeleton"] == {
+        "list": [
+            {"tensor": 0},
+            {"tuple": [{"value": 1}, {"value": None}, {"value": "text"}, {"value": 2.5}, {"value": True}]},
+            {"dict": {"k": {"tensor": 1}}},
+        ]
+    }
+
+
+def test_a_held_output_can_be_seen_again_and_released(bench):
+    bench.ready().call(hold=True)
+    before = bench.output().clone()
+    bench.harness.held[0][0].add_(1)
+    bench.harness.op_recopy({"index": 0})
+    assert torch.equal(bench.output(), before + 1)
+    bench.harness.op_release({})
+    with pytest.raises(IndexError):
+        bench.harness.op_recopy({"index": 0})
+
+
+def state_message(bench):
+    state = bench.harness.model.state_dict()
+    specs, _ = plan(list(state.values()))
+    return specs, {"state": [[key, spec.to_json()] for key, spec in zip(state, specs, strict=True)]}
+
+
+def test_state_goes_in_and_comes_back(bench):
+    bench.ready()
+    specs, message = state_message(bench)
+    memory = bench.arenas["state"].memory
+    for number, spec in enumerate(specs):
+        spec.view(memory).fill_(number + 1)
+    bench.harness.op_load_state(message)
+    assert bench.harness.model.linear.bias.tolist() == [3, 3, 3]
+    bench.arenas["state"].poison()
+    assert bench.harness.model.linear.bias.tolist() == [3, 3, 3]
+    bench.call()
+    bench.harness.op_save_state(message)
+    assert [float(spec.view(memory).flatten()[0]) for spec in specs] == [2, 2, 3]
+
+
+def test_the_mode_is_switched_and_reported(bench):
+    bench.build(3)
+    assert bench.harness.op_mode({"training": False}) == {"training": False}
+    assert bench.harness.op_mode({"training": True}) == {"training": True}
+
+
+def test_a_replaced_library_function_is_named(bench, monkeypatch):
+    bench.build(3)
+    assert bench.harness.op_inspect({})["patched"] == []
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    monkeypatch.delattr(torch.testing, "assert_close")
+    assert bench.harness.op_inspect({})["patched"] == ["time.perf_counter", "torch.testing.assert_close"]
+
+
+def test_a_function_that_torch_replaces_itself_is_not(bench, monkeypatch):
+    bench.build(3)
+    monkeypatch.setattr(torch.nn.Module, "half", torch.nn.Module.float)
+    assert bench.harness.op_inspect({})["patched"] == []
+    monkeypatch.setattr(torch.nn.Module, "half", len)
+    assert bench.harness.op_inspect({})["patched"] == ["torch.Module.half"]
+
+
+def test_a_changed_setting_is_seen(bench):
+    bench.build(3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        seen = bench.harness.op_inspect({})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert seen["before"]["default_dtype"] == "torch.float32"
+    assert seen["after"]["default_dtype"] == "torch.float64"
+
+
+def test_the_trace_names_operators_that_compute(bench):
+    bench.ready()
+    operators = bench.harness.op_trace({"layout": 0})["operators"]
+    assert "aten::linear" in operators
+    assert not set(operators) & worker._FREE_OPERATORS
+
+
+def test_the_host_clock_measures_what_lies_between():
+    clock = worker._HostClock()
+    clock.start()
+    clock.stop()
+    clock.settle()
+    assert 0 <= clock.elapsed_us() < 1e6
+
+
+# --- the loop that answers ------------------------------------------------------------------------
+
+
+def conversation(config, files, *messages):
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    for number, message in enumerate(messages):
+        channel.send({"nonce": str(number), **message})
+    ours.shutdown(socket.SHUT_WR)
+    worker.serve(theirs, config, files)
+    answers = [channel.receive() for _ in messages]
+    ours.close()
+    return answers
+
+
+@pytest.fixture
+def config(tmp_path):
+    return {
+        "role": "candidate",
+        "source": MODULE,
+        "class": "Thing",
+        "device": "cpu",
+        "private": str(tmp_path),
+        "threads": torch.get_num_threads(),
+        "strict_fp32": False,
+        "arenas": {},
+    }
+
+
+def test_every_request_gets_one_answer_with_its_nonce(config):
+    answers = conversation(
+        config,
+        [],
+        {"op": "build", "arguments": {"list": [{"value": 3}]}, "seed": 0},
+        {"op": "mode", "training": False},
+        {"op": "nothing-like-this"},
+        {"op": "release"},
+    )
+    assert [answer["nonce"] for answer in answers] == ["0", "1", "2", "3"]
+    assert answers[1]["training"] is False
+    assert answers[2]["error"]["type"] == "AttributeError"
+    assert answers[3] == {"nonce": "3"}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("raise SystemExit(4)", "SystemExit", "exit status 4"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("raise ValueError('x' * 9000)", "ValueError", "x" * 2000),
+        ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "E", "(no message)"),
+        ("def (", "SyntaxError", None),
+    ],
+)
+def test_whatever_is_raised_is_an_answer(config, source, kind, message):
+    request = {"op": "build", "arguments": {"list": []}, "seed": 0}
+    (answer,) = conversation(config | {"source": source}, [], request)
+    assert answer["error"]["type"] == kind
+    assert message is None or answer["error"]["message"] == message
+    assert len(answer["error"]["trace"]) <= 4000
+
+
+def test_a_harness_that_cannot_start_answers_too(config):
+    (answer,) = conversation(config | {"device": "no-such-device"}, [], {"op": "build"})
+    assert answer["error"]["type"] == "RuntimeError"
+
+
+def test_a_parent_that_hangs_up_ends_the_loop(config):
+    ours, theirs = socket.socketpair()
+    Channel(ours).send({"op": "release", "nonce": "0"})
+    ours.close()
+    worker.serve(theirs, config, [])
+    theirs.close()
+
+
+def test_directories_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin"})
+    monkeypatch.chdir(tmp_path)
+    private, build = tmp_path / "private", tmp_path / "build"
+    worker.prepare_directories(private, build)
+    assert os.getcwd() == str(private)
+    assert os.environ["HOME"] == str(private / "home")
+    assert os.environ["TMPDIR"] == str(private / "tmp")
+    inside = {name for name, value in os.environ.items() if str(tmp_path) in value}
+    assert {
+        "TORCH_EXTENSIONS_DIR",
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+    } <= inside
+    assert (private / "tmp").is_dir()
+    assert (private / "home").is_dir()
