@@ -18,6 +18,7 @@ from kernelwright.sass.effects import defs_of, memory_conflict, uses_of, vouches
 from kernelwright.sass.elf import CubinImage, read_cubin
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import bound_cycles
+from kernelwright.sass.ports import least_spacings, required_spacings
 from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
 from kernelwright.sass.reuse import reuse_spans, same_run
 from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
@@ -124,6 +125,7 @@ def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
     if not out_of_order:
         violations += _scoreboard_violations(old, new, order)
         violations += _distance_violations(old, new, order)
+        violations += _spacing_violations(old, new)
     return violations, moved
 
 
@@ -315,3 +317,17 @@ def _distance_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Vio
                 )
             )
     return violations
+
+
+def _spacing_violations(old: Kernel, new: Kernel) -> list[Violation]:
+    required = required_spacings(old)
+    return [
+        Violation(
+            "port",
+            0,
+            f"{second.operation} follows {first.operation} after {cycles} cycles somewhere, "
+            f"their port needs {required[first, second]}",
+        )
+        for (first, second), cycles in least_spacings(new.instructions, old.blocks).items()
+        if cycles < required[first, second]
+    ]

@@ -20,6 +20,7 @@ from kernelwright.sass.latency import (
     has_unknown_latency,
     hold_cycles,
 )
+from kernelwright.sass.ports import LONGEST_SPACING_CYCLES, Port, port_of, required_spacings
 from kernelwright.sass.program import Block, Kernel
 from kernelwright.sass.scoreboards import (
     ScoreboardFacts,
@@ -44,6 +45,8 @@ class BlockConstraints:
         floors: least stall of each instruction: 1 or 2 where a dependence explains the original
             stall, otherwise the original stall.
         segments: maximal runs [start, stop) of movable slots.
+        ports: the execution port of each instruction that has a known one.
+        spacings: for an operation: the least distance from each earlier operation of its port.
     """
 
     block: Block
@@ -55,6 +58,8 @@ class BlockConstraints:
     gap_before: dict[int, int]
     floors: dict[int, int]
     segments: tuple[tuple[int, int], ...]
+    ports: dict[int, Port]
+    spacings: dict[Port, tuple[tuple[Port, int], ...]]
 
 
 def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
@@ -64,6 +69,7 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     strange = frozenset().union(*(i.uses | i.defs for i in instructions if has_unknown_latency(i)))
     remaining = _remaining_at_entry(kernel, strange)
     unexplained = {index for producer, consumer, _ in facts.unprotected for index in (producer, consumer)}
+    spacings = _spacings_by_later(kernel)
     by_block: list[list[tuple[int, int, int]]] = [[] for _ in kernel.blocks]
     owner = [block.index for block in kernel.blocks for _ in range(block.start, block.stop)]
     for u, v, cycles in _scoreboard_order(instructions, facts):
@@ -78,7 +84,9 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
         for u, v in (*_pairwise(instructions, block), *_identical(instructions, block)):
             edges[v].setdefault(u, 1)
         pinned = kernel.fixed | unexplained
-        result.append(_block(kernel, block, start_times, edges, remaining[block.index], pinned, strange))
+        result.append(
+            _block(kernel, block, start_times, edges, remaining[block.index], pinned, strange, spacings)
+        )
     return tuple(result)
 
 
@@ -202,12 +210,16 @@ def _holds_at_exit(instructions: Sequence[Instruction], block: Block, strange: f
 def _holds(instruction: Instruction, strange: frozenset[str]) -> Iterator[tuple[tuple[str, bool], int]]:
     """Yield what an instruction demands of later ones: (resource, is definition), cycles.
 
-    A scoreboard counts as a resource here: whoever counts on it defines it, whoever waits uses it.
+    A scoreboard counts as a resource here: whoever counts on it defines it, whoever waits uses it. So
+    does an execution port, which every instruction of its family defines and uses.
     """
     for name in defs_of(instruction):
         yield (name, True), hold_cycles(Dependence.RAW, name, instruction, name in strange)
     for name in uses_of(instruction):
         yield (name, False), hold_cycles(Dependence.WAR, name, instruction, name in strange)
+    port = port_of(instruction)
+    if port is not None:
+        yield (port.family, True), LONGEST_SPACING_CYCLES
     for scoreboard in (instruction.control.write_barrier, instruction.control.read_barrier):
         if scoreboard is not None:
             yield (f"SB{scoreboard}", True), settle_cycles(instruction)
@@ -226,16 +238,20 @@ def _block(
     remaining: _Remaining,
     pinned: frozenset[int],
     strange: frozenset[str],
+    spacings: dict[Port, tuple[tuple[Port, int], ...]],
 ) -> BlockConstraints:
     instructions = kernel.instructions
     after_entry: dict[int, int] = {}
     before_exit: dict[int, int] = {}
     gap_before: dict[int, int] = {}
+    ports = {i: p for i in range(block.start, block.stop) if (p := port_of(instructions[i])) is not None}
     for i in range(block.start, block.stop):
         instruction = instructions[i]
         since = times[i - block.start]
         until = times[-1] - since
         defs, uses = defs_of(instruction), uses_of(instruction) | _awaited(instruction)
+        if i in ports:
+            uses |= {ports[i].family}
         needed = max(
             (left for (name, is_def), left in remaining.items() if name in defs or (is_def and name in uses)),
             default=0,
@@ -245,7 +261,7 @@ def _block(
         before_exit[i] = min(until, held)
         if (instruction.traits.is_sync or i in pinned) and i > block.start:
             gap_before[i] = times[i - block.start] - times[i - block.start - 1]
-    floors = _floors(instructions, block, times, edges, after_entry, gap_before, pinned)
+    floors = _floors(instructions, block, times, edges, after_entry, gap_before, pinned, ports, spacings)
     successors: dict[int, set[int]] = {i: set() for i in edges}
     for v, sources in edges.items():
         for u in sources:
@@ -260,6 +276,8 @@ def _block(
         gap_before=gap_before,
         floors=floors,
         segments=_segments(block, pinned),
+        ports=ports,
+        spacings=spacings,
     )
 
 
@@ -271,24 +289,35 @@ def _floors(
     after_entry: dict[int, int],
     gap_before: dict[int, int],
     pinned: frozenset[int],
+    ports: dict[int, Port],
+    spacings: dict[Port, tuple[tuple[Port, int], ...]],
 ) -> dict[int, int]:
     """Return how far each stall may be lowered: not at all where nothing known explains it."""
     floors = {}
+    latest: dict[Port, int] = {}
     for i in range(block.start, block.stop):
         original = max(1, instructions[i].control.stall)
-        lowest = min(original, 2)
+        begin = times[i - block.start]
+        if i in ports:
+            latest[ports[i]] = begin
         follower = i + 1
         floors[i] = original
         if i in pinned or instructions[i].traits.is_sync or follower == block.stop:
             continue
-        begin = times[i - block.start]
-        earliest = max(
-            [begin + lowest, after_entry[follower], begin + gap_before.get(follower, 1)]
-            + [times[u - block.start] + cycles for u, cycles in edges[follower].items()]
-        )
-        if earliest == begin + original:
-            floors[i] = lowest
+        earliest = [after_entry[follower], begin + gap_before.get(follower, 1)]
+        earliest += [times[u - block.start] + cycles for u, cycles in edges[follower].items()]
+        if follower in ports:
+            earliest += [latest[p] + cycles for p, cycles in spacings[ports[follower]] if p in latest]
+        if max(earliest) == begin + original:
+            floors[i] = 1
     return floors
+
+
+def _spacings_by_later(kernel: Kernel) -> dict[Port, tuple[tuple[Port, int], ...]]:
+    found: dict[Port, list[tuple[Port, int]]] = {}
+    for (first, second), cycles in required_spacings(kernel).items():
+        found.setdefault(second, []).append((first, cycles))
+    return {port: tuple(earlier) for port, earlier in found.items()}
 
 
 def _segments(block: Block, pinned: frozenset[int]) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from kernelwright.sass.control import MAX_STALL, ControlWord
 from kernelwright.sass.dependences import BlockConstraints, constrain
 from kernelwright.sass.errors import MoveError
+from kernelwright.sass.ports import Port
 from kernelwright.sass.program import Kernel, Program
 from kernelwright.sass.reuse import reuse_spans, same_run
 
@@ -208,6 +209,8 @@ def retime(order: Sequence[int], constraints: BlockConstraints) -> list[int] | N
     """
     floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
     predecessors = constraints.predecessors
+    ports, spacings = constraints.ports, constraints.spacings
+    latest: dict[Port, int] = {}
     stalls = [floors[i] for i in order]
     issued: dict[int, int] = {}
     time = 0
@@ -222,11 +225,25 @@ def retime(order: Sequence[int], constraints: BlockConstraints) -> list[int] | N
             earliest = issued[u] + cycles
             if earliest > needed:
                 needed = earliest
+        port = ports.get(index)
+        if port is not None:
+            for earlier, cycles in spacings[port]:
+                u = latest.get(earlier, index)
+                if u != index and issued[u] + cycles > needed:
+                    needed = issued[u] + cycles
         if needed > time:
-            delayed = _delay(order[:position], stalls, issued, time, predecessors[index], after_entry[index])
+            demands = dict(predecessors[index])
+            if port is not None:
+                for earlier, cycles in spacings[port]:
+                    if earlier in latest:
+                        u = latest[earlier]
+                        demands[u] = max(cycles, demands.get(u, 0))
+            delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index])
             if delayed is None:
                 return None
             time = delayed
+        if port is not None:
+            latest[port] = index
         issued[index] = time
         time += stalls[position]
     # The last instruction usually transfers control; its own stall is left as it is.

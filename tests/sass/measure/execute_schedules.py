@@ -18,6 +18,7 @@ import multiprocessing
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,40 @@ def mutate(schedule, rng):
                 schedule.undo()
 
 
+def diagnose(program, history, launcher, expected):
+    """Return the shortest wrong prefix of a history, its last move, and what would have helped."""
+
+    def is_wrong(words):
+        cubin = program.with_words({program.kernel().name: words})
+        return any(output != expected for output in launcher.run(cubin, 2))
+
+    schedule = Schedule(program.kernel())
+    for length, move in enumerate(history, start=1):
+        schedule.play(move)
+        if is_wrong(schedule.words()):
+            break
+    else:
+        return {"prefix": None}
+    instructions = program.kernel().instructions
+    pairs = list(zip(schedule.controls(), schedule.order, strict=True))
+
+    def variant(change):
+        return is_wrong([change(c, i).encode(instructions[i].word) for c, i in pairs])
+
+    return {
+        "prefix": length,
+        "moves": [[m.source, m.target] for m in history[:length]],
+        "last": [move.source, move.target, instructions[schedule.order[move.target]].text],
+        "wrong_without_reuse": variant(lambda c, i: replace(c, reuse=0)),
+        "wrong_with_original_stalls_or_longer": variant(
+            lambda c, i: c.with_stall(max(c.stall, instructions[i].control.stall))
+        ),
+        "wrong_with_stalls_of_8": variant(lambda c, i: c.with_stall(max(c.stall, 8))),
+        "wrong_with_stalls_of_15": variant(lambda c, i: c.with_stall(15)),
+        "wrong_with_yields": variant(lambda c, i: replace(c, yields=True, reuse=0)),
+    }
+
+
 def work(spec, folder, seconds, seed, results):
     """Run one kernel's schedules for a while and put one record into `results`."""
     name = spec["corpus_name"]
@@ -186,11 +221,10 @@ def work(spec, folder, seconds, seed, results):
             record["schedules"] += 1
             seen.add(hash(mutated))
             record["least_issue_cycles"] = min(record["least_issue_cycles"], schedule.issue_cycles)
-            current = [[m.source, m.target] for m in schedule.history]
             if any(output != expected[0] for output in launcher.run(mutated, 2)):
                 record["wrong"] += 1
-                if len(record["bad"]) < 3:
-                    record["bad"].append(current)
+                if len(record["bad"]) < 4:
+                    record["bad"].append(diagnose(program, list(schedule.history), launcher, expected[0]))
     except Fault as fault:
         record["fault"] = str(fault)
         record["bad"].append([[m.source, m.target] for m in schedule.history])
