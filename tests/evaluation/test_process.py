@@ -1,0 +1,294 @@
+"""The parent's handle on a worker, with the other end of the channel in the test's hands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from kernelwright.evaluation import Settings, process
+from kernelwright.evaluation.channel import ChannelClosed, ChannelGarbage, ChannelTimeout, decode, encode
+from kernelwright.evaluation.process import Worker, WorkerFailure, WorkerSpec
+from kernelwright.evaluation.zygote import Ending
+from kernelwright.records import Reason
+
+
+class FakeZygote:
+    """Spawns nothing; ends as it is told."""
+
+    def __init__(self):
+        self.ended = []
+        self.ending = Ending(0, None)
+
+    def spawn(self, config, files):
+        self.config = config
+        return os.getpid()
+
+    def end(self, pid):
+        self.ended.append(pid)
+        return self.ending
+
+
+class FakeChannel:
+    """Answers each request with `reply(request)`, an object to send or an exception to raise."""
+
+    def __init__(self, reply):
+        self.reply = reply
+        self.unread = False
+
+    def pending(self):
+        return self.unread
+
+    def send_encoded(self, data):
+        self.request = decode(data[4:])
+
+    def receive_encoded(self, deadline):
+        self.deadline = deadline
+        answer = self.reply(self.request)
+        if isinstance(answer, Exception):
+            raise answer
+        return encode(answer)[4:] if isinstance(answer, dict) else answer
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made(tmp_path):
+    zygote = FakeZygote()
+    spec = WorkerSpec(
+        role="candidate",
+        source="",
+        class_name="ModelNew",
+        device="cpu",
+        directory=tmp_path,
+        build=tmp_path / "build",
+        arena_bytes={"inputs": 512},
+    )
+    worker = Worker(zygote, spec, Settings.quick(threads=1))
+    yield worker, zygote
+    worker.discard()
+
+
+def answering(made, reply):
+    worker, _ = made
+    worker._channel = FakeChannel(reply)
+    return worker
+
+
+def good(request):
+    return {"nonce": request["nonce"], "inner_us": 2.5, "x": 1}
+
+
+def failure(worker, op="call"):
+    with pytest.raises(WorkerFailure) as caught:
+        worker.request(op, 5.0)
+    return caught.value
+
+
+def test_an_answer_with_its_requests_nonce_is_an_answer(made):
+    worker = answering(made, good)
+    answer, clocks = worker.call(3, 5.0, seed=7, hold=True)
+    assert answer["x"] == 1
+    assert worker._channel.request["layout"] == 3
+    assert (worker._channel.request["seed"], worker._channel.request["hold"]) == (7, True)
+    assert clocks.inner_us == 2.5
+    assert clocks.outer_us > 0
+    assert clocks.busy_us >= 0
+    assert clocks.idle_us == 0
+    assert worker.call(3, 5.0, seed=None)[1].idle_us >= 0
+
+
+def test_every_request_has_another_nonce(made):
+    seen = set()
+
+    def remember(request):
+        seen.add(request["nonce"])
+        return good(request)
+
+    worker = answering(made, remember)
+    for _ in range(20):
+        worker.request("release", 5.0)
+    assert len(seen) == 20
+    assert all(len(nonce) >= 16 for nonce in seen)
+
+
+@pytest.mark.parametrize("nonce", ["", "0" * 16, None, 5])
+def test_an_answer_with_another_nonce_is_a_violation_unless_nobody_looks(made, monkeypatch, nonce):
+    worker = answering(made, lambda request: {**good(request), "nonce": nonce})
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_an_answer_to_the_request_before_is_a_violation(made):
+    nonces = []
+
+    def late(request):
+        nonces.append(request["nonce"])
+        return {**good(request), "nonce": nonces[0]}
+
+    worker = answering(made, late)
+    worker.request("release", 5.0)
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_an_answer_before_its_request_is_a_violation(made):
+    worker = answering(made, good)
+    worker._channel.unread = True
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+    assert not hasattr(worker._channel, "request")
+
+
+def test_without_both_looks_a_prepared_answer_would_pass(made, monkeypatch):
+    monkeypatch.setattr(process.secrets, "token_hex", lambda count: "00" * count)
+    worker = answering(made, lambda request: {"nonce": "00" * 8, "inner_us": 0.001})
+    assert worker.call(0, 5.0, seed=None)[1].inner_us == 0.001
+
+
+@pytest.mark.parametrize(
+    ("op", "event", "reason", "words"),
+    [
+        ("call", ChannelTimeout(), Reason.RUN_TIMEOUT, "within 5 s"),
+        ("build", ChannelTimeout(), Reason.BUILD_TIMEOUT, "`build`"),
+        ("call", ChannelGarbage("not JSON"), Reason.PROTOCOL_VIOLATION, "not JSON"),
+        ("call", b"[]", Reason.PROTOCOL_VIOLATION, "not an object"),
+    ],
+)
+def test_what_is_no_answer_has_a_reason_and_ends_the_worker(made, op, event, reason, words):
+    worker = answering(made, lambda request: event)
+    found = failure(worker, op)
+    assert found.reason is reason
+    assert words in found.detail
+    assert made[1].ended == [os.getpid()]
+    assert worker.arenas == {}
+
+
+@pytest.mark.parametrize("latency", ["1", None, -1.0, 1e13, float("nan"), [1]])
+def test_a_latency_must_be_a_time(made, latency):
+    worker = answering(made, lambda request: {**good(request), "inner_us": latency})
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "reason"),
+    [
+        ("build", "SyntaxError", Reason.SYNTAX_ERROR),
+        ("build", "ValueError", Reason.BUILD_FAILED),
+        ("call", "SyntaxError", Reason.RUNTIME_ERROR),
+        ("call", "ValueError", Reason.RUNTIME_ERROR),
+        ("call", "SystemExit", Reason.EXITED),
+        ("build", "SystemExit", Reason.EXITED),
+        ("call", "MemoryError", Reason.OUT_OF_MEMORY),
+        ("call", "OutOfMemoryError", Reason.OUT_OF_MEMORY),
+        ("load_state", "RuntimeError", Reason.STATE_MISMATCH),
+        ("save_state", "KeyError", Reason.STATE_MISMATCH),
+        ("inspect", "KeyError", Reason.RUNTIME_ERROR),
+    ],
+)
+def test_an_exception_over_there_has_a_reason_here(made, op, kind, reason):
+    error = {"type": kind, "message": "what", "trace": "where"}
+    worker = answering(made, lambda request: {"nonce": request["nonce"], "error": error})
+    found = failure(worker, op)
+    assert found.reason is reason
+    assert "what" in found.detail
+    assert made[1].ended == []  # it lives and can be asked again
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason", "words"),
+    [
+        (Ending(signal.SIGSEGV, None), Reason.CRASHED, "SIGSEGV"),
+        (Ending(signal.SIGKILL, None), Reason.CRASHED, "killed or closed"),
+        (Ending(signal.SIGKILL, "memory"), Reason.OUT_OF_MEMORY, "2 GiB"),
+        (Ending(signal.SIGKILL, "processes"), Reason.TOO_MANY_PROCESSES, "128"),
+        (Ending(5 << 8, None), Reason.EXITED, "status 5"),
+    ],
+)
+def test_a_death_has_a_reason(made, ending, reason, words):
+    made[1].ending = ending
+    worker = answering(made, lambda request: ChannelClosed())
+    found = failure(worker)
+    assert found.reason is reason
+    assert words in found.detail
+    worker.close()
+    assert len(made[1].ended) == 1
+
+
+def test_a_worker_is_told_what_it_is_and_nothing_secret(made):
+    _, zygote = made
+    assert set(zygote.config) == {
+        "role",
+        "source",
+        "class",
+        "device",
+        "private",
+        "build",
+        "threads",
+        "strict_fp32",
+        "memory_limit_bytes",
+        "process_limit",
+        "file_limit_bytes",
+        "arenas",
+    }
+
+
+def test_the_clock_of_another_process_and_of_none(made, monkeypatch):
+    worker, _ = made
+    before = worker._cpu_us()
+    sum(range(100_000))
+    assert worker._cpu_us() > before
+    with pytest.raises(OSError, match="No such process"):
+        process._process_clock(2**22 + 1)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: (_ for _ in ()).throw(OSError()))
+    assert worker._cpu_us() == 0.0
+
+
+def test_helpers_are_the_other_members_of_the_session(made, monkeypatch):
+    worker, _ = made
+    monkeypatch.setattr(process, "session_members", lambda pid: [worker.pid, os.getppid(), 2**22 + 1])
+    assert worker.helpers_cpu_us() > 0
+    monkeypatch.setattr(process, "session_members", lambda pid: [worker.pid])
+    assert worker.helpers_cpu_us() == 0
+
+
+def test_pausing_and_resuming_signal_the_whole_session(made, monkeypatch):
+    sent = []
+    monkeypatch.setattr(process, "signal_session", lambda pid, number: sent.append((pid, number)))
+    made[0].pause()
+    made[0].resume()
+    assert sent == [(made[0].pid, signal.SIGSTOP), (made[0].pid, signal.SIGCONT)]
+
+
+def test_the_end_of_what_a_worker_printed(made):
+    worker, _ = made
+    assert worker.output_log() == ""
+    (worker._private / "output.log").write_bytes(b"a" * 100 + b"\xffend")
+    assert worker.output_log(5).endswith("end")
+    assert len(worker.output_log(5)) <= 5
+
+
+def test_discarding_removes_what_it_wrote(made):
+    worker, _ = made
+    assert worker._private.is_dir()
+    assert worker._private.stat().st_mode & 0o777 == 0o700
+    worker.discard()
+    assert not worker._private.exists()
+
+
+def test_a_failed_start_leaves_no_socket_open(tmp_path):
+    class Broken(FakeZygote):
+        def spawn(self, config, files):
+            raise RuntimeError("no")
+
+    spec = WorkerSpec(
+        role="candidate",
+        source="",
+        class_name="",
+        device="cpu",
+        directory=tmp_path,
+        build=tmp_path / "b",
+        arena_bytes={},
+    )
+    with pytest.raises(RuntimeError, match="no"):
+        Worker(Broken(), spec, Settings.quick())
