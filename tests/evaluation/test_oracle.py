@@ -1,0 +1,131 @@
+"""The float64 truth, and new weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.evaluation.compare import distance
+from kernelwright.evaluation.oracle import Oracle, OutOfDomain, tensors_of
+from kernelwright.tasks import bring_to_life
+
+from .snippets import RELU, task
+
+CPU = torch.device("cpu")
+
+
+def oracle(made):
+    live = bring_to_life(made)
+    return Oracle(live, CPU, 3), live.inputs(4, CPU)
+
+
+def test_the_truth_is_float64_and_repeats():
+    judge, inputs = oracle(RELU)
+    first, second = (judge.truth(inputs, judge.initial_state, training=True) for _ in range(2))
+    assert first[0].dtype == torch.float64
+    assert torch.equal(first[0], second[0])
+    own = judge.own_precision(inputs, judge.initial_state, training=True, seed=1)
+    assert own[0].dtype == torch.float32
+    assert 0 < distance(own[0], first[0]).rms < 1e-6
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_constants_made_in_forward_are_float64_too():
+    judge, inputs = oracle(task("return inputs[0] * torch.full((16,), 0.1)"))
+    (truth,) = judge.truth(inputs, {}, training=True)
+    assert torch.equal(truth, inputs[0].double() * 0.1)
+
+
+def test_fewer_bits_are_further_from_the_truth():
+    judge, inputs = oracle(RELU)
+    truth = judge.truth(inputs, judge.initial_state, training=True)[0]
+    errors = [
+        distance(judge.truth(inputs, judge.initial_state, training=True, mantissa_bits=bits)[0], truth).rms
+        for bits in (23, 10, 7)
+    ]
+    assert errors[0] == 0.0 or errors[0] < 1e-7
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_integers_stay_integers():
+    judge, _ = oracle(task("return inputs[0] + 1", "[torch.arange(4)]"))
+    (truth,) = judge.truth([torch.arange(4)], {}, training=True, mantissa_bits=7)
+    assert truth.tolist() == [1, 2, 3, 4]
+    assert truth.dtype == torch.int64
+
+
+def test_the_inputs_and_the_state_stay_as_they_were():
+    judge, inputs = oracle(
+        task("self.bn(inputs[0]); return inputs[0].add_(1)", init="self.bn = torch.nn.BatchNorm1d(16)")
+    )
+    before, state = inputs[0].clone(), {key: value.clone() for key, value in judge.initial_state.items()}
+    judge.own_precision(inputs, judge.initial_state, training=True, seed=1)
+    judge.truth(inputs, judge.initial_state, training=True)
+    judge.output_skeleton(inputs)
+    assert torch.equal(inputs[0], before)
+    assert all(torch.equal(judge.initial_state[key], value) for key, value in state.items())
+
+
+def test_the_mode_counts():
+    judge, inputs = oracle(task("return torch.nn.functional.dropout(inputs[0], 0.5, self.training)"))
+    assert not torch.equal(judge.truth(inputs, {}, training=True)[0], inputs[0].double())
+    assert torch.equal(judge.truth(inputs, {}, training=False)[0], inputs[0].double())
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("raise ValueError('here')", "raised ValueError: here"),
+        ("return inputs[0] / 0 * 0", "NaN"),
+        ("raise torch.cuda.OutOfMemoryError('full')", "does not fit"),
+    ],
+)
+def test_what_the_reference_cannot_do_is_out_of_its_domain(forward, words):
+    judge, inputs = oracle(task(forward))
+    with pytest.raises(OutOfDomain, match=words):
+        judge.truth(inputs, {}, training=True)
+    with pytest.raises(OutOfDomain, match=words):
+        judge.own_precision(inputs, {}, training=True, seed=0)
+
+
+@pytest.mark.parametrize(("forward", "words"), [("return {1}", "a set"), ("return 1", "at least one tensor")])
+def test_a_reference_that_returns_no_tensor_is_a_task_error(forward, words):
+    judge, inputs = oracle(task(forward))
+    with pytest.raises(TaskError, match=words):
+        judge.truth(inputs, {}, training=True)
+
+
+@pytest.mark.parametrize(("forward", "words"), [("return {1}", "a set"), ("1 / 0", "ZeroDivisionError")])
+def test_the_structure_of_outputs_needs_a_reference_that_runs(forward, words):
+    judge, inputs = oracle(task(forward))
+    with pytest.raises(TaskError, match=words):
+        judge.output_skeleton(inputs)
+
+
+def test_new_weights_are_another_draw_of_the_same_size_and_nowhere_at_a_default():
+    lines = (
+        "self.a, self.bn = torch.nn.Parameter(torch.zeros(5000)), torch.nn.BatchNorm1d(5000); "
+        "self.b = torch.nn.Parameter(torch.randn(5000) * 0.01); "
+        "self.register_buffer('mask', torch.ones(3)); self.e = torch.nn.Parameter(torch.empty(0)); "
+        "self.register_buffer('table', torch.arange(3))"
+    )
+    judge, _ = oracle(task("return inputs[0]", init=lines))
+    state = judge.random_state(torch.Generator().manual_seed(1))
+    other = judge.random_state(torch.Generator().manual_seed(2))
+    assert set(state) == set(judge.initial_state)
+    for key in ("a", "b", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"):
+        assert not torch.equal(state[key], judge.initial_state[key])
+        assert not torch.equal(state[key], other[key])
+        assert not ((state[key] == 0) | (state[key] == 1)).any()
+        assert state[key].dtype == judge.initial_state[key].dtype
+    assert (state["bn.running_var"] > 0).all()
+    assert 0.005 < float(state["b"].std()) < 0.02
+    assert 0.05 < float(state["a"].std()) < 0.2
+    for key in ("mask", "table", "bn.num_batches_tracked", "e"):
+        assert torch.equal(state[key], judge.initial_state[key])
+
+
+def test_tensors_among_inputs():
+    a, b = torch.zeros(1), torch.ones(1)
+    assert [id(tensor) for tensor in tensors_of([a, 3, {"x": (b,)}])] == [id(a), id(b)]
