@@ -1,0 +1,195 @@
+"""A run directory: whole lines or none, whatever ends the process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernelwright.errors import UsageError
+from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment
+from kernelwright.records import run_directory as module
+
+
+def evaluation(number):
+    return Evaluation(
+        task=str(number),
+        task_sha256="a",
+        candidate_sha256="b",
+        verdict=Verdict.ACCEPTED,
+        detail="ä\n" * number,
+    )
+
+
+def test_what_is_appended_is_read_back_in_order(tmp_path):
+    run = RunDirectory(tmp_path / "new" / "run")
+    assert list(run.evaluations()) == []
+    records = [evaluation(number) for number in range(5)]
+    for record in records:
+        run.append(record)
+    assert list(run.evaluations()) == records
+    assert list(RunDirectory(run.path).evaluations()) == records
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, -2, -1])
+def test_a_torn_last_line_costs_itself_only(tmp_path, keep):
+    run = RunDirectory(tmp_path)
+    run.append(evaluation(0))
+    whole = run.evaluations_path.stat().st_size
+    run.append(evaluation(1))
+    size = run.evaluations_path.stat().st_size
+    os.truncate(run.evaluations_path, whole + keep if keep >= 0 else size + keep)
+    found = [record.task for record in run.evaluations()]
+    assert found == (["0", "1"] if keep == -1 else ["0"])
+    run.append(evaluation(2))
+    assert [record.task for record in run.evaluations()] == [*found, "2"]
+
+
+def test_lines_that_are_no_records_are_skipped(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.append(evaluation(0))
+    with run.evaluations_path.open("ab") as file:
+        file.write(b'\n{"task": 3}\nnonsense\n\xff\xfe\n[]\n')
+    run.append(evaluation(1))
+    assert [record.task for record in run.evaluations()] == ["0", "1"]
+
+
+def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path):
+    run = RunDirectory(tmp_path)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in range(1_000_000):
+                run.append(evaluation(number))
+                os.write(writer, b"x")
+        finally:
+            os._exit(0)
+    for _ in range(5):
+        os.read(reader, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    acknowledged = 5 + len(os.read(reader, 1 << 16))
+    os.close(reader)
+    tasks = [record.task for record in run.evaluations()]
+    assert len(tasks) >= acknowledged
+    assert tasks == [str(number) for number in range(len(tasks))]
+
+
+def test_json_files_are_replaced_whole(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert run.read_json("config.json") is None
+    run.write_json("config.json", {"b": 1, "a": [2]})
+    assert run.read_json("config.json") == {"a": [2], "b": 1}
+    run.write_json("config.json", {"c": 3})
+    assert run.read_json("config.json") == {"c": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_file_that_is_no_json_is_a_usage_error(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json"):
+        RunDirectory(tmp_path).read_json("config.json")
+
+
+def test_a_directory_that_cannot_be_made_is_a_usage_error(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(UsageError, match="Choose another"):
+            RunDirectory(path)
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def test_the_environment_names_what_a_number_depends_on(monkeypatch):
+    found = capture_environment("cpu")
+    assert found["device"] == "cpu"
+    assert found["packages"]["torch"]
+    assert found["cpu_count"] == os.cpu_count()
+    assert found["python"] == platform.python_version()
+    assert "gpu" not in found
+    monkeypatch.setattr(
+        module.metadata, "version", lambda name: (_ for _ in ()).throw(module.metadata.PackageNotFoundError)
+    )
+    assert set(capture_environment("cpu")["packages"].values()) == {None}
+
+
+def test_gpus_come_from_the_driver_and_are_none_without_one(monkeypatch):
+    import torch
+
+    class Answer:
+        stdout = "NVIDIA H200, 570.1, 143771 MiB, 1980 MHz, 700.00 W\n\n"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "_commit", lambda: "c")
+    monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: Answer)
+    (gpu,) = capture_environment("cuda:0")["gpu"]
+    assert (gpu["name"], gpu["driver_version"]) == ("NVIDIA H200", "570.1")
+
+    def missing(*arguments, **options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(module.subprocess, "run", missing)
+    assert capture_environment("cuda:0")["gpu"] == []
+
+
+def test_the_processor_is_named_from_the_kernel_or_by_python(monkeypatch):
+    monkeypatch.setattr(module.Path, "read_text", lambda self: "vendor: x\nmodel name\t: Fast 9000\n")
+    assert module._processor() == "Fast 9000"
+    monkeypatch.setattr(module.Path, "read_text", lambda self: "nothing")
+    assert module._processor() == platform.processor()
+
+    def unreadable(self):
+        raise OSError
+
+    monkeypatch.setattr(module.Path, "read_text", unreadable)
+    assert module._processor() == platform.processor()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A package inside a checkout of its own."""
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-C", str(tmp_path)]
+    place = tmp_path / "src" / "kernelwright" / "records" / "run_directory.py"
+    place.parent.mkdir(parents=True)
+    place.touch()
+    monkeypatch.setattr(module, "__file__", str(place))
+    subprocess.run([*git, "init", "-q"], check=True)
+    return tmp_path, git
+
+
+def test_the_commit_says_when_the_tree_differs(checkout):
+    root, git = checkout
+    assert module._commit() is None
+    (root / "file").write_text("a")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
+    clean = module._commit()
+    assert len(clean) == 40
+    (root / "untracked").touch()
+    assert module._commit() == clean
+    (root / "file").write_text("b")
+    assert module._commit() == clean + "+dirty"
+
+
+def test_without_git_there_is_no_commit(checkout, monkeypatch):
+    def missing(*arguments, **options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(module.subprocess, "run", missing)
+    assert module._commit() is None
+
+
+def test_outside_a_checkout_the_builder_may_name_the_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "a" / "b" / "c" / "run_directory.py"))
+    monkeypatch.setenv("KERNELWRIGHT_COMMIT", "abc")
+    assert module._commit() == "abc"
+    monkeypatch.delenv("KERNELWRIGHT_COMMIT")
+    assert module._commit() is None
+    assert Path(module.__file__).parent.exists() is False

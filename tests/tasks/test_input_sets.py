@@ -1,0 +1,148 @@
+"""Input sets: what each does to tensors, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelwright.tasks import INPUT_SETS, InputSet
+
+BY_NAME = {one.name: one for one in INPUT_SETS}
+SHAPES = st.lists(st.integers(0, 5), max_size=4)
+FLOATS = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def apply(name, *inputs):
+    return BY_NAME[name].apply(list(inputs), generator())
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=generator(1)).to(dtype)
+
+
+def test_names_are_unique_and_the_own_distribution_comes_first():
+    assert len(BY_NAME) == len(INPUT_SETS)
+    assert INPUT_SETS[0].name == "own"
+    assert all(one.catches for one in INPUT_SETS)
+
+
+@given(st.sampled_from(INPUT_SETS), SHAPES, FLOATS)
+def test_shape_dtype_and_zeros_survive(inputs, shape, dtype):
+    x = normal(*shape, dtype=dtype)
+    x = torch.where(torch.rand(x.shape, generator=generator(2)) < 0.5, x, torch.zeros_like(x))
+    (varied,) = inputs.apply([x], generator())
+    assert (varied.shape, varied.dtype) == (x.shape, x.dtype)
+    assert not varied[x == 0].any()
+
+
+@given(st.sampled_from(INPUT_SETS), SHAPES)
+def test_a_triangle_of_zeros_stays_one(inputs, shape):
+    x = normal(*shape, 6, 6).tril()
+    (varied,) = inputs.apply([x], generator())
+    assert torch.equal(varied, varied.tril())
+
+
+@given(st.sampled_from(INPUT_SETS))
+def test_the_drawn_inputs_themselves_are_not_written_to(inputs):
+    x, n = normal(7, 5), torch.arange(20) % 3
+    before = x.clone(), n.clone()
+    inputs.apply([x, n], generator())
+    assert torch.equal(x, before[0])
+    assert torch.equal(n, before[1])
+
+
+@pytest.mark.parametrize("inputs", INPUT_SETS, ids=lambda one: one.name)
+def test_sets_for_floats_leave_integers_alone_and_the_other_way_round(inputs):
+    x, n, b = normal(40, 5), torch.arange(200) % 7, torch.arange(9) % 2 == 0
+    varied = inputs.apply([x, n, b, 3, "text", None], generator())
+    assert varied[3:] == [3, "text", None]
+    assert torch.equal(varied[2], b)
+    assert torch.equal(varied[0] if inputs.integers else varied[1], x if inputs.integers else n)
+
+
+def test_nested_inputs_keep_their_structure():
+    a, b = normal(3), normal(4)
+    (varied,) = apply("negative", {"x": [a, (b, 2)], "n": 1})
+    assert torch.equal(varied["x"][0], -a)
+    assert torch.equal(varied["x"][1][0], -b)
+    assert varied["x"][1][1] == 2
+    assert isinstance(varied["x"][1], tuple)
+    assert varied["n"] == 1
+
+
+def test_own_is_as_drawn():
+    x = normal(4, 4)
+    for name in ("own", "own-again"):
+        assert apply(name, x)[0] is x
+
+
+def test_each_variation_does_what_its_name_says():
+    x = normal(400, 50)
+    assert torch.equal(apply("negative", x)[0], -x)
+    assert torch.equal(apply("large", x)[0], x * 4096)
+    assert torch.equal(apply("small", x)[0], x / 4096)
+    signs = apply("signs", x)[0]
+    assert torch.equal(signs.abs(), x.abs())
+    assert 0.4 < float((signs != x).float().mean()) < 0.6
+    zero_one = apply("zero-one", x)[0]
+    assert set(zero_one.unique().tolist()) == {0.0, 1.0}
+    assert apply("constant", x)[0].unique().tolist() == [0.75]
+    outliers = apply("outliers", x)[0] / x
+    assert 1e-4 < float((outliers > 2).float().mean()) < 0.01
+    assert torch.allclose(outliers[outliers > 2], torch.tensor(50.0))
+    rows = apply("mixed-scale", x)[0] / x
+    assert torch.allclose(rows, rows[:, :1].expand_as(rows))
+    exponents = torch.log2(rows[:, 0])
+    assert torch.equal(exponents, exponents.round())
+    assert exponents.min() >= -6
+    assert exponents.max() <= 6
+    assert len(exponents.unique()) > 8
+
+
+def test_another_layout_has_the_same_values():
+    for shape in ((6, 4), (2, 6, 4)):
+        x = normal(*shape)
+        (varied,) = apply("non-contiguous", x)
+        assert torch.equal(varied, x)
+        assert not varied.is_contiguous()
+        assert varied.transpose(-1, -2).is_contiguous()
+    line = normal(5)
+    assert apply("non-contiguous", line)[0] is line
+
+
+def test_a_scalar_has_no_rows_to_scale():
+    x = torch.tensor(2.0)
+    assert apply("mixed-scale", x)[0] is x
+
+
+def test_skewed_integers_are_mostly_one_value_that_was_drawn():
+    n = torch.randint(0, 50, (2000,), generator=generator(3))
+    (varied,) = apply("skewed-integers", n)
+    value, count = varied.unique(return_counts=True)
+    assert int(count.max()) > 1600
+    assert set(value.tolist()) <= set(n.tolist())
+
+
+@pytest.mark.parametrize(
+    "n", [torch.arange(10).flip(0), torch.tensor([3]), torch.empty(0, dtype=torch.int64)]
+)
+def test_a_permutation_stays_one(n):
+    assert torch.equal(apply("skewed-integers", n)[0], n)
+
+
+def test_the_same_seed_varies_alike():
+    x = normal(30, 30)
+    for inputs in INPUT_SETS:
+        first, second = (inputs.apply([x], generator(4))[0] for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_a_set_of_ones_own():
+    doubled = InputSet("doubled", lambda x, g: x * 2, "nothing")
+    assert float(doubled.apply([torch.tensor(1.5)], generator())[0]) == 3.0
