@@ -1,0 +1,217 @@
+"""Timing without processes: what is made of clocks, which are made up here."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernelwright.evaluation import Settings, device_state, timing
+from kernelwright.evaluation.compare import Distance
+from kernelwright.evaluation.process import CallClocks
+from kernelwright.evaluation.subject import Rejection
+from kernelwright.evaluation.timing import CacheFlush, last_level_cache_bytes, log_ratios
+from kernelwright.records import Label, Reason, TimingBlock
+
+CPU = torch.device("cpu")
+
+
+class FakeSubject:
+    def __init__(self):
+        self.settings = Settings.quick(
+            threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
+        )
+        self.timed_tolerance = Distance(1e-6, 1e-5)
+        self.labels = set()
+        self.gate = contextlib.nullcontext
+
+    def label(self, label, detail):
+        self.labels.add(label)
+
+
+class FakeSide:
+    """Its worker's children have used this much processor time."""
+
+    def __init__(self, helpers_us=0.0, held=None):
+        self.worker = SimpleNamespace(helpers_cpu_us=lambda: helpers_us)
+        self.held = held
+
+    def recopy(self, index):
+        return self.held
+
+
+def run_of(subject=None, helpers_us=0.0, held=None):
+    sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in timing._SIDES}
+    return timing._Run(subject or FakeSubject(), sides, lambda: 0.0)
+
+
+def fill(
+    run, name, *, inner_us=1000.0, harness_us=50.0, idle_us=10.0, quiet_us=500.0, audited_us=5.0, calls=8
+):
+    samples = run._samples[name]
+    samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
+    samples.quiet_us += [quiet_us] * calls
+    samples.audited_us += [audited_us] * 5
+
+
+def filled(subject=None, helpers_us=0.0, **candidate):
+    run = run_of(subject, helpers_us)
+    for name in timing._SIDES:
+        fill(run, name, **(candidate if name == "candidate" else {}))
+    return run
+
+
+def test_equal_clocks_are_charged_nothing():
+    blocks, clocks = filled().finish(3)
+    assert len(blocks) == 4
+    assert all(block.process == 3 for block in blocks)
+    assert blocks[0].reference_us == blocks[0].candidate_us == blocks[0].null_us == (1000.0, 1000.0)
+    assert clocks["charged_us"] == 0.0
+
+
+def test_time_that_only_the_outer_clock_sees_is_charged():
+    blocks, clocks = filled(inner_us=500.0, audited_us=25.0).finish(0)
+    assert clocks["charged_us"] == pytest.approx(20.0)
+    assert blocks[0].candidate_us == pytest.approx((520.0, 520.0))
+
+
+def test_time_that_the_outer_clock_does_not_see_is_no_credit():
+    blocks, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
+    assert blocks[0].candidate_us == (1000.0, 1000.0)
+
+
+@pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
+def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
+    with pytest.raises(Rejection) as caught:
+        filled(inner_us=10.0, **hidden).finish(0)
+    assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
+
+
+def test_work_between_calls_rejects():
+    with pytest.raises(Rejection) as caught:
+        filled(idle_us=9000.0).finish(0)
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
+    filled(idle_us=2000.0).finish(0)
+
+
+def test_work_of_children_rejects():
+    with pytest.raises(Rejection, match="child processes") as caught:
+        filled(helpers_us=1e15).finish(0)
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
+
+
+def test_a_device_that_is_busy_after_the_call_rejects():
+    with pytest.raises(Rejection) as caught:
+        filled(quiet_us=2000.0).finish(0)
+    assert caught.value.reason is Reason.DEVICE_NOT_QUIET
+    filled(quiet_us=600.0).finish(0)
+
+
+def test_outputs_of_timed_calls_must_be_near():
+    run = run_of()
+    wanted = [torch.ones(4)]
+    run._near([torch.ones(4)], wanted, "an output")
+    with pytest.raises(Rejection, match="an output") as caught:
+        run._near([torch.full((4,), 1.1)], wanted, "an output")
+    assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+    with pytest.raises(Rejection):
+        run._near([torch.full((4,), math.nan)], wanted, "an output")
+
+
+def test_the_first_timed_output_must_still_be_there():
+    run = run_of(held=[torch.ones(3)])
+    run._first_output = [torch.ones(3)]
+    run.verify_held()
+    run._first_output = [torch.zeros(3)]
+    with pytest.raises(Rejection) as caught:
+        run.verify_held()
+    assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
+    run._subject.labels.add(Label.CUDA_GRAPH)
+    run.verify_held()
+    assert Label.ALIASED_OUTPUT in run._subject.labels
+
+
+def test_ratios_are_paired_by_input_and_grouped_by_process():
+    blocks = [
+        TimingBlock(process=process, reference_us=(4.0, 8.0), candidate_us=(2.0, 2.0), null_us=(4.0, 4.0))
+        for process in (0, 0, 1)
+    ]
+    log2 = math.log(2)
+    assert [len(process) for process in log_ratios(blocks)] == [4, 2]
+    assert log_ratios(blocks)[1] == pytest.approx([log2, 2 * log2])
+    assert log_ratios(blocks, null=True)[1] == pytest.approx([0, log2])
+
+
+def test_chance_explains_more_where_clocks_scatter():
+    assert timing._slack_us([5.0] * 5, [7.0] * 5) == 0.0
+    assert timing._slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
+
+
+def test_only_what_every_disturbed_call_shows_is_certain():
+    quiet, disturbed = [10.0] * 8, [10.0] * 7 + [9000.0]
+    assert timing._certain_excess(disturbed, quiet) == 0.0
+    assert timing._certain_excess([50.0] * 8, disturbed) == 40.0
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_a_flush_writes_something_else_each_time(monkeypatch):
+    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda: 1 << 10)
+    flush = CacheFlush(CPU)
+    values = []
+    for _ in range(3):
+        assert flush() >= 0
+        values.append(int(flush._host[0]))
+    assert flush._host.size == 2 << 10
+    assert len(set(values)) == 3
+    assert set(flush._host) == {values[-1]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [([], 32 << 20), (["48K", "2048K", "33M"], 33 << 20), (["1024"], 1024), (["9999M"], 256 << 20)],
+)
+def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
+    for number, text in enumerate(texts):
+        place = tmp_path / f"index{number}"
+        place.mkdir()
+        (place / "size").write_text(text + "\n")
+    real = Path
+    monkeypatch.setattr(timing, "Path", lambda path: real(tmp_path))
+    assert last_level_cache_bytes() == size
+
+
+# --- the state of the device ----------------------------------------------------------------------
+
+
+def test_the_state_of_a_processor_is_its_load():
+    assert len(device_state.device_state(CPU)["load_average"].split()) == 3
+
+
+def test_the_state_of_a_gpu_is_what_its_driver_says(monkeypatch):
+    asked = []
+
+    def answer(command, **options):
+        asked.append(command)
+        return SimpleNamespace(stdout="1980 MHz, 3201 MHz, 35, 120.1 W, 3 %, 0x0\n")
+
+    monkeypatch.setattr(device_state.subprocess, "run", answer)
+    found = device_state.device_state(torch.device("cuda", 1))
+    assert found["clocks.sm"] == "1980 MHz"
+    assert found["temperature.gpu"] == "35"
+    assert "--id=1" in asked[0]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 20)])
+def test_without_a_driver_nothing_is_known(monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(device_state.subprocess, "run", fail)
+    assert device_state.device_state(torch.device("cuda", 0)) == {}
