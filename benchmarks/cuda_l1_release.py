@@ -17,11 +17,11 @@ from pathlib import Path
 from kernelwright.evaluation import Settings
 from kernelwright.policies.baselines import ALL_BASELINES
 from kernelwright.records import RunDirectory
-from kernelwright.rl.bench import BenchEvent, bench
+from kernelwright.rl.bench import BenchEvent, bench, summarise
 from kernelwright.tasks.suites import Suite, load_suite
 
 SETTINGS = Settings(
-    processes_min=2, processes_max=3, blocks=8, build_limit_s=240, run_limit_s=30, memory_limit_bytes=32 << 30,
+    processes_min=2, processes_max=2, blocks=6, build_limit_s=240, run_limit_s=30, memory_limit_bytes=32 << 30,
     threads=2, forbid=frozenset(),
 )
 
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--baselines", default=",".join(ALL_BASELINES))
     parser.add_argument("--limit", type=int, help="only the first tasks")
     parser.add_argument("--publish", type=Path, help="also write the run without sources here")
+    parser.add_argument("--only-publish", action="store_true", help="measure nothing more")
     options = parser.parse_args()
     start = time.monotonic()
     suite = load_suite("cuda-l1", path=options.release)
@@ -46,13 +47,17 @@ def main() -> None:
         found = getattr(outcome, "reason", None) or getattr(outcome, "speedup", None) or outcome
         print(f"{time.monotonic() - start:6.0f}s {event.done}/{event.total} {event.task} {event.what}: {str(found)[:150]}", flush=True)
 
-    result = bench(
-        suite, baselines=options.baselines.split(","), device=options.device, out=options.run, settings=SETTINGS,
-        on_event=tell, per_device=options.per_device, deadline=lambda: time.monotonic() - start > options.seconds,
-    )
-    print((result.run / "table.md").read_text())
+    if options.only_publish:
+        run = RunDirectory(options.run)
+        summarise(run, suite, run.read_json("errors.json") or {})
+    else:
+        bench(
+            suite, baselines=options.baselines.split(","), device=options.device, out=options.run, settings=SETTINGS,
+            on_event=tell, per_device=options.per_device, deadline=lambda: time.monotonic() - start > options.seconds,
+        )
+    print((options.run / "table.md").read_text())
     if options.publish:
-        publish(result.run, options.publish)
+        publish(options.run, options.publish)
 
 
 def publish(run: Path, target: Path) -> None:

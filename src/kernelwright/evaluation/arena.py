@@ -137,7 +137,7 @@ class _IpcHandle(ctypes.Structure):
 def _cudart() -> ctypes.CDLL:
     """The CUDA runtime library that this torch has loaded."""
     major = (torch.version.cuda or "").split(".")[0]
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     try:
         return ctypes.CDLL(f"libcudart.so.{major}")
     except OSError as error:

@@ -5,6 +5,7 @@ The order matters: cheap and telling checks first, so that most wrong candidates
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from kernelwright.evaluation.compare import (
 from kernelwright.evaluation.guard import dynamic_labels, forbidden_changes
 from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.replies import Output
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Label, Reason
@@ -73,16 +75,21 @@ class Checker:
                 f"Wanted a reference that works on its own inputs for {subject.live.task.id}; {error}."
             ) from error
         subject.timed_tolerance = (first.tolerance.allowed + first.tolerance.reference) * 2.0
-        for index, inputs in enumerate(INPUT_SETS[1:]):
-            # The second set reuses the first one's memory: same pointer, other values.
-            self._optional(inputs, slot=index % 2, training=training)
+        # The second set reuses the first one's memory: same pointer, other values.
+        second = self._pose_and_judge(INPUT_SETS[1], slot=0, state=subject.weights, training=training, hold=True)
+        if not subject.settings.thorough:
+            self._held_outputs(first, second)
+            self._finish()
+            return
+        for index, inputs in enumerate(INPUT_SETS[2:]):
+            self._optional(inputs, slot=(index + 1) % 2, training=training)
         self._repeat(first)
         self._nearly_same(first, training)
         self._check_buffers(training)
         if subject.reloads_state and self._oracle.parameter_names:
             self._reload(training)
         self._other_mode(training)
-        self._held_output(first)
+        self._held_outputs(first, second)
         self._finish()
 
     def late(self) -> None:
@@ -120,7 +127,7 @@ class Checker:
         subject = self._subject
         state = state if subject.reloads_state else self._oracle.initial_state
         drawn, seed = subject.draw(inputs, base), subject.call_seed()
-        truth, lower = self._truths(drawn, state, training)
+        truth = self._truth(drawn, state, training)
         try:
             reference = self._call(self._reference, drawn, slot=slot, seed=seed)
         except TaskError as error:
@@ -135,31 +142,40 @@ class Checker:
         if own is INFINITELY_FAR:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
         dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
-        tolerance = calibrate(own, [_distance(outputs, truth) for outputs in lower], dtype, subject.settings)
-        if not lower and dtype.is_floating_point:
+        lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
+        tolerance = calibrate(own, lower, dtype, subject.settings)
+        if not self._has_float64 and dtype.is_floating_point:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
             loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
             tolerance = Tolerance(loose, own, None, calibrated=False)
         self._calibrated |= tolerance.calibrated
+        subject.tolerances[inputs] = (tolerance.allowed + tolerance.reference) * 2.0
         self._gate.observe(truth, tensors_of(drawn), tolerance.allowed)
         return _Posed(inputs.name, drawn, truth, tolerance, reference, seed)
 
-    def _truths(self, drawn: list[Any], state: State, training: bool) -> tuple[list[torch.Tensor] | None, list[list[torch.Tensor]]]:
+    def _truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
+        """Outputs in float64; None where the module does not run in it or draws random numbers."""
         if not self._has_float64:
-            return None, []
+            return None
         try:
-            truth = self._oracle.truth(drawn, state, training=training)
+            return self._oracle.truth(drawn, state, training=training)
         except OutOfDomain as error:
             if self._earlier_truth is not None or "NaN" in str(error):
                 raise
             # The very first set: this module does not run in float64 at all.
             self._has_float64 = False
             self._subject.checks["truth"] = f"reference: {error}"
-            return None, []
+            return None
+
+    def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
+        """Errors of lower precisions, highest first, each computed only when asked for."""
         dtype = next((d for d in self._subject.output_dtypes if d.is_floating_point), None)
-        bits = lower_precisions(dtype) if dtype is not None else ()
-        lower = [self._oracle.truth(drawn, state, training=training, mantissa_bits=count) for count in bits]
-        return truth, lower
+        for bits in lower_precisions(dtype) if dtype is not None else ():
+            try:
+                outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
+            except OutOfDomain:
+                return
+            yield _distance(outputs, truth)
 
     def _call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> Answer:
         return side.call(side.place(inputs, slot), seed=seed, hold=hold)
@@ -251,13 +267,14 @@ class Checker:
     def _reload(self, training: bool) -> None:
         """New weights after many calls: what was folded or cached from the old ones is now stale."""
         weights = self._subject.new_weights()
-        for side in (self._reference, self._candidate):
-            side.load_state(weights)
-        own = InputSet("own-reloaded", INPUT_SETS[0].vary, "weights folded or cached")
-        with self._subject.gate():
-            posed = self._pose(own, slot=0, state=weights, training=training)
-            answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
-        self._judge(posed, answer, Reason.STALE_WEIGHTS)
+        for state, name in ((weights, "own-reloaded"), (self._subject.slightly_changed(weights), "own-slightly-reloaded")):
+            for side in (self._reference, self._candidate):
+                side.load_state(state)
+            own = InputSet(name, INPUT_SETS[0].vary, "weights folded or cached")
+            with self._subject.gate():
+                posed = self._pose(own, slot=0, state=state, training=training)
+                answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
+            self._judge(posed, answer, Reason.STALE_WEIGHTS)
         for side in (self._reference, self._candidate):
             side.load_state(self._subject.weights)
 
@@ -275,28 +292,30 @@ class Checker:
             except OutOfDomain as error:
                 self._subject.checks.setdefault("skipped", {})[name] = str(error)
 
-    def _held_output(self, first: _Posed) -> None:
-        """The very first output, after all the calls since: nobody may have written to it."""
-        now = self._candidate.recopy(0)
+    def _held_outputs(self, *held: _Posed) -> None:
+        """The first outputs, after all the calls since: nobody may have written to them."""
+        intact = [
+            _distance(self._candidate.recopy(index), posed.truth).within(posed.tolerance.allowed)
+            for index, posed in enumerate(held)
+        ]
         self._candidate.release()
-        if _distance(now, first.truth).within(first.tolerance.allowed):
-            return
-        overwritten(self._subject)
+        if not all(intact):
+            overwritten(self._subject)
 
     def _finish(self) -> None:
         subject = self._subject
         seen = self._candidate.inspect()
-        changes = forbidden_changes(seen["before"], seen["after"])
-        changes += [f"{name} was replaced" for name in seen["patched"]]
+        changes = forbidden_changes(seen.before, seen.after)
+        changes += [f"{name} was replaced" for name in seen.patched]
         if changes:
             raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
-        if seen["training"] != self._oracle.training:
-            raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen['training']}")
+        if seen.training != self._oracle.training:
+            raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
         operators = self._candidate.operators(layout=0)
         subject.checks["operators"] = operators
         if operators:
             subject.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
-        for label in sorted(dynamic_labels(seen["before"], seen["after"])):
+        for label in sorted(dynamic_labels(seen.before, seen.after)):
             subject.label(label, "a process-wide setting was changed")
         if self._gate.passing:
             subject.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(self._gate.passing)}")
@@ -332,28 +351,29 @@ def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: 
     unusual layout promises nothing.
     """
     wanted, found = reference.described, answer.described
-    if found["strange"]:
-        raise Rejection(Reason.WRONG_TYPE, f"returned {', '.join(map(str, found['strange'][:3]))}; wanted plain torch.Tensor")
-    if found["skeleton"] != wanted["skeleton"]:
-        raise Rejection(Reason.WRONG_TYPE, f"returned the structure {found['skeleton']}; wanted {wanted['skeleton']}")
-    for mine, theirs in zip(found["outputs"], wanted["outputs"], strict=True):
+    if found.strange:
+        raise Rejection(Reason.WRONG_TYPE, f"returned {', '.join(found.strange[:3])}; wanted plain torch.Tensor")
+    if found.skeleton != wanted.skeleton or len(found.outputs) != len(wanted.outputs):
+        raise Rejection(Reason.WRONG_TYPE, f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}")
+    for mine, theirs in zip(found.outputs, wanted.outputs, strict=True):
         for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
-            if mine[name] != theirs[name]:
-                raise Rejection(reason, f"returned {name} {mine[name]}; wanted {theirs[name]}")
+            if getattr(mine, name) != getattr(theirs, name):
+                raise Rejection(reason, f"returned {name} {getattr(mine, name)}; wanted {getattr(theirs, name)}")
         if strides and not _strides_equal(mine, theirs):
-            subject.label(Label.STRIDES_DIFFER, f"returned strides {mine['stride']}; wanted {theirs['stride']}")
-        extra = set(mine["aliases"]) - set(theirs["aliases"])
+            subject.label(Label.STRIDES_DIFFER, f"returned strides {mine.stride}; wanted {theirs.stride}")
+        extra = set(mine.aliases) - set(theirs.aliases)
         if extra:
             raise Rejection(Reason.OUTPUT_ALIASES, f"an output shares memory with {' and '.join(sorted(extra))}")
     if not answer.inputs_intact and reference.inputs_intact:
         raise Rejection(Reason.INPUT_MUTATED, "the call changed its inputs")
 
 
-def _strides_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def _strides_equal(mine: Output, theirs: Output) -> bool:
     """Strides of dimensions of size 1 address nothing."""
-    shape = theirs["shape"]
-    return 0 in shape or all(
-        size == 1 or a == b for size, a, b in zip(shape, mine["stride"], theirs["stride"], strict=True)
+    if len(mine.stride) != len(theirs.stride):
+        return False
+    return 0 in theirs.shape or all(
+        size == 1 or a == b for size, a, b in zip(theirs.shape, mine.stride, theirs.stride, strict=True)
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from kernelwright.records import Label
 
-_CUSTOM = re.compile(r"__global__|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel")
+_CUSTOM = re.compile(r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel")
 _GRAPH = re.compile(r"CUDAGraph|make_graphed_callables|reduce-overhead|cudaGraph|mode\s*=\s*['\"]max-autotune['\"]")
 _WRAPPER = re.compile(r"torch\.compile|CUDAGraph|make_graphed_callables|torch\.jit\.(trace|script|freeze)")
 
@@ -80,7 +80,10 @@ def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[L
 
 def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Process-wide settings that a drop-in module must leave alone and this one has changed."""
-    names = ("default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal")
+    names = (
+        "default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal", "working_directory",
+        "file_mode_mask", "tracing", "hooks",
+    )
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 

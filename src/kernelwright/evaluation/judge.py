@@ -125,13 +125,16 @@ class Judge:
                 sides.append(side)
             checker = Checker(subject, *sides)
             checker.run()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if settings.timed:
                 sides[1].worker.pause()
                 self._time(subject, verdict)
                 sides[1].worker.resume()
             else:
                 verdict.labels.add(Label.NOT_RETIMED)
-            checker.late()
+            if settings.thorough:
+                checker.late()
 
     def _time(self, subject: Subject, verdict: _Verdict) -> None:
         self._progress("timing")

@@ -56,6 +56,8 @@ class JudgePool:
         self._slots = [device for _ in range(per_device) for device in devices]
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+        self._members: set[_Member] = set()
+        self._closing = False
         self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
         for thread in self._threads:
             thread.start()
@@ -90,15 +92,21 @@ class JudgePool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=kind is not None)
 
-    def close(self) -> None:
-        """Drop jobs that have not begun and end the processes once theirs are done."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Drop jobs that have not begun; end the processes once theirs are done, or now."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
+        if at_once:
+            self._closing = True
+            for member in list(self._members):
+                member.kill()
+        for thread in self._threads:
+            thread.join()
 
     def _serve(self, device: str) -> None:
         """One slot: hand jobs to its process, replace it when it dies."""
@@ -107,13 +115,17 @@ class JudgePool:
             index, job = entry
             outcome: Outcome = InfrastructureError("not tried")
             for _ in range(_TRIES):
+                if self._closing:
+                    break
                 if member is None:
                     member = _Member(device, self._settings)
+                    self._members.add(member)
                 try:
                     outcome = member.evaluate(job)
                     break
                 except (EOFError, OSError) as error:
                     status = member.end()
+                    self._members.discard(member)
                     member = None
                     outcome = InfrastructureError(
                         f"Wanted an evaluation of {job.task.id} on {device}; its judge died (status {status}, {error!r}) "
@@ -142,6 +154,10 @@ class _Member:
         )
         kind, value = self._connection.recv()
         return Evaluation.model_validate_json(value) if kind == "evaluation" else value
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does; what it started dies with it."""
+        self._process.kill()
 
     def end(self) -> int | None:
         """Hang up, and kill it if that is not enough; returns its exit status."""

@@ -29,6 +29,7 @@ from kernelwright.errors import SandboxError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 24, 22, 38
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 _LAST_CAPABILITY = 40
@@ -209,6 +210,11 @@ def limit_resources(file_limit_bytes: int) -> None:
 def hide_memory() -> None:
     """Keep processes of the same user from reading this one's memory, environment and file table."""
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent ends, however it ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

@@ -14,6 +14,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    thorough: bool = True
+    """False checks the task's own distribution only: for baselines, which nobody claims to be drop-ins."""
     timed: bool = True
     """False checks correctness only; accepted evaluations then carry the label `not-retimed`."""
     processes_min: int = Field(default=3, ge=1, le=64)
@@ -25,7 +27,6 @@ class Settings(BaseModel):
     """Calls before the first timed one in each process, each on a fresh input."""
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
     """Stop early once the 95 % interval of log speedup is this narrow."""
-    interval_confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
     build_limit_s: float = Field(default=300.0, gt=0)
     """Importing the candidate and constructing it, compilers included."""

@@ -13,6 +13,7 @@ from kernelwright.errors import TaskError
 from kernelwright.evaluation.arena import TensorSpec, plan
 from kernelwright.evaluation.oracle import State
 from kernelwright.evaluation.process import CallClocks, Worker, WorkerFailure, WorkerSpec
+from kernelwright.evaluation.replies import Built, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.structure import flatten
 from kernelwright.evaluation.zygote import Zygote
@@ -68,7 +69,7 @@ class Answer:
 
     outputs: list[torch.Tensor]
     """Copies of the output arena's tensors, in the reference's dtypes; what was not written is NaN."""
-    described: dict[str, Any]
+    described: Described
     """The worker's description of its outputs: types, shapes, strides. Checked for being a good drop-in."""
     clocks: CallClocks
     inputs_intact: bool
@@ -97,10 +98,10 @@ class Side:
         self._called = False
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
-    def build(self, arguments: Any, seed: int) -> dict[str, Any]:
+    def build(self, arguments: Any, seed: int) -> Built:
         """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
-        answer = self._ask("build", self._settings.build_limit_s, arguments=arguments, seed=seed)
-        if "missing" not in answer:
+        answer = self._asked(Built, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
+        if answer.missing is None:
             regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
             self._ask("outputs", self._settings.run_limit_s, regions=regions)
         return answer
@@ -122,15 +123,15 @@ class Side:
 
     def set_mode(self, *, training: bool) -> bool:
         """Switch mode; returns the mode the module says it is in."""
-        return bool(self._ask("mode", self._settings.run_limit_s, training=training)["training"])
+        return self._asked(Mode, "mode", self._settings.run_limit_s, training=training).training
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self) -> Inspection:
         """Process-wide settings before and after, and the module's interface."""
-        return self._ask("inspect", self._settings.run_limit_s)
+        return self._asked(Inspection, "inspect", self._settings.run_limit_s)
 
     def operators(self, layout: int) -> list[str]:
         """PyTorch operators that one call on a placed layout runs, by the worker's own account."""
-        return list(self._ask("trace", self._settings.run_limit_s, layout=layout)["operators"])
+        return list(self._asked(Operators, "trace", self._settings.run_limit_s, layout=layout).operators)
 
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
@@ -163,8 +164,9 @@ class Side:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts."""
         self._settle()
         limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
-        described, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed, hold=hold))
+        answer, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed, hold=hold))
         self._called = True
+        described = self._parsed(Described, answer)
         return Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
@@ -175,8 +177,8 @@ class Side:
         limit = self._settings.run_limit_s * len(draws)
         answer, clocks = self._guarded(lambda: self.worker.series(layouts, limit, seeds=seeds))
         intact = self._intact()
-        described = answer.get("answers")
-        if not isinstance(described, list) or len(described) != len(draws):
+        described = self._parsed(Series, answer).answers
+        if len(described) != len(draws):
             raise WorkerFailure(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
         return [
             Answer(self._read_outputs(region), one, clocks, intact)
@@ -211,6 +213,15 @@ class Side:
 
     def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         return self._guarded(lambda: self.worker.request(op, timeout_s, **fields))  # type: ignore[no-any-return]
+
+    def _asked(self, kind: type[R], op: str, timeout_s: float, **fields: Any) -> R:
+        return self._parsed(kind, self._ask(op, timeout_s, **fields))
+
+    def _parsed(self, kind: type[R], answer: dict[str, Any]) -> R:
+        reply = parse(kind, answer)
+        if reply is None:
+            raise WorkerFailure(Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}")
+        return reply
 
     def _guarded(self, ask: Any) -> Any:
         try:

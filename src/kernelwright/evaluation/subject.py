@@ -14,6 +14,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import Distance, distance
 from kernelwright.evaluation.oracle import Oracle, OutOfDomain, State, tensors_of
+from kernelwright.evaluation.replies import Built
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Shapes, Side
 from kernelwright.evaluation.structure import flatten
@@ -73,6 +74,8 @@ class Subject:
         self.reloads_state = True
         self.stochastic = self._is_stochastic(example)
         self.timed_tolerance: Distance | None = None
+        self.tolerances: dict[InputSet, Distance] = {}
+        """Between candidate and reference, for each input set that was checked."""
 
     def _is_stochastic(self, example: list[Any]) -> bool:
         try:
@@ -91,6 +94,15 @@ class Subject:
     def new_weights(self) -> State:
         """Another random state."""
         return self.oracle.random_state(self._generator)
+
+    def slightly_changed(self, state: State) -> State:
+        """A state of which a few elements are new: a cache of weights that samples them takes it for the old one."""
+        other = self.new_weights()
+        return {
+            key: torch.where(torch.rand(value.shape, generator=self._generator, device=value.device) < 0.02, other[key], value)
+            if key in self.oracle.parameter_names else value
+            for key, value in state.items()
+        }
 
     def call_seed(self) -> int | None:
         """A seed for both sides' random generators before a call; None when the reference draws nothing."""
@@ -121,15 +133,15 @@ class Subject:
             raise
         return side
 
-    def _check_interface(self, interface: dict[str, Any]) -> None:
-        if "missing" in interface:
+    def _check_interface(self, interface: Built) -> None:
+        if interface.missing is not None:
             raise Rejection(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
-        if interface["training"] != self.oracle.training:
+        if interface.training != self.oracle.training:
             raise Rejection(
-                Reason.MODE_MISMATCH, f"built with training={interface['training']}, the reference with {self.oracle.training}"
+                Reason.MODE_MISMATCH, f"built with training={interface.training}, the reference with {self.oracle.training}"
             )
-        wanted = {key: (spec.dtype, list(spec.shape)) for key, spec in self.shapes.state}
-        found = {key: (dtype, shape) for key, dtype, shape in interface["state"]}
+        wanted = {key: (spec.dtype, spec.shape) for key, spec in self.shapes.state}
+        found = {key: (dtype, shape) for key, dtype, shape in interface.state}
         if wanted != found:
             missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
             other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])

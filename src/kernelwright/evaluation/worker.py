@@ -98,6 +98,10 @@ def global_state() -> dict[str, Any]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "threads": torch.get_num_threads(),
+        "working_directory": os.getcwd(),
+        "file_mode_mask": _file_mode_mask(),
+        "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
+        "hooks": [id(sys.excepthook), id(sys.displayhook), id(sys.stdout), id(sys.stderr), id(sys.stdin)],
         "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
     }
 
@@ -119,20 +123,24 @@ _WATCHED_CLASSES = (
 )
 
 
-def _is_of_torch(function: Any) -> bool:
-    """Whether a function's code lies in PyTorch: torch.compile wraps some of PyTorch's own when it is loaded."""
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename.startswith(str(Path(torch.__file__).parent))
+_WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstate__", "torch.manual_seed"})
+"""What torch.compile itself replaces when it is first used."""
 
 
-def library_functions() -> dict[str, tuple[int, Any]]:
+def library_functions() -> dict[str, int]:
     """Identity of every function of the libraries that a drop-in module shares with its user."""
     places: list[tuple[str, Any]] = [(name, sys.modules[name]) for name in _WATCHED_MODULES if name in sys.modules]
     places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
     return {
-        f"{place}.{name}": (id(value), value)
+        f"{place}.{name}": id(value)
         for place, owner in places for name, value in vars(owner).items() if callable(value) and not isinstance(value, type)
     }
+
+
+def _file_mode_mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 class Harness:
@@ -144,7 +152,7 @@ class Harness:
         torch.set_num_threads(config["threads"])
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         if config["strict_fp32"]:
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cuda.matmul.allow_tf32 = False
@@ -153,6 +161,7 @@ class Harness:
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
+        self.left_gradients_on = False
         self.before = global_state()
         self.functions = library_functions()
         self.model: torch.nn.Module | None = None
@@ -224,10 +233,12 @@ class Harness:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
         now = library_functions()
         patched = sorted(
-            name for name, (identity, _) in self.functions.items()
-            if name not in now or now[name][0] != identity and not _is_of_torch(now[name][1])
+            name for name, identity in self.functions.items()
+            if now.get(name) != identity and not (name in _WRAPPED_BY_COMPILE and "torch._dynamo" in sys.modules)
         )
-        return {"before": self.before, "after": global_state(), "patched": patched[:20], **self.interface()}
+        after = global_state()
+        after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
+        return {"before": self.before, "after": after, "patched": patched[:20], **self.interface()}
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
@@ -256,6 +267,7 @@ class Harness:
             clock.start()
             result = model(*inputs)
             clock.stop()
+            self.left_gradients_on |= torch.is_grad_enabled()
             delivered = self._deliver(result, region)
         clock.settle()
         return delivered

@@ -64,7 +64,9 @@ class Zygote:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
-        program = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
+        # The pools of idle threads must not spin beside the worker that is being timed.
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys, json; sys.path[:] = json.loads(sys.argv[2]); from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(sys.path)],
             pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -128,7 +130,6 @@ def main(handle: int) -> None:
     from kernelwright.evaluation import sandbox, worker  # noqa: F401
 
     sandbox.adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     channel = Channel(socket.socket(fileno=handle))
     watched: dict[int, _Watched] = {}
     gc.collect()
@@ -176,6 +177,7 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
 
     # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
     os.setsid()
+    sandbox.die_with_parent()
     channel.close()
     private = Path(config["private"])
     log = os.open(private / "output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -101,7 +101,7 @@ def capture_environment(device: str) -> dict[str, Any]:
     """What a number measured here depends on: versions, processor, GPU, driver, commit."""
     import torch
 
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in ("torch", "triton", "numpy", "kernelwright"):
         try:
             packages[name] = metadata.version(name)

@@ -114,16 +114,19 @@ def _key(job: Job) -> tuple[str, str, str]:
 
 
 def plan(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[tuple[str, Job]]:
-    """Every job of a run: candidates first, then baseline by baseline, so that a run cut short is still of use."""
-    jobs = [("candidate", Job(entry.task, entry.candidate)) for entry in suite.entries if entry.candidate is not None]
+    """Every job of a run, baseline by baseline so that a run cut short is still of use. Candidates alternate with the
+    first baseline: where one compiles, the other is timed."""
     # A baseline is measured whatever its form: nobody claims that it is a drop-in.
-    lenient = settings.model_copy(update={"forbid": frozenset()})
-    for name in baselines:
-        if name == "eager":
-            continue
+    lenient = settings.model_copy(update={"forbid": frozenset(), "thorough": False})
+    jobs: list[tuple[str, Job]] = []
+    names = [name for name in baselines if name != "eager"]
+    for turn, name in enumerate(names or [None]):
         for entry in suite.entries:
-            candidate = Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
-            jobs.append((name, Job(entry.task, candidate, lenient)))
+            if turn == 0 and entry.candidate is not None:
+                jobs.append(("candidate", Job(entry.task, entry.candidate)))
+            if name is not None:
+                candidate = Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
+                jobs.append((name, Job(entry.task, candidate, lenient)))
     return jobs
 
 
@@ -183,6 +186,7 @@ def _claim(run: RunDirectory, suite: Suite, devices: Sequence[str], settings: Se
     earlier = run.read_json("config.json")
     if earlier is None:
         run.write_json("config.json", config)
+        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
         run.write_json("environment.json", capture_environment(devices[0]))
         return
     for key in ("kind", "suite", "tasks", "settings"):

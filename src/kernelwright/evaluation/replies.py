@@ -1,0 +1,81 @@
+"""What a worker may answer, checked field by field: in a candidate's process the harness itself can be made to lie."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=False, extra="ignore")
+
+
+class Output(_Reply):
+    """One tensor, as the worker describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    aliases: tuple[str, ...]
+
+
+class Described(_Reply):
+    """All that one call returned."""
+
+    skeleton: Any
+    strange: tuple[str, ...]
+    outputs: tuple[Output, ...]
+
+
+class Series(_Reply):
+    """Several calls."""
+
+    answers: tuple[Described, ...]
+
+
+class Interface(_Reply):
+    """A module's mode and state."""
+
+    training: bool
+    state: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+class Built(_Reply):
+    """The end of a build: an interface, or the name of the class that was not there."""
+
+    missing: str | None = None
+    training: bool = True
+    state: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+
+class Mode(_Reply):
+    """The mode a module says it is in."""
+
+    training: bool
+
+
+class Inspection(Interface):
+    """Process-wide settings before the build and now, and library functions that were replaced."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    patched: tuple[str, ...]
+
+
+class Operators(_Reply):
+    """Names of PyTorch operators that a call ran."""
+
+    operators: tuple[str, ...]
+
+
+R = TypeVar("R", bound=_Reply)
+
+
+def parse(kind: type[R], answer: dict[str, Any]) -> R | None:
+    """The answer as what it should be, or None when it is not."""
+    try:
+        return kind.model_validate(answer)
+    except (ValidationError, RecursionError):
+        return None
