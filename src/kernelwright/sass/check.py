@@ -14,7 +14,7 @@ from itertools import pairwise
 from kernelwright.errors import ToolchainError, UsageError
 from kernelwright.sass.control import INSTRUCTION_BYTES
 from kernelwright.sass.distances import minimum_distances
-from kernelwright.sass.effects import defs_of, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.effects import FENCE, SYNC, defs_of, memory_conflict, uses_of, vouches_for
 from kernelwright.sass.elf import CubinImage, read_cubin
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import bound_cycles
@@ -31,7 +31,13 @@ _CONTROL_RULES = {
     "wait": "no longer waits as before",
     "reuse": "keeps an operand for a changed follower",
 }
-_RESOURCE_KINDS = {"P": "predicate", "U": "uniform", "B": "convergence-barrier", "s": "sync-order"}
+_RESOURCE_KINDS = {
+    "P": "predicate",
+    "U": "uniform",
+    "B": "convergence-barrier",
+    SYNC[0]: "sync-order",
+    FENCE[0]: "barrier-crossing",
+}
 """Kind of an order violation by the first letter of the resource; other resources go by dependence."""
 
 
@@ -324,10 +330,10 @@ def _spacing_violations(old: Kernel, new: Kernel) -> list[Violation]:
     return [
         Violation(
             "port",
-            0,
-            f"{second.operation} follows {first.operation} after {cycles} cycles somewhere, "
-            f"their port needs {required[first, second]}",
+            new.instructions[index].address,
+            f"`{new.instructions[index].text}` issues {cycles} cycles after {first.operation}, "
+            f"their {first.family} port needs {required[first, second]}",
         )
-        for (first, second), cycles in least_spacings(new.instructions, old.blocks).items()
+        for (first, second), (cycles, index) in least_spacings(new.instructions, old.blocks).items()
         if cycles < required[first, second]
     ]

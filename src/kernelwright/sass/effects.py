@@ -6,16 +6,26 @@ from kernelwright.sass.instruction import Instruction
 
 SYNC = "sync"
 """Pseudo-register that every synchronising or warp-wide instruction reads and writes."""
+FENCE = "fence"
+"""Pseudo-register that every fence reads and writes and every memory access reads."""
+PSEUDO_RESOURCES = frozenset({SYNC, FENCE})
 
 
 def defs_of(instruction: Instruction) -> frozenset[str]:
     """Return the resources written."""
-    return instruction.defs | {SYNC} if instruction.traits.is_sync else instruction.defs
+    return instruction.defs | _pseudo(instruction.traits.is_sync, instruction.traits.is_fence)
 
 
 def uses_of(instruction: Instruction) -> frozenset[str]:
     """Return the resources read."""
-    return instruction.uses | {SYNC} if instruction.traits.is_sync else instruction.uses
+    traits = instruction.traits
+    return instruction.uses | _pseudo(traits.is_sync, bool(traits.reads or traits.writes))
+
+
+def _pseudo(sync: bool, fence: bool) -> frozenset[str]:
+    if sync and fence:
+        return PSEUDO_RESOURCES
+    return frozenset({SYNC} if sync else {FENCE} if fence else ())
 
 
 def is_guarded(instruction: Instruction) -> bool:

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from enum import Enum
 
+from kernelwright.sass.effects import PSEUDO_RESOURCES
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.opcodes import Pipe
 
 LONGEST_CYCLES = 64
 """Longer than any fixed latency; the bound for pairs about which nothing is known."""
 
-_SYNC_CYCLES = 8
+_SYNC_CYCLES = 16
+"""A barrier holds a warp only some cycles after it issued; loads issued before that read too early.
+
+Six cycles is what ptxas leaves between BAR and a load, and five is seen to fail on hardware.
+"""
 _UNIFORM_READ_CYCLES = 4
 _STRANGE_READER_CYCLES = 16
 """How much earlier than ordinary arithmetic an instruction of unknown latency may read its operands."""
@@ -47,7 +52,7 @@ def bound_cycles(kind: Dependence, resource: str, producer: Instruction, consume
 
     Zero means that a scoreboard, not time, keeps the two apart.
     """
-    if resource == "sync":
+    if resource in PSEUDO_RESOURCES:
         return _SYNC_CYCLES
     pipe, reader = producer.traits.pipe, consumer.traits.pipe
     if kind is Dependence.WAR:
@@ -84,7 +89,7 @@ def hold_cycles(kind: Dependence, resource: str, producer: Instruction, strange:
         producer: the instruction that accesses it.
         strange: whether an instruction of unknown latency accesses the resource anywhere.
     """
-    if resource == "sync":
+    if resource in PSEUDO_RESOURCES:
         return _SYNC_CYCLES
     if kind is Dependence.WAR:
         return _read_cycles(resource, producer)

@@ -36,6 +36,7 @@ _FAMILY_OF_OPCODE = {
     "S2UR": "constant",
     "S2R": "special-register",
     "LDGDEPBAR": "memory",
+    "CS2R": "alu",
     # Seen spaced like both kinds of integer arithmetic; the stricter neighbours are multiply-adds.
     "VIADD": "fma",
 }
@@ -93,15 +94,19 @@ def table_spacing(first: Port, second: Port) -> int:
 
 
 Spacings = dict[tuple[Port, Port], int]
-"""(earlier, later) -> least distance in cycles."""
+"""(earlier, later) -> distance in cycles."""
 
 
-def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> Spacings:
-    """Return the least distance of each pair of operations of one port, over all paths.
+def least_spacings(
+    instructions: Sequence[Instruction], blocks: Sequence[Block]
+) -> dict[tuple[Port, Port], tuple[int, int]]:
+    """Return the least distance of each pair of operations of one port, and where, over all paths.
+
+    The place is the index of the later instruction.
 
     Pairs that are nowhere closer than the longest spacing are left out.
     """
-    found: Spacings = {}
+    found: dict[tuple[Port, Port], tuple[int, int]] = {}
     ports = [port_of(i) for i in instructions]
     entry: list[dict[Port, int]] = [{} for _ in blocks]
     work = list(range(len(blocks)))
@@ -116,7 +121,7 @@ def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block])
                     distance = time - issued
                     if earlier.family == port.family and distance < LONGEST_SPACING_CYCLES:
                         key = (earlier, port)
-                        found[key] = min(distance, found.get(key, distance))
+                        found[key] = min((distance, i), found.get(key, (distance, i)))
                 last[port] = time
             time += max(1, instructions[i].control.stall)
         for successor in block.successors:
@@ -135,9 +140,10 @@ def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block])
 def required_spacings(kernel: Kernel) -> Spacings:
     """Return the distances that every schedule of a kernel must keep, for operations it contains."""
     seen = least_spacings(kernel.instructions, kernel.blocks)
+    farthest = (LONGEST_SPACING_CYCLES, 0)
     ports = {p for i in kernel.instructions if (p := port_of(i)) is not None}
     return {
-        (first, second): min(seen.get((first, second), LONGEST_SPACING_CYCLES), table_spacing(first, second))
+        (first, second): min(seen.get((first, second), farthest)[0], table_spacing(first, second))
         for first in ports
         for second in ports
         if first.family == second.family

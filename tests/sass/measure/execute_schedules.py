@@ -165,7 +165,7 @@ def diagnose(program, history, launcher, expected):
         return any(output != expected for output in launcher.run(cubin, 2))
 
     schedule = Schedule(program.kernel())
-    for length, move in enumerate(history, start=1):
+    for move in history:
         schedule.play(move)
         if is_wrong(schedule.words()):
             break
@@ -178,8 +178,8 @@ def diagnose(program, history, launcher, expected):
         return is_wrong([change(c, i).encode(instructions[i].word) for c, i in pairs])
 
     return {
-        "prefix": length,
-        "moves": [[m.source, m.target] for m in history[:length]],
+        "prefix": len(schedule.history),
+        "moves": [[m.source, m.target] for m in schedule.history],
         "last": [move.source, move.target, instructions[schedule.order[move.target]].text],
         "wrong_without_reuse": variant(lambda c, i: replace(c, reuse=0)),
         "wrong_with_original_stalls_or_longer": variant(

@@ -1,0 +1,122 @@
+"""`kernelwright sass show|play|check`: output, exit status, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelwright.cli import main
+from sass.support import build, compiled
+
+
+@pytest.fixture
+def cubin(tmp_path):
+    path = tmp_path / "softmax.cubin"
+    path.write_bytes(compiled("softmax", 80))
+    return path
+
+
+def run(capsys, *arguments):
+    status = main(["sass", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_play_then_check(cubin, tmp_path, capsys):
+    out = tmp_path / "mutated.cubin"
+    status, text, error = run(capsys, "play", cubin, "--moves", 30, "--seed", 7, "--out", out, "--json")
+    assert (status, error) == (0, "")
+    result = json.loads(text)
+    assert result["played"] == 30
+    assert result["legal"] is True
+    assert out.read_bytes() != cubin.read_bytes()
+    status, text, error = run(capsys, "check", cubin, out, "--json")
+    assert (status, error) == (0, "")
+    assert json.loads(text) == {"legal": True, "violations": [], "moved": result["moved"]}
+
+
+def test_the_same_seed_gives_the_same_bytes(cubin, tmp_path, capsys):
+    files = [tmp_path / name for name in ("a", "b", "c")]
+    for path, seed in zip(files, (1, 1, 2), strict=True):
+        assert run(capsys, "play", cubin, "--moves", 10, "--seed", seed, "--out", path)[0] == 0
+    a, b, c = (path.read_bytes() for path in files)
+    assert a == b != c
+
+
+def test_no_moves_is_the_same_file(cubin, tmp_path, capsys):
+    out = tmp_path / "same.cubin"
+    assert run(capsys, "play", cubin, "--moves", 0, "--out", out)[0] == 0
+    assert out.read_bytes() == cubin.read_bytes()
+
+
+def test_the_papers_moves(cubin, tmp_path, capsys):
+    out = tmp_path / "paper.cubin"
+    status, text, _ = run(capsys, "play", cubin, "--moves", 5, "--paper", "--out", out, "--json")
+    assert status == 0
+    assert json.loads(text)["played"] == 5
+
+
+def test_an_illegal_schedule(cubin, tmp_path, capsys):
+    sample = build("softmax", 80)
+    index = next(i for i, x in enumerate(sample.kernel.instructions) if x.control.wait_mask)
+    broken = tmp_path / "broken.cubin"
+    broken.write_bytes(sample.with_control(index, wait_mask=0))
+    status, text, error = run(capsys, "check", cubin, broken, "--json")
+    report = json.loads(text)
+    assert (status, error, report["legal"]) == (1, "", False)
+    assert {"wait"} <= {v["kind"] for v in report["violations"]}
+    assert all(set(v) == {"kind", "address", "detail"} for v in report["violations"])
+    status, text, _ = run(capsys, "check", cubin, broken)
+    assert status == 1
+    assert "not legal" in text
+
+
+def test_show(cubin, capsys):
+    status, text, _ = run(capsys, "show", cubin)
+    assert status == 0
+    assert "softmax: sm_80" in text
+    assert "EXIT" in text
+    status, text, _ = run(capsys, "show", cubin, "--json")
+    kernel = json.loads(text)["kernels"][0]
+    assert status == 0
+    assert len(kernel["instructions"]) == len(build("softmax", 80).kernel.instructions)
+    first = kernel["instructions"][0]
+    assert {"address", "opcode", "stall", "wait_mask", "defs", "uses", "pinned"} <= set(first)
+
+
+@pytest.mark.parametrize("command", ["show", "play", "check-first", "check-second"])
+@pytest.mark.parametrize("content", [None, b"", b"junk", "cut"])
+def test_unreadable_files(command, content, cubin, tmp_path, capsys):
+    bad = tmp_path / "bad.cubin"
+    if content is not None:
+        bad.write_bytes(compiled("softmax", 80)[:3000] if content == "cut" else content)
+    arguments = {
+        "show": ["show", bad],
+        "play": ["play", bad, "--out", tmp_path / "out"],
+        "check-first": ["check", bad, cubin],
+        "check-second": ["check", cubin, bad],
+    }[command]
+    status, text, error = run(capsys, *arguments)
+    assert (status, text) == (2, "")
+    assert error.startswith("error: wanted")
+    assert error.count("\n") == 1
+
+
+def test_no_fitting_disassembler(cubin, capsys, monkeypatch):
+    monkeypatch.setattr("kernelwright.toolchain.disassembler._candidates", lambda: iter(()))
+    status, text, error = run(capsys, "check", cubin, cubin)
+    assert (status, text) == (3, "")
+    assert "wanted nvdisasm, found none" in error
+
+
+def test_a_place_that_cannot_be_written(cubin, tmp_path, capsys):
+    status, text, error = run(capsys, "play", cubin, "--moves", 1, "--out", tmp_path / "no" / "where")
+    assert (status, text) == (2, "")
+    assert "wanted to write" in error
+
+
+def test_a_kernel_that_is_not_there(cubin, capsys):
+    status, _, error = run(capsys, "show", cubin, "--kernel", "other")
+    assert status == 2
+    assert "wanted kernel 'other', found ['softmax']" in error
