@@ -16,6 +16,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernelwright.policies.recurrent_shapes import without_steps
+
 aten = torch.ops.aten
 
 Operator = Any
@@ -171,7 +173,7 @@ class Editor:
         def fake(item: Any) -> Any:
             return item.meta["val"] if isinstance(item, fx.Node) else item
 
-        with self.mode:
+        with self.mode, without_steps():
             result = target(*fx.node.map_aggregate(args, fake), **fx.node.map_aggregate(kwargs, fake))
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name=_short_name(target))

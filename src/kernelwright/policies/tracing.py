@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.policies.graph import contiguous_strides
 from kernelwright.policies.normalise import normalise
+from kernelwright.policies.recurrent_shapes import without_steps
 from kernelwright.records import Task
 
 LARGEST_CONSTANT = 64
@@ -165,7 +166,8 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
 
 
 def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:
-    exported = torch.export.export(model, inputs, strict=False)
+    with without_steps():
+        exported = torch.export.export(model, inputs, strict=False)
     graph = exported.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     if any(node.op in ("get_attr", "call_module", "call_method") for node in graph.nodes):

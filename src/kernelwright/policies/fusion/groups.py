@@ -21,6 +21,8 @@ from kernelwright.policies.fusion.program import (
 )
 from kernelwright.policies.graph import Editor, aten, contiguous_strides, is_call, is_tensor, shape, value
 
+MOST_KERNELS = 32
+"""Kernels in one module: each costs build time, and the largest save most."""
 MOST_MEMBERS = 40
 """Operators in one kernel: compile time grows faster than what more of them save."""
 SMALLEST = 2048
@@ -157,12 +159,14 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
         groups = [group for group in groups if not set(group.members) <= set(joined.members)] + [joined]
         for member in joined.members:
             member_of[member] = joined
-    return [
+    worth = [
         group
         for group in groups
         if math.prod(group.program.logical) >= SMALLEST
         and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))
     ]
+    largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
+    return [group for group in worth if any(group is kept for kept in largest[:MOST_KERNELS])]
 
 
 def _join(near: list[Group], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:

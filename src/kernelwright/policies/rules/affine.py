@@ -93,19 +93,20 @@ def merge_constants(editor: Editor) -> int:
     where the single ones were not, so that no product over- or underflows.
     """
     count = 0
-    for node in editor.nodes():
-        if node._erased or not (outer := affine(node)):
+    for node in reversed(editor.nodes()):
+        whole = None if node._erased else affine(node)
+        if whole is None or (len(node.users) == 1 and affine(next(iter(node.users)))):
             continue
-        inner = affine(outer.source)
-        if inner is None or only_user(outer.source) is None:
-            continue
-        scale, shift = inner.scale * outer.scale, inner.shift * outer.scale + outer.shift
-        vanished = scale == 0.0 and inner.scale != 0.0 and outer.scale != 0.0
-        cost = (scale != 1.0) + (shift != 0.0) - (scale == -1.0 and shift != 0.0)
-        if vanished or not math.isfinite(scale) or not math.isfinite(shift) or abs(scale) > 1e30 or cost >= 2:
-            continue
-        editor.replace(node, place_affine(editor, node, inner.source, scale, shift))
-        count += 1
+        length, vanished = 1, False
+        while (inner := affine(whole.source)) is not None and only_user(whole.source) is not None:
+            scale, shift = inner.scale * whole.scale, inner.shift * whole.scale + whole.shift
+            vanished |= scale == 0.0 and inner.scale != 0.0 and whole.scale != 0.0
+            whole, length = Affine(inner.source, scale, shift), length + 1
+        cost = (whole.scale != 1.0) + (whole.shift != 0.0) - (whole.scale == -1.0 and whole.shift != 0.0)
+        finite = math.isfinite(whole.shift) and abs(whole.scale) < 1e30
+        if cost < length and finite and not vanished:
+            editor.replace(node, place_affine(editor, node, whole.source, whole.scale, whole.shift))
+            count += 1
     return count
 
 
