@@ -141,7 +141,7 @@ class Worker:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
         cpu_after = self._cpu_us()
         if "error" in answer:
-            raise self._raised(op, answer["error"])
+            raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
         idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
         self._answered_cpu_us = cpu_after
         inner = answer.get("inner_us", 0.0)
