@@ -108,14 +108,18 @@ def every_label_allowed(patch: Patch) -> None:
 
 def replaced_functions_unseen(patch: Patch) -> None:
     original = stage.Side.inspect
-    patch.setattr(stage.Side, "inspect", lambda self: {**original(self), "patched": []})
+    patch.setattr(stage.Side, "inspect", lambda self: original(self).model_copy(update={"patched": ()}))
+
+
+def global_state_unseen(patch: Patch) -> None:
+    patch.setattr(check, "forbidden_changes", lambda before, after: [])
 
 
 def aliases_unseen(patch: Patch) -> None:
     original = check.check_form
 
     def check_form(on: Any, reference: Any, answer: Any, *, strides: bool = True) -> None:
-        outputs = [{**output, "aliases": []} for output in answer.described["outputs"]]
+        outputs = tuple(output.model_copy(update={"aliases": ()}) for output in answer.described.outputs)
         original(
             on,
             reference,
@@ -128,7 +132,7 @@ def aliases_unseen(patch: Patch) -> None:
 
 def inner_clock_believed(patch: Patch) -> None:
     """Neither is a large excess of the outer clock rejected nor a small one charged."""
-    patch.setattr(timing, "_certain_excess", lambda candidate, reference: 0.0)
+    patch.setattr(timing, "_reject_hidden_time", lambda outside, settings: None)
     patch.setattr(timing, "_slack_us", lambda *samples: 1e12)
 
 
@@ -151,7 +155,9 @@ MUTATIONS = [
         "n04_counter_not_updated",
         skip(check.Checker, "_check_buffers", "_other_mode"),
     ),
-    Mutation("first output looked at again", "c13_reused_output_buffer", skip(check.Checker, "_held_output")),
+    Mutation(
+        "first output looked at again", "c13_reused_output_buffer", skip(check.Checker, "_held_outputs")
+    ),
     Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
     Mutation(
@@ -173,6 +179,9 @@ MUTATIONS = [
     Mutation("NaN matches nothing", "w08_nan_output", not_a_number_taken_for_right),
     Mutation("state_dict of the same names", "n07_renamed_state", every_label_allowed),
     Mutation("replaced library functions", "t20_slow_reference_patch", replaced_functions_unseen),
+    Mutation("process-wide settings: hooks", "h15_tracer", global_state_unseen),
+    Mutation("process-wide settings: gradients", "h15_gradients_enabled", global_state_unseen),
+    Mutation("process-wide settings: directory", "h15_changed_directory", global_state_unseen),
     Mutation(
         "dtype of the output, and the tolerance (each catches it)",
         "p05_half_output",
@@ -181,7 +190,7 @@ MUTATIONS = [
     Mutation(
         "shared memory, inputs compared, and the first output looked at again (each catches it)",
         "i02_inplace_on_inputs",
-        both(aliases_unseen, inputs_taken_for_intact, skip(check.Checker, "_held_output")),
+        both(aliases_unseen, inputs_taken_for_intact, skip(check.Checker, "_held_outputs")),
     ),
     Mutation(
         "all that is checked after the first dozen calls (each catches it)",

@@ -264,10 +264,10 @@ def test_without_landlock_nothing_is_asked_and_the_caller_is_told(kernel, tmp_pa
     assert sandbox.describe()["landlock_signals"] == "by seccomp"
 
 
-def test_a_gpu_opens_its_own_devices_and_no_others(kernel, tmp_path, monkeypatch):
+def test_only_a_gpu_opens_the_drivers_devices(kernel, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(sandbox, "_add_path", lambda ruleset, path, rights: opened.append(path))
-    monkeypatch.setattr(sandbox, "_gpu_nodes", lambda device: [Path("/dev/nvidia3")])
+    monkeypatch.setattr(sandbox, "_gpu_nodes", lambda: [Path("/dev/nvidia3")])
     kernel()
     sandbox.restrict_files((tmp_path,), (), "cuda:0")
     assert {Path("/dev/nvidia3"), Path("/dev/shm"), tmp_path} <= set(opened)
@@ -276,19 +276,14 @@ def test_a_gpu_opens_its_own_devices_and_no_others(kernel, tmp_path, monkeypatch
     assert not {Path("/dev/nvidia3"), Path("/dev/shm")} & set(opened)
 
 
-@pytest.mark.parametrize(("minor", "wanted"), [(None, {"nvidia0", "nvidia1"}), ("1", {"nvidia1"})])
-def test_the_device_files_of_one_gpu_of_several(monkeypatch, tmp_path, minor, wanted):
+def test_the_device_files_of_the_driver(monkeypatch, tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     (tmp_path / "nvidia-caps").mkdir()
     (tmp_path / "nvidia-caps" / "cap1").touch()
     monkeypatch.setattr(sandbox, "Path", lambda text: tmp_path / str(text).removeprefix("/dev").lstrip("/"))
-    if minor is None:
-        monkeypatch.delenv("KERNELWRIGHT_GPU_MINOR", raising=False)
-    else:
-        monkeypatch.setenv("KERNELWRIGHT_GPU_MINOR", minor)
-    names = {path.name for path in sandbox._gpu_nodes("cuda:0")}
-    assert names == {"nvidiactl", "nvidia-uvm", "nvidia-caps", "cap1"} | wanted
+    names = {path.name for path in sandbox._gpu_nodes()}
+    assert names == {"nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps", "cap1"}
 
 
 @pytest.mark.parametrize("step", ["create", "rule", "restrict"])
@@ -351,6 +346,8 @@ def test_hiding_and_adopting_ask_the_kernel(kernel):
     fake = kernel()
     sandbox.hide_memory()
     sandbox.adopt_orphans()
+    sandbox.die_with_parent()
+    assert fake.made(f"prctl {sandbox.PR_SET_PDEATHSIG}")[0][0] == signal.SIGKILL
     assert fake.made(f"prctl {sandbox.PR_SET_DUMPABLE}")[0][0] == 0
     assert fake.made(f"prctl {sandbox.PR_SET_CHILD_SUBREAPER}")[0][0] == 1
 

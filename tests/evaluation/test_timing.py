@@ -27,6 +27,7 @@ class FakeSubject:
             threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
         )
         self.timed_tolerance = Distance(1e-6, 1e-5)
+        self.tolerances = {}
         self.labels = set()
         self.gate = contextlib.nullcontext
 
@@ -67,7 +68,7 @@ def filled(subject=None, helpers_us=0.0, **candidate):
 
 
 def test_equal_clocks_are_charged_nothing():
-    blocks, clocks = filled().finish(3)
+    blocks, _, clocks = filled().finish(3)
     assert len(blocks) == 4
     assert all(block.process == 3 for block in blocks)
     assert blocks[0].reference_us == blocks[0].candidate_us == blocks[0].null_us == (1000.0, 1000.0)
@@ -75,21 +76,29 @@ def test_equal_clocks_are_charged_nothing():
 
 
 def test_time_that_only_the_outer_clock_sees_is_charged():
-    blocks, clocks = filled(inner_us=500.0, audited_us=25.0).finish(0)
+    blocks, _, clocks = filled(inner_us=500.0, audited_us=25.0).finish(0)
     assert clocks["charged_us"] == pytest.approx(20.0)
     assert blocks[0].candidate_us == pytest.approx((520.0, 520.0))
 
 
 def test_time_that_the_outer_clock_does_not_see_is_no_credit():
-    blocks, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
+    blocks, _, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
     assert blocks[0].candidate_us == (1000.0, 1000.0)
 
 
 @pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
 def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
+    settings = FakeSubject().settings
+    timing._reject_hidden_time([filled().finish(0)[1]] * 3, settings)
+    cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
     with pytest.raises(Rejection) as caught:
-        filled(inner_us=10.0, **hidden).finish(0)
+        timing._reject_hidden_time([cheat] * 3, settings)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
+
+
+def test_one_process_that_was_disturbed_does_not_reject():
+    calm, disturbed = filled().finish(0)[1], filled(harness_us=5000.0, audited_us=5000.0).finish(0)[1]
+    timing._reject_hidden_time([calm] * 3 + [disturbed], FakeSubject().settings)
 
 
 def test_work_between_calls_rejects():
@@ -115,12 +124,12 @@ def test_a_device_that_is_busy_after_the_call_rejects():
 def test_outputs_of_timed_calls_must_be_near():
     run = run_of()
     wanted = [torch.ones(4)]
-    run._near([torch.ones(4)], wanted, "an output")
+    run._near([torch.ones(4)], wanted, "an output", run._subject.timed_tolerance)
     with pytest.raises(Rejection, match="an output") as caught:
-        run._near([torch.full((4,), 1.1)], wanted, "an output")
+        run._near([torch.full((4,), 1.1)], wanted, "an output", run._subject.timed_tolerance)
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
     with pytest.raises(Rejection):
-        run._near([torch.full((4,), math.nan)], wanted, "an output")
+        run._near([torch.full((4,), math.nan)], wanted, "an output", run._subject.timed_tolerance)
 
 
 def test_the_first_timed_output_must_still_be_there():

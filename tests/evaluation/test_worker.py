@@ -255,12 +255,21 @@ def test_a_replaced_library_function_is_named(bench, monkeypatch):
     assert bench.harness.op_inspect({})["patched"] == ["time.perf_counter", "torch.testing.assert_close"]
 
 
-def test_a_function_that_torch_replaces_itself_is_not(bench, monkeypatch):
+def test_what_torch_compile_replaces_is_not_named_once_it_is_loaded(bench, monkeypatch):
     bench.build(3)
-    monkeypatch.setattr(torch.nn.Module, "half", torch.nn.Module.float)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    monkeypatch.delitem(worker.sys.modules, "torch._dynamo", raising=False)
+    assert bench.harness.op_inspect({})["patched"] == ["torch.manual_seed"]
+    monkeypatch.setitem(worker.sys.modules, "torch._dynamo", torch)
     assert bench.harness.op_inspect({})["patched"] == []
-    monkeypatch.setattr(torch.nn.Module, "half", len)
-    assert bench.harness.op_inspect({})["patched"] == ["torch.Module.half"]
+
+
+def test_gradients_that_a_call_turns_on_are_reported(tmp_path):
+    source = MODULE.replace("self.count += 1", "self.count += 1; torch.set_grad_enabled(True)")
+    bench = Bench(tmp_path, source=source).ready()
+    assert bench.harness.op_inspect({})["after"]["grad_enabled"] is True
+    bench.call()
+    assert bench.harness.op_inspect({})["after"]["grad_enabled"] == "turned on inside no_grad"
 
 
 def test_a_changed_setting_is_seen(bench):
