@@ -10,6 +10,7 @@ from kernelwright.sass import CubinError, check, check_report
 from kernelwright.sass.distances import minimum_distances
 from kernelwright.sass.effects import is_guarded, memory_conflict, vouches_for
 from kernelwright.sass.latency import Dependence, bound_cycles
+from kernelwright.sass.ports import port_of, table_spacing
 from kernelwright.sass.scoreboards import analyse_scoreboards
 from sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
 
@@ -103,6 +104,40 @@ def test_short_stalls(name, architecture):
     for index in tight[:: len(tight) // 2]:
         stall = instructions[index].control.stall
         assert "stall" in kinds(sample, sample.with_control(index, stall=stall - 1))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("family", ["alu", "memory", "special-function"])
+def test_two_instructions_too_close_for_their_port(family, architecture):
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        first, second = port_of(a), port_of(b)
+        return (
+            j == i + 1
+            and first == second
+            and first is not None
+            and first.family == family
+            and a.control.stall == table_spacing(first, second)
+            and not a.defs & b.uses
+        )
+
+    for sample, i, _ in first_pair((architecture,), NAMES, wanted):
+        stall = sample.kernel.instructions[i].control.stall
+        assert "port" in kinds(sample, sample.with_control(i, stall=stall - 1))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_load_too_soon_after_a_barrier(architecture):
+    """The barrier holds the warp only some cycles after it issued; hardware then reads old data."""
+    sample = build("row_sum", architecture)
+    instructions = sample.kernel.instructions
+    barrier = next(i for i, x in enumerate(instructions) if x.opcode == "BAR")
+    load = next(i for i in range(barrier, len(instructions)) if instructions[i].opcode == "LDS")
+    words = sample.words
+    for i in range(barrier, load):
+        words[i] = instructions[i].control.with_stall(1).encode(words[i])
+    found = check(sample.cubin, sample.with_words(words), remembering)
+    assert any(v.kind == "stall" and v.address == 16 * load and "BAR" in v.detail for v in found)
 
 
 def test_a_distance_that_only_a_loop_keeps():

@@ -50,7 +50,7 @@ def test_the_disassembler_beside_triton_is_found_and_fits():
 
 def test_no_disassembler(nothing_installed):
     with pytest.raises(
-        DisassemblerMissing, match=f"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}"
+        DisassemblerMissing, match=rf"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}"
     ) as error:
         disassemble(compiled("softmax", 80))
     assert error.value.exit_status == 3
@@ -61,7 +61,7 @@ def test_a_disassembler_of_another_generation_is_not_used(nothing_installed, mon
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(newer))
     cubin = compiled("softmax", 80)
     with pytest.raises(
-        DisassemblerMismatch, match="wanted nvdisasm of CUDA 12 for this cubin.*13.1"
+        DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 12 for this cubin.*13\.1"
     ) as error:
         Disassembler.for_cubin(cubin)
     assert error.value.exit_status == 3
