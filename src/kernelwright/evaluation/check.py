@@ -139,7 +139,7 @@ class Checker:
         if truth is None:
             truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
         own = _distance(reference.outputs, truth)
-        if own is INFINITELY_FAR:
+        if own == INFINITELY_FAR:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
         dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
         lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
