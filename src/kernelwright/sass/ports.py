@@ -69,6 +69,9 @@ class Port:
 def port_of(instruction: Instruction) -> Port | None:
     """Return the port of an instruction, or None if it is limited by none that is known."""
     traits = instruction.traits
+    if instruction.predicate in ("!PT", "!UPT"):
+        # Fillers against hardware faults are never executed and stand closer than anything else.
+        return None
     family = _FAMILY_OF_OPCODE.get(instruction.opcode)
     if family is None and traits.queue is not None:
         family = _FAMILY_OF_QUEUE.get(traits.queue)
