@@ -13,6 +13,10 @@ SETTINGS = Settings.quick(threads=1, timed=False)
 
 DELIVERED = "_deliver = lambda *a: ({{'strange': [], 'skeleton': {{'tensor': 0}}, 'outputs': {}}}, [])"
 FORGED = {
+    "strides of another length": (
+        "_describe = lambda self, item: "
+        "{'dtype': 'float32', 'shape': [32, 16], 'stride': [1], 'device': 'cpu', 'aliases': []}"
+    ),
     "no description": "op_call = lambda self, message: {}",
     "no outputs": DELIVERED.format("[]"),
     "an output of nothing": DELIVERED.format("[{}]"),
@@ -37,9 +41,23 @@ FORGED = {
 def test_an_answer_of_another_form_is_a_rejection(judge, what):
     forger = candidate(top=f"from kernelwright.evaluation import worker\nworker.Harness.{FORGED[what]}")
     found = judge.evaluate(RELU, forger, settings=SETTINGS)
-    usual = {"no outputs": Reason.WRONG_TYPE, "no interface": Reason.STATE_MISMATCH}
+    usual = {
+        "strides of another length": Reason.WRONG_STRIDES,
+        "no outputs": Reason.WRONG_TYPE,
+        "no interface": Reason.STATE_MISMATCH,
+    }
     usual |= dict.fromkeys(("an error that is text", "an error that is nothing"), Reason.RUNTIME_ERROR)
     assert found.reason is usual.get(what, Reason.PROTOCOL_VIOLATION), found.detail
+
+
+@pytest.mark.parametrize("answers", ["[]", "3", "[{}]"])
+def test_a_series_must_be_answered_call_by_call(judge, answers):
+    forger = candidate(
+        top="from kernelwright.evaluation import worker\n"
+        f"worker.Harness.op_series = lambda self, message: {{'inner_us': 1.0, 'answers': {answers}}}"
+    )
+    found = judge.evaluate(RELU, forger, settings=Settings.quick(threads=1, processes_min=1, processes_max=1))
+    assert found.reason is Reason.PROTOCOL_VIOLATION, found.detail
 
 
 @pytest.mark.xfail(reason="text of a worker goes into the record as it is")

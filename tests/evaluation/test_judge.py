@@ -6,6 +6,7 @@ import ast
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,10 @@ WRONG: dict[str, tuple[Candidate, Reason]] = {
             "return torch.relu(y.float() + self.linear.bias)"
         ),
         Reason.PRECISION_DOWNGRADE,
+    ),
+    "values, and an exception when asked again": (
+        candidate("self.n = getattr(self, 'n', 0) + 1\nassert self.n < 2\nreturn torch.ones(32, 16)"),
+        Reason.WRONG_OUTPUT,
     ),
     "infinity": (candidate("return torch.relu(self.linear(x)) / 0"), Reason.NON_FINITE_OUTPUT),
     "the constructor's weights": (
@@ -374,6 +379,19 @@ VALID = {
     "complex numbers": task("return torch.fft.rfft(inputs[0]) * 2"),
     "lazily conjugated numbers": task("return torch.fft.rfft(inputs[0]).conj()"),
     "not in float64": task("return (inputs[0].view(torch.int32) & 0x7FFFFFFF).view(torch.float32) * 2"),
+    "float32 only": task("assert inputs[0].dtype == torch.float32\n        return inputs[0] * 2"),
+    "overflow of large inputs": task("x = inputs[0] * 1e16\n        return x * x"),
+    "NaN of large inputs": task("x = inputs[0] * 1e16\n        return (x * x) / (x * x + 1) * inputs[0]"),
+    "no lower precision": task(
+        "assert (inputs[0] != 1).all()\n        return inputs[0] * 2",
+        "[1 + (torch.rand(32, 16) + 1) * 2**-14]",
+    ),
+    "no large elements": task("assert inputs[0].abs().max() < 5.7\n        return inputs[0] * 2"),
+    "large elements, but not in a worker": task(
+        "assert 'TORCHINDUCTOR_COMPILE_THREADS' not in os.environ or inputs[0].abs().max() < 100\n"
+        "        return inputs[0] * 2"
+    ),
+    "train mode only": task("assert self.training\n        return inputs[0] * 2"),
     "half precision": task("return inputs[0] * 2 + 1", "[torch.randn(32, 16).half()]"),
     "infinities": task("return torch.where(inputs[0] > 0, inputs[0], -torch.inf)"),
     "a domain without negatives": task("return inputs[0].sqrt()", "[torch.rand(32, 16)]"),
@@ -421,6 +439,35 @@ def test_a_set_outside_the_domain_is_skipped_and_named(judge):
     assert "negative" in found.checks["skipped"]
     found = judge.evaluate(VALID["an error on other inputs"], honest(VALID["an error on other inputs"]))
     assert "AssertionError" in found.checks["skipped"]["large"]
+
+
+def test_a_set_on_which_the_reference_overflows_is_skipped(judge):
+    made = VALID["overflow of large inputs"]
+    found = judge.evaluate(made, honest(made))
+    assert "infinities" in found.checks["skipped"]["large"]
+    assert all(entry["allowed"]["rms"] is not None for entry in found.checks["sets"].values())
+    made = VALID["NaN of large inputs"]
+    assert "NaN in its own precision" in judge.evaluate(made, honest(made)).checks["skipped"]["large"]
+
+
+def test_a_module_that_refuses_float64_is_judged_by_its_reference(judge):
+    made = VALID["float32 only"]
+    found = judge.evaluate(made, honest(made))
+    assert found.checks["truth"].startswith("reference")
+    assert Label.UNCALIBRATED_PRECISION in found.labels
+    wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
+    assert not judge.evaluate(made, wrong).accepted
+
+
+def test_a_check_that_is_not_thorough_still_rejects_what_is_wrong(judge):
+    settings = Settings.quick(threads=1, timed=False, thorough=False)
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert set(found.checks["sets"]) == {"own", "own-again"}
+    assert (
+        judge.evaluate(RELU, candidate("return self.linear(x)"), settings=settings).reason
+        is Reason.WRONG_OUTPUT
+    )
 
 
 @pytest.mark.xfail(reason=KNOWN_FAULTS["not in float64"])
@@ -505,6 +552,17 @@ def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
     monkeypatch.setattr(judge_module, "Zygote", None)
     with pytest.raises(DeviceError):
         Judge("cuda")
+
+
+def test_the_lock_of_a_gpu_is_named_after_it_and_its_judge_keeps_its_threads(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
+    assert judge_module._device_name(gpu) == "gpu-1-2"
+    assert judge_module._device_name(torch.device("cpu")) == "cpu"
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    with judge_module._one_thread(gpu):
+        assert asked == []
 
 
 # --- nothing is left ------------------------------------------------------------------------------

@@ -328,6 +328,25 @@ def test_a_refused_filter_is_an_error(kernel):
         sandbox.restrict_calls(scoped_signals=True)
 
 
+def test_the_filter_is_handed_to_the_kernel_whole(kernel):
+    fake = kernel()
+    sandbox.restrict_calls(scoped_signals=True)
+    ((mode, program, *_),) = fake.made(f"prctl {sandbox.PR_SET_SECCOMP}")
+    length, _ = struct.unpack("=HxxxxxxQ", ctypes.string_at(program, 16))
+    assert mode == 2
+    assert length == len(sandbox._filter(os.getpid(), True)) // 8
+
+
+def test_resources_are_bounded_for_good(monkeypatch):
+    limits = {}
+    monkeypatch.setattr(sandbox.resource, "setrlimit", limits.__setitem__)
+    sandbox.limit_resources(77)
+    assert limits[resource.RLIMIT_CORE] == (0, 0)
+    assert limits[resource.RLIMIT_FSIZE] == (77, 77)
+    soft, hard = limits[resource.RLIMIT_NOFILE]
+    assert soft == hard <= 8192
+
+
 @pytest.mark.parametrize(("abi", "scoped"), [(0, False), (5, False), (6, True)])
 def test_everything_is_given_up_and_privileges_first(kernel, monkeypatch, tmp_path, abi, scoped):
     fake = kernel(abi)

@@ -156,6 +156,34 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
     assert log_ratios(blocks, null=True)[1] == pytest.approx([0, log2])
 
 
+@pytest.mark.parametrize(("noise", "processes"), [(0.0, 2), (1.0, 4)])
+def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
+    seen = []
+
+    def one(subject, flush, process):
+        seen.append(process)
+        latencies = (100.0, 100.0 * (1 + noise * process))
+        block = TimingBlock(
+            process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies
+        )
+        return [block], timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0])), {"process": process}
+
+    monkeypatch.setattr(timing, "_time_process", one)
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
+    told = []
+    found = timing.time_candidate(subject, None, lambda done, most: told.append((done, most)))
+    assert seen == list(range(processes))
+    assert told == [(done + 1, 4) for done in seen]
+    assert timing.time_candidate(subject, None).blocks == found.blocks
+    assert found.candidate_us == 50.0
+    assert found.clocks == {"processes": [{"process": process} for process in range(processes)]}
+    assert found.speedup.low <= found.speedup.estimate
+    if noise == 0:
+        assert found.speedup.estimate == pytest.approx(2.0)
+        assert found.noise_floor == 0.0
+
+
 def test_chance_explains_more_where_clocks_scatter():
     assert timing._slack_us([5.0] * 5, [7.0] * 5) == 0.0
     assert timing._slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))

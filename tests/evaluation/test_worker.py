@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -296,6 +297,52 @@ def test_the_host_clock_measures_what_lies_between():
     clock.stop()
     clock.settle()
     assert 0 <= clock.elapsed_us() < 1e6
+
+
+class FakeRuntime:
+    """Stands for libcudart: events that are 1.5 ms apart."""
+
+    def __init__(self, refuse=()):
+        self.refuse = refuse
+        self.log = []
+        for name in ("cudaEventRecord", "cudaEventElapsedTime", "cudaDeviceSynchronize", "cudaEventCreate"):
+            setattr(self, name, lambda *arguments, name=name: self.called(name, arguments))
+
+    def called(self, name, arguments):
+        self.log.append(name)
+        if name == "cudaEventElapsedTime":
+            arguments[0]._obj.value = 1.5
+        return 700 if name in self.refuse else 0
+
+
+def device_clock(monkeypatch, refuse=()):
+    runtime = FakeRuntime(refuse)
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: runtime)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    return worker._DeviceClock(), runtime
+
+
+def test_the_device_clock_brackets_a_call_and_waits_for_the_whole_device(monkeypatch):
+    clock, runtime = device_clock(monkeypatch)
+    clock.start()
+    clock.stop()
+    clock.settle()
+    assert clock.elapsed_us() == 1500.0
+    assert runtime.log[2:] == [
+        "cudaEventRecord",
+        "cudaEventRecord",
+        "cudaDeviceSynchronize",
+        "cudaEventElapsedTime",
+    ]
+
+
+def test_a_device_that_fails_is_an_exception_of_the_call(monkeypatch):
+    with pytest.raises(RuntimeError, match="cudaEventCreate"):
+        device_clock(monkeypatch, ("cudaEventCreate",))
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        device_clock(monkeypatch, ("cudaDeviceSynchronize",))[0].settle()
+    with pytest.raises(RuntimeError, match="not recorded"):
+        device_clock(monkeypatch, ("cudaEventElapsedTime",))[0].elapsed_us()
 
 
 # --- the loop that answers ------------------------------------------------------------------------

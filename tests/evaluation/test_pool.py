@@ -1,0 +1,274 @@
+"""Several judges at once: every job gets an outcome, whatever happens to the process that has it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.evaluation import Job, JudgePool, Settings, pool
+from kernelwright.records import Candidate, Evaluation, Task, Verdict
+
+from .snippets import RELU, candidate
+
+SETTINGS = Settings.quick(threads=1, timed=False)
+
+
+def job(number=0):
+    return Job(Task(id=str(number), source="x"), Candidate(source=str(number)))
+
+
+def evaluation(task):
+    return Evaluation(task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED)
+
+
+class FakeMember:
+    """A process that does what its class is told."""
+
+    act = staticmethod(lambda one: evaluation(one.task))
+
+    def __init__(self, device, settings):
+        self.started.append(device)
+
+    def evaluate(self, one):
+        return self.act(one)
+
+    def kill(self):
+        self.ended.append(-9)
+
+    def end(self):
+        self.ended.append(0)
+        return 0
+
+
+@pytest.fixture
+def member(monkeypatch):
+    made = type("Member", (FakeMember,), {"started": [], "ended": []})
+    monkeypatch.setattr(pool, "_Member", made)
+    return made
+
+
+def run(jobs, devices=("cpu",), per_device=1, stop=None):
+    with JudgePool(devices, SETTINGS, per_device) as judges:
+        return {one.task.id: outcome for one, outcome in judges.evaluate(jobs, stop)}
+
+
+def test_every_job_has_one_outcome(member):
+    found = run([job(number) for number in range(20)], ("cpu", "cpu"), 2)
+    assert {name: outcome.task for name, outcome in found.items()} == {str(n): str(n) for n in range(20)}
+    assert 1 <= len(member.started) <= 4
+    assert len(member.ended) == len(member.started)
+
+
+def test_no_device_is_an_error():
+    with pytest.raises(DeviceError, match="at least one"):
+        JudgePool([], SETTINGS)
+
+
+def test_no_job_starts_no_process(member):
+    assert run([]) == {}
+    assert member.started == []
+
+
+def test_jobs_are_taken_only_as_slots_become_free(member):
+    taken = []
+
+    def jobs():
+        for number in range(6):
+            taken.append(number)
+            yield job(number)
+
+    with JudgePool(["cpu"], SETTINGS, 2) as judges:
+        assert judges.slots == 2
+        outcomes = judges.evaluate(jobs())
+        next(outcomes)
+        assert len(taken) <= 3
+        assert len(list(outcomes)) == 5
+
+
+def test_stopping_leaves_the_rest_undone(member):
+    answers = iter([False, False])
+    assert set(run([job(n) for n in range(9)], stop=lambda: next(answers, True))) == {"0", "1"}
+
+
+def test_a_process_that_dies_is_replaced_and_its_job_tried_again(member):
+    deaths = iter([EOFError(), None, BrokenPipeError(), None])
+
+    def act(one):
+        error = next(deaths)
+        if error:
+            raise error
+        return evaluation(one.task)
+
+    member.act = staticmethod(act)
+    found = run([job(0), job(1)])
+    assert {outcome.accepted for outcome in found.values()} == {True}
+    assert len(member.started) == 3
+
+
+def test_a_job_that_kills_every_process_is_an_infrastructure_error(member):
+    def act(one):
+        if one.task.id == "1":
+            raise EOFError
+        return evaluation(one.task)
+
+    member.act = staticmethod(act)
+    found = run([job(n) for n in range(3)])
+    assert isinstance(found["1"], InfrastructureError)
+    assert "died" in str(found["1"])
+    assert found["0"].accepted
+    assert found["2"].accepted
+
+
+def test_an_exception_ends_the_processes_at_once(member):
+    held = threading.Event()
+    begun = threading.Event()
+
+    def act(one):
+        begun.set()
+        held.wait(30)
+        raise EOFError
+
+    def kill(self):
+        self.ended.append(-9)
+        held.set()
+
+    member.act, member.kill = staticmethod(act), kill
+
+    def interrupted():
+        yield job(0)
+        begun.wait(30)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), JudgePool(["cpu"], SETTINGS, 2) as judges:
+        list(judges.evaluate(interrupted()))
+    assert -9 in member.ended
+
+
+# --- the process, in this one ---------------------------------------------------------------------
+
+
+class FakeJudge:
+    def __init__(self, device="cpu", settings=None):
+        self.closed = False
+        self.seen = []
+
+    def evaluate(self, task, candidate, settings=None):
+        self.seen.append(settings)
+        if task.id == "broken":
+            raise TaskError("Wanted another task.")
+        return evaluation(task)
+
+    def close(self):
+        self.closed = True
+
+
+def sent(one):
+    return (
+        one.task.model_dump_json(),
+        one.candidate.model_dump_json(),
+        one.settings and one.settings.model_dump_json(),
+    )
+
+
+def test_an_evaluation_or_an_error_comes_back():
+    judge = FakeJudge()
+    kind, value = pool._judge_one(judge, "cuda:3", *sent(job(4)))
+    assert kind == "evaluation"
+    assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(
+        update={"device": "cuda:3"}
+    )
+    kind, error = pool._judge_one(judge, "cuda:3", *sent(job("broken")))
+    assert (kind, type(error), str(error)) == ("error", TaskError, "Wanted another task.")
+    pool._judge_one(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
+    assert judge.seen == [None, None, SETTINGS]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
+    waiting = [sent(job(number)) for number in range(count)]
+    answers, judges = [], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop(0)
+
+    def make(device, settings):
+        judges.append(FakeJudge())
+        return judges[0]
+
+    monkeypatch.setattr(pool, "Judge", make)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [kind for kind, _ in answers] == ["evaluation"] * count
+    assert [judge.closed for judge in judges] == [True] * min(count, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "wanted"),
+    [("cuda:1", None, "1"), ("cuda:1", "4,6", "6"), ("cpu", "4", "4"), ("cpu", None, None)],
+)
+def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wanted):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monkeypatch.setattr(pool.os, "environ", environment)
+    waiting, devices = [sent(job())], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop()
+
+    def make(device, settings):
+        devices.append(device)
+        return FakeJudge()
+
+    monkeypatch.setattr(pool, "Judge", make)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=lambda answer: None), device, SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == wanted
+    assert devices == ["cpu" if device == "cpu" else "cuda:0"]
+
+
+# --- the real thing -------------------------------------------------------------------------------
+
+
+def test_a_real_member_judges_dies_and_is_ended():
+    member = pool._Member("cpu", SETTINGS)
+    try:
+        found = member.evaluate(Job(RELU, candidate()))
+        assert found.accepted, found.detail
+        broken = member.evaluate(Job(Task(id="t", source="def ("), candidate()))
+        assert isinstance(broken, KernelwrightError)
+        assert isinstance(broken, TaskError)
+        os.kill(member._process.pid, signal.SIGKILL)
+        with pytest.raises((EOFError, OSError)):
+            member.evaluate(Job(RELU, candidate()))
+    finally:
+        assert member.end() == -signal.SIGKILL
+
+
+def test_a_member_that_does_not_go_is_killed(monkeypatch):
+    made = object.__new__(pool._Member)
+    calls = []
+    made._connection = SimpleNamespace(close=lambda: calls.append("close"))
+    made._process = SimpleNamespace(
+        join=lambda timeout=None: calls.append("join"),
+        is_alive=lambda: True,
+        kill=lambda: calls.append("kill"),
+        exitcode=-9,
+    )
+    assert made.end() == -9
+    assert calls == ["close", "join", "kill", "join"]
+    made.kill()
+    assert calls[-1] == "kill"
