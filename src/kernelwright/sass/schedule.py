@@ -65,6 +65,10 @@ class Schedule:
         """Sum of all stall counts: cycles to issue every instruction once with no other delay."""
         return sum(max(1, stall) for stall in self._stalls)
 
+    def slot_of(self, index: int) -> int:
+        """Return where the instruction with this original index is now."""
+        return self._slot[index]
+
     def window(self, slot: int) -> range:
         """Return the slots to which dependences let the instruction in `slot` go (itself included)."""
         segment = self._segment_of.get(slot)
