@@ -41,6 +41,11 @@ y = torch.relu(self.i(a)) + 1
 z = torch.tanh(self.b(a) + 1)
 return x, y, z, ((a - 0.5) ** 2).mean() * 3, (a + 1).abs().amax()
 """
+LONG = """
+x = torch.softmax(a * 3, -1) + self.r[:1]
+y = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
+return x, torch.tanh(y), (a * 2).amax(-1) + 1, (a * a).sum() * 0.5
+"""
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -54,6 +59,7 @@ CASES = {
     "pointwise": (POINTWISE, "torch.randn(4, 5, 11, 13), torch.randn(4, 5, 11, 13)"),
     "rows": (ROWS, "torch.randn(70, 37)"),
     "columns": (COLUMNS, "torch.randn(3, 6, 13, 11)"),
+    "long": (LONG, "torch.randn(3, 16500)"),
     "groups": (GROUPS, "torch.randn(3, 6, 13, 11)"),
 }
 

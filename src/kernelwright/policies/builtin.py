@@ -184,6 +184,11 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     whole = Recipe(always)
     yield whole
     yield replace(whole, fuse="chains")
+    if workshop.device.startswith("cuda"):
+        # Launches are most of a small task's time there; rewrites and kernels keep their value in a graph.
+        yield replace(whole, wrapper="cuda-graph")
+        yield replace(whole, fuse="chains", wrapper="cuda-graph")
+        yield Recipe(wrapper="cuda-graph")
     yield replace(whole, fuse="all")
     yield Recipe(fuse="chains")
     alternatives = [rule for rule in RULES if not rule.always and workshop.fires(rule, always)]

@@ -18,6 +18,7 @@ from kernelwright.policies.fusion.nest import (
     Dim,
     Nest,
     Pass,
+    evaluated_again,
     nest_of,
     points,
     schedule,
@@ -300,7 +301,7 @@ class Printer:
         lines += self._row_steps(plan.rows_before)
         kept: set[int] = set()
         for number, item in enumerate(plan.passes):
-            computes = item.computes if cached else self._all_needed(plan.passes, number)
+            computes = item.computes if cached else evaluated_again(self.program, plan.passes, number)
             lines += self._reset(item)
             lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
             kept |= set(computes) & set(cached)
@@ -311,18 +312,6 @@ class Printer:
             lines += self._row_steps(item.rows_after)
         lines += self._row_outputs("0")
         return self._parallel(points(self.nest.outer), lines, len(cached) * row_points)
-
-    def _all_needed(self, passes: Sequence[Pass], number: int) -> tuple[int, ...]:
-        """Without a cache, a pass evaluates again what an earlier one did."""
-        found = set(passes[number].computes)
-        queue = list(found)
-        earlier = {index for item in passes[:number] for index in item.computes}
-        while queue:
-            for operand in self.program.steps[queue.pop()].operands:
-                if isinstance(operand, int) and operand in earlier and operand not in found:
-                    found.add(operand)
-                    queue.append(operand)
-        return tuple(sorted(found))
 
     def _reset(self, item: Pass) -> list[str]:
         return [f"V a{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces]

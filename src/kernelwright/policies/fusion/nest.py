@@ -181,3 +181,16 @@ def _needed(
 def points(dims: tuple[Dim, ...]) -> int:
     """How many iterations nested loops make."""
     return math.prod(dim.size for dim in dims)
+
+
+def evaluated_again(program: Program, passes: tuple[Pass, ...], number: int) -> tuple[int, ...]:
+    """The full-level steps of a pass when nothing is kept from earlier ones."""
+    found = set(passes[number].computes)
+    earlier = {index for item in passes[:number] for index in item.computes}
+    queue = list(found)
+    while queue:
+        for operand in program.steps[queue.pop()].operands:
+            if isinstance(operand, int) and operand in earlier and operand not in found:
+                found.add(operand)
+                queue.append(operand)
+    return tuple(sorted(found))

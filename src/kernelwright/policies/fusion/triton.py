@@ -9,16 +9,26 @@ from typing import Any
 import torch
 
 from kernelwright.policies.fusion.groups import Signature, allocate
-from kernelwright.policies.fusion.nest import COLUMNS, POINTWISE, WHOLE, Dim, nest_of, points, schedule
+from kernelwright.policies.fusion.nest import (
+    COLUMNS,
+    POINTWISE,
+    WHOLE,
+    Dim,
+    evaluated_again,
+    nest_of,
+    points,
+    schedule,
+)
 from kernelwright.policies.fusion.program import FULL, REDUCERS, Operand, Program
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
-WHOLE_TILE = 4096
-"""Elements of one program when everything is reduced."""
+LOOP_TILE = 4096
+"""Elements of one step of a loop along something too long for one tile."""
+MOST_PARTS = 4096
+"""Programs that reduce everything together; the last one combines this many partial results."""
 LARGEST_TILE = 16384
 """Elements of a tile that still fit the registers of one block of threads."""
-LARGEST_GRID = 65535
 
 HELPERS = '''
 import triton
@@ -115,10 +125,8 @@ def accepts(program: Program) -> bool:
             for node in program.values
             if any(user not in program.values for user in node.users)
         )
-        return (
-            not full and len(schedule(program, ()).passes) == 1 and -(-reduced // WHOLE_TILE) <= LARGEST_TILE
-        )
-    return nest.kind == POINTWISE or _power_of_two(reduced) <= LARGEST_TILE
+        return not full and len(schedule(program, ()).passes) == 1
+    return True
 
 
 class TritonKernel:
@@ -274,6 +282,8 @@ class TritonKernel:
     def _rows(self) -> str:
         """One program per row, the whole row in one tile."""
         columns = points(self.nest.reduced)
+        if _power_of_two(columns) > LARGEST_TILE:
+            return self._long_rows()
         tile = _power_of_two(columns)
         outer, inner = (
             [f"i{index}" for index in range(len(self.nest.outer))],
@@ -350,33 +360,94 @@ class TritonKernel:
             )
         return self._kernel(body, points(dims) * blocks, "", 4 if rows * width <= 4096 else 8)
 
+    def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
+        """A load at a position of a loop; one that does not vary along it needs no mask."""
+        number = self.load_steps.index(index)
+        offset = " + ".join(self._offset(dims, names, number))
+        masked = f", mask={mask}, other=0.0" if offset and mask else ""
+        return f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{masked})"
+
+    def _accumulate(self, index: int) -> str:
+        """One more tile into the running result of a reduction."""
+        step = self.program.steps[index]
+        item = f"tl.where(inside, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
+        if step.name == "sum":
+            return f"a{index} += {item}"
+        return f"a{index} = tl.{step.name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
+
+    def _long_rows(self) -> str:
+        """One program per row, which it walks along once for every pass."""
+        plan = schedule(self.program, tuple(step for step, full, _ in self.signature.stores if full))
+        dims, outer = self.nest.reduced, [f"i{index}" for index in range(len(self.nest.outer))]
+        inner = [f"r{index}" for index in range(len(dims))]
+        every, names = (*self.nest.outer, *dims), (*outer, *inner)
+        body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row")]
+
+        def row_steps(indices: Sequence[int]) -> list[str]:
+            return [
+                self._loads(index, self.nest.outer, outer, "")
+                if self.program.steps[index].name == "load"
+                else self._step(index)
+                for index in indices
+            ]
+
+        body += row_steps(plan.rows_before)
+        for number, item in enumerate(plan.passes):
+            reducers = {index: self.program.steps[index].name for index in item.reduces}
+            body += [
+                f"a{index} = tl.full([{LOOP_TILE}], {NEUTRAL[name]}, tl.float32)"
+                for index, name in reducers.items()
+            ]
+            body.append(f"for start in range(0, {points(dims)}, {LOOP_TILE}):")
+            loop = [f"column = start + tl.arange(0, {LOOP_TILE})", f"inside = column < {points(dims)}"]
+            loop += self._split(dims, inner, "column")
+            for index in evaluated_again(self.program, plan.passes, number):
+                is_load = self.program.steps[index].name == "load"
+                loop.append(self._loads(index, every, names, "inside") if is_load else self._step(index))
+            loop += [self._accumulate(index) for index in reducers]
+            if not reducers:
+                for place, (step, full, _) in enumerate(self.signature.stores):
+                    offset = " + ".join(self._offset(every, names, len(self.load_steps) + place)) or "0"
+                    loop += [f"tl.store(out{place} + {offset}, v{step}, mask=inside)"] * full
+            body += [f"    {line}" for line in loop]
+            body += [f"v{index} = tl.{name}(a{index}, axis=0)" for index, name in reducers.items()]
+            body += row_steps(item.rows_after)
+        for place, (step, full, _) in enumerate(self.signature.stores):
+            offset = " + ".join(self._offset(self.nest.outer, outer, len(self.load_steps) + place)) or "0"
+            body += [f"tl.store(out{place} + {offset}, v{step})"] * (not full)
+        return self._kernel(body, points(self.nest.outer), "", 8)
+
     def _whole(self) -> str:
-        """Partial results of tiles, then one program that combines them."""
+        """Partial results of many programs, then one program that combines them."""
         plan, dims = schedule(self.program, ()), self.nest.reduced
         total = points(dims)
-        grid = -(-total // WHOLE_TILE)
+        grid = min(-(-total // LOOP_TILE), MOST_PARTS)
+        steps = -(-total // (LOOP_TILE * grid))
         names = [f"r{index}" for index in range(len(dims))]
         item = plan.passes[0]
+        functions = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}
         body = [
-            f"index = tl.program_id(0).to(tl.int64) * {WHOLE_TILE} + tl.arange(0, {WHOLE_TILE})",
+            self._loads(index, (), (), "") if self.program.steps[index].name == "load" else self._step(index)
+            for index in plan.rows_before
+        ]
+        for index in item.reduces:
+            neutral = NEUTRAL[self.program.steps[index].name]
+            body.append(f"a{index} = tl.full([{LOOP_TILE}], {neutral}, tl.float32)")
+        body.append(f"for step in range(0, {steps}):")
+        loop = [
+            f"tile = tl.program_id(0).to(tl.int64) * {steps} + step",
+            f"index = tile * {LOOP_TILE} + tl.arange(0, {LOOP_TILE})",
             f"inside = index < {total}",
             *self._split(dims, names, "index"),
         ]
-        functions = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}
-        for index in (*plan.rows_before, *item.computes):
-            if self.program.steps[index].name == "load":
-                number = self.load_steps.index(index)
-                offset = " + ".join(self._offset(dims, names, number))
-                mask = ", mask=inside, other=0.0" if offset else ""
-                body.append(
-                    f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{mask})"
-                )
-            else:
-                body.append(self._step(index))
+        for index in item.computes:
+            is_load = self.program.steps[index].name == "load"
+            loop.append(self._loads(index, dims, names, "inside") if is_load else self._step(index))
+        loop += [self._accumulate(index) for index in item.reduces]
+        body += [f"    {line}" for line in loop]
         for order, index in enumerate(item.reduces):
-            step = self.program.steps[index]
-            masked = f"tl.where(inside, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
-            body.append(f"tl.store(part{order} + tl.program_id(0), {functions[step.name]}({masked}, axis=0))")
+            function = functions[self.program.steps[index].name]
+            body.append(f"tl.store(part{order} + tl.program_id(0), {function}(a{index}, axis=0))")
         tile = _power_of_two(grid)
         parts = [f"part{order}" for order in range(len(item.reduces))]
         finish = [f"index = tl.arange(0, {tile})", f"inside = index < {grid}"]
