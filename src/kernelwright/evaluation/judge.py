@@ -100,8 +100,15 @@ class Judge:
                 self._examine(task, candidate, directory, verdict, settings or self.settings)
         except (Rejection, WorkerFailure) as failure:
             verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"Wanted to judge a candidate of {task.id}; the judge's own share of the GPU's memory ran out: "
+                f"{str(error).splitlines()[0]} Let fewer judges share the GPU."
+            ) from error
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
         return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
     def _examine(

@@ -58,6 +58,11 @@ class Subject:
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
 
     def __post_init__(self) -> None:
+        with self.gate():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Everything that the reference tells in this process, before any worker exists."""
         self.build_seed = secret_seed()
         self.oracle = Oracle(self.live, self.device, self.build_seed)
         example = self.live.inputs(secret_seed(), self.device)

@@ -183,14 +183,16 @@ def _time_process(
         for name in random.sample(_SIDES, len(_SIDES)):
             sides[name] = subject.start("reference" if name == "null" else name)
         run = _Run(subject, sides, flush)
-        run.warm_up()
+        with subject.gate():
+            run.warm_up()
         for _ in range(subject.settings.blocks):
             with subject.gate():
                 run.block()
                 run.odd_inputs()
         with subject.gate():
             run.audit()
-        run.verify_held()
+        with subject.gate():
+            run.verify_held()
         return run.finish(process)
     finally:
         for side in sides.values():

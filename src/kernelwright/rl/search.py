@@ -22,7 +22,8 @@ from kernelwright.report.page import write_report
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
 
-JUDGES_PER_GPU = 4
+JUDGES_PER_GPU = 2
+"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other waiting and made\nlatencies unrepeatable (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
