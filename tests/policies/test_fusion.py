@@ -176,6 +176,17 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 
 
+@pytest.mark.toolchain
+def test_values_that_are_the_same_along_a_row_are_written_out() -> None:
+    forward = """
+    x = b[:, :1].expand(64, 37) * 2 + 1
+    y = a.sum(1, keepdim=True) * 3 + 1
+    return x, torch.softmax(x, 1) + 1, torch.logsumexp(y, 1, keepdim=True) + a, a.amax(1, keepdim=True) * 2 + 1
+    """
+    done = apply_rules(task_text(forward, "torch.randn(4096, 1), torch.randn(64, 37)"), fuse="cpu")
+    compare(done.reference, done.source, 2e-6)
+
+
 def test_kernel_is_not_put_between_a_value_and_its_earlier_reader() -> None:
     """The convolution reads `exp(a)` and the sum reads the convolution: one kernel of both cannot be."""
     text = task_text(

@@ -19,7 +19,16 @@ from kernelwright.policies.fusion.program import (
     UnsupportedError,
     reduction_of,
 )
-from kernelwright.policies.graph import Editor, aten, contiguous_strides, is_call, is_tensor, shape, value
+from kernelwright.policies.graph import (
+    Editor,
+    aten,
+    contiguous_strides,
+    is_call,
+    is_tensor,
+    numel,
+    shape,
+    value,
+)
 
 MOST_KERNELS = 32
 """Kernels in one module: each costs build time, and the largest save most."""
@@ -110,6 +119,8 @@ def _lower(program: Program, node: fx.Node) -> None:
         if found is None or not isinstance(source, fx.Node) or shape(source) != program.logical:
             raise UnsupportedError("not a reduction over this space")
         split, reduced = found
+        if numel(source) == numel(node) and is_call(node, aten.sum, aten.mean, aten.amax, aten.amin):
+            raise UnsupportedError("nothing is reduced")
         if program.reduced and (program.reduced, program.split) != (reduced, split):
             raise UnsupportedError("another reduction")
         program.reduced, program.split = reduced, split

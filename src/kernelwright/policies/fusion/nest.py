@@ -157,9 +157,10 @@ def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
         passes.append(
             Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ())
         )
-    return Schedule(
-        rows[0], tuple(item for item in passes if item.computes or item.reduces), cached, tuple(levels)
-    )
+    # A stored value may be the same along every row; it is still written in a pass of its own.
+    if not stored:
+        passes.pop()
+    return Schedule(rows[0], tuple(passes), cached, tuple(levels))
 
 
 def _needed(
