@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernelwright.sass.control import SCOREBOARDS
 from kernelwright.sass.effects import defs_of, is_guarded, memory_conflict, uses_of, vouches_for
@@ -29,6 +30,8 @@ from kernelwright.sass.scoreboards import (
     waits_of,
 )
 
+Spacings = tuple[tuple[tuple[int, int], ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockConstraints:
@@ -45,8 +48,8 @@ class BlockConstraints:
         floors: least stall of each instruction: 1 or 2 where a dependence explains the original
             stall, otherwise the original stall.
         segments: maximal runs [start, stop) of movable slots.
-        ports: the execution port of each instruction that has a known one.
-        spacings: for an operation: the least distance from each earlier operation of its port.
+        ports: for each instruction with a known execution port: the number of its operation.
+        spacings: for each operation's number: (earlier operation, least distance from it).
     """
 
     block: Block
@@ -58,10 +61,11 @@ class BlockConstraints:
     gap_before: dict[int, int]
     floors: dict[int, int]
     segments: tuple[tuple[int, int], ...]
-    ports: dict[int, Port]
-    spacings: dict[Port, tuple[tuple[Port, int], ...]]
+    ports: dict[int, int]
+    spacings: Spacings
 
 
+@lru_cache(maxsize=64)
 def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     """Derive the constraints of every block of a kernel."""
     instructions = kernel.instructions
@@ -69,7 +73,7 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     strange = frozenset().union(*(i.uses | i.defs for i in instructions if has_unknown_latency(i)))
     remaining = _remaining_at_entry(kernel, strange)
     unexplained = {index for producer, consumer, _ in facts.unprotected for index in (producer, consumer)}
-    spacings = _spacings_by_later(kernel)
+    operations, spacings = _numbered_operations(kernel)
     by_block: list[list[tuple[int, int, int]]] = [[] for _ in kernel.blocks]
     owner = [block.index for block in kernel.blocks for _ in range(block.start, block.stop)]
     for u, v, cycles in _scoreboard_order(instructions, facts):
@@ -85,7 +89,17 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
             edges[v].setdefault(u, 1)
         pinned = kernel.fixed | unexplained
         result.append(
-            _block(kernel, block, start_times, edges, remaining[block.index], pinned, strange, spacings)
+            _block(
+                kernel,
+                block,
+                start_times,
+                edges,
+                remaining[block.index],
+                pinned,
+                strange,
+                operations,
+                spacings,
+            )
         )
     return tuple(result)
 
@@ -238,20 +252,22 @@ def _block(
     remaining: _Remaining,
     pinned: frozenset[int],
     strange: frozenset[str],
-    spacings: dict[Port, tuple[tuple[Port, int], ...]],
+    operations: dict[Port, int],
+    spacings: Spacings,
 ) -> BlockConstraints:
     instructions = kernel.instructions
     after_entry: dict[int, int] = {}
     before_exit: dict[int, int] = {}
     gap_before: dict[int, int] = {}
-    ports = {i: p for i in range(block.start, block.stop) if (p := port_of(instructions[i])) is not None}
+    slots = range(block.start, block.stop)
+    ports = {i: operations[port] for i in slots if (port := port_of(instructions[i])) is not None}
     for i in range(block.start, block.stop):
         instruction = instructions[i]
         since = times[i - block.start]
         until = times[-1] - since
         defs, uses = defs_of(instruction), uses_of(instruction) | _awaited(instruction)
-        if i in ports:
-            uses |= {ports[i].family}
+        if (port := port_of(instruction)) is not None:
+            uses |= {port.family}
         needed = max(
             (left for (name, is_def), left in remaining.items() if name in defs or (is_def and name in uses)),
             default=0,
@@ -289,12 +305,12 @@ def _floors(
     after_entry: dict[int, int],
     gap_before: dict[int, int],
     pinned: frozenset[int],
-    ports: dict[int, Port],
-    spacings: dict[Port, tuple[tuple[Port, int], ...]],
+    ports: dict[int, int],
+    spacings: Spacings,
 ) -> dict[int, int]:
     """Return how far each stall may be lowered: not at all where nothing known explains it."""
     floors = {}
-    latest: dict[Port, int] = {}
+    latest: dict[int, int] = {}
     for i in range(block.start, block.stop):
         original = max(1, instructions[i].control.stall)
         begin = times[i - block.start]
@@ -313,11 +329,15 @@ def _floors(
     return floors
 
 
-def _spacings_by_later(kernel: Kernel) -> dict[Port, tuple[tuple[Port, int], ...]]:
-    found: dict[Port, list[tuple[Port, int]]] = {}
-    for (first, second), cycles in required_spacings(kernel).items():
-        found.setdefault(second, []).append((first, cycles))
-    return {port: tuple(earlier) for port, earlier in found.items()}
+def _numbered_operations(kernel: Kernel) -> tuple[dict[Port, int], Spacings]:
+    """Number the kernel's operations, and return for each what it must keep away from."""
+    required = required_spacings(kernel)
+    ports = sorted({port for pair in required for port in pair}, key=str)
+    numbers = {port: number for number, port in enumerate(ports)}
+    spacings: list[list[tuple[int, int]]] = [[] for _ in ports]
+    for (first, second), cycles in required.items():
+        spacings[numbers[second]].append((numbers[first], cycles))
+    return numbers, tuple(tuple(earlier) for earlier in spacings)
 
 
 def _segments(block: Block, pinned: frozenset[int]) -> tuple[tuple[int, int], ...]:

@@ -32,9 +32,9 @@ class Block:
     successors: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """One kernel's code.
+    """One kernel's code; two are equal only if they are the same object.
 
     Attributes:
         name: the kernel's name.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from kernelwright.sass.control import MAX_STALL, ControlWord
 from kernelwright.sass.dependences import BlockConstraints, constrain
 from kernelwright.sass.errors import MoveError
-from kernelwright.sass.ports import Port
 from kernelwright.sass.program import Kernel, Program
 from kernelwright.sass.reuse import reuse_spans, same_run
 
@@ -214,7 +213,7 @@ def retime(order: Sequence[int], constraints: BlockConstraints) -> list[int] | N
     floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
     predecessors = constraints.predecessors
     ports, spacings = constraints.ports, constraints.spacings
-    latest: dict[Port, int] = {}
+    latest: list[int | None] = [None] * len(spacings)
     stalls = [floors[i] for i in order]
     issued: dict[int, int] = {}
     time = 0
@@ -232,20 +231,24 @@ def retime(order: Sequence[int], constraints: BlockConstraints) -> list[int] | N
         port = ports.get(index)
         if port is not None:
             for earlier, cycles in spacings[port]:
-                u = latest.get(earlier, index)
-                if u != index and issued[u] + cycles > needed:
-                    needed = issued[u] + cycles
+                neighbour = latest[earlier]
+                if neighbour is not None and issued[neighbour] + cycles > needed:
+                    needed = issued[neighbour] + cycles
         if needed > time:
-            demands = dict(predecessors[index])
-            if port is not None:
-                for earlier, cycles in spacings[port]:
-                    if earlier in latest:
-                        u = latest[earlier]
-                        demands[u] = max(cycles, demands.get(u, 0))
-            delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index])
-            if delayed is None:
-                return None
-            time = delayed
+            missing = needed - time
+            if position and stalls[position - 1] + missing <= MAX_STALL:
+                stalls[position - 1] += missing
+                time = needed
+            else:
+                demands = dict(predecessors[index])
+                for earlier, cycles in spacings[port] if port is not None else ():
+                    neighbour = latest[earlier]
+                    if neighbour is not None:
+                        demands[neighbour] = max(cycles, demands.get(neighbour, 0))
+                delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index])
+                if delayed is None:
+                    return None
+                time = delayed
         if port is not None:
             latest[port] = index
         issued[index] = time
