@@ -77,12 +77,20 @@ def test_text_that_no_file_can_hold_does_not_spoil_the_record(judge, proposed):
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
 
 
+LIES = {
+    "in every call": "worker._HostClock.elapsed_us = lambda self: 0.001",
+    "in single calls": (
+        "call = worker.Harness.op_call\n"
+        "worker.Harness.op_call = lambda self, message: {**call(self, message), 'inner_us': 0.01}"
+    ),
+}
+
+
 @pytest.mark.xfail(
-    reason="series run with warm caches, single calls do not; what is hidden is charged at the former"
+    reason="hidden time is charged as series show it, and a liar can tell series from single calls"
 )
-def test_a_series_that_claims_no_time_at_all_is_charged_or_rejected(judge):
-    liar = candidate(
-        top="from kernelwright.evaluation import worker\nworker._HostClock.elapsed_us = lambda self: 0.001"
-    )
-    found = judge.evaluate(RELU, liar, settings=Settings.quick(threads=1, processes_min=1, processes_max=1))
+@pytest.mark.parametrize("where", LIES)
+def test_a_clock_that_lies_wins_nothing_on_a_short_task(judge, where):
+    liar = candidate(top=f"from kernelwright.evaluation import worker\n{LIES[where]}")
+    found = judge.evaluate(RELU, liar, settings=Settings.quick(threads=1, processes_max=3))
     assert not found.is_improvement, (found.speedup, found.speedup_low, found.checks["clocks"])
