@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test test-all exploits check clean
 
 setup: $(VENV)/.ready
 
@@ -19,6 +19,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+# Also the candidates that need minutes of a C++ compiler.
+test-all: setup
+	$(BIN)/python -m pytest -n 2 -m ''
+
+exploits: setup
+	$(BIN)/python -m pytest -n 2 -m '' tests/exploits
 
 check: setup
 	$(BIN)/ruff check .
