@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from kernelwright.sass import CubinError, check, check_report
+from kernelwright.sass import CubinError, Schedule, check, check_report
+from kernelwright.sass import load as load_program
 from kernelwright.sass.distances import minimum_distances
 from kernelwright.sass.effects import is_guarded, memory_conflict, vouches_for
 from kernelwright.sass.latency import Dependence, bound_cycles
@@ -318,6 +319,33 @@ def test_bytes_outside_the_code(section):
     )  # fmt: skip
     data[offset + 6] ^= 1
     assert kinds(sample, bytes(data)) == {"container"}
+
+
+def test_the_padding_behind_the_code():
+    sample = build("softmax", 80)
+    section = sample.kernel.code.section
+    data = bytearray(sample.cubin)
+    data[section.offset_bytes + section.size_bytes - 3] ^= 1
+    assert kinds(sample, bytes(data)) == {"changed-instruction"}
+
+
+def test_a_block_that_relies_on_something_not_understood():
+    """A result used without any wait in the original: the block may stay, but not change."""
+    sample = build("softmax", 80)
+    instructions = sample.kernel.instructions
+    load = next(i for i, x in enumerate(instructions) if x.opcode == "LDG")
+    words = [x.control.encode(x.word) for x in instructions]
+    for i in range(load, len(words)):
+        words[i] = replace(instructions[i].control, wait_mask=0).encode(words[i])
+    odd = sample.with_words(words)
+    program = load_program(odd, remembering)
+    assert analyse_scoreboards(program.kernel().instructions, program.kernel().blocks).unprotected
+    assert check(odd, odd, remembering) == []
+    frozen = next(b for b in program.kernel().blocks if b.start <= load < b.stop)
+    assert not set(range(frozen.start, frozen.stop)) & set(Schedule(program.kernel()).movable_slots)
+    index = next(i for i in range(load, frozen.stop) if words[i] >> 105 & 15 == 4)
+    words[index] = program.kernel().instructions[index].control.with_stall(5).encode(words[index])
+    assert {v.kind for v in check(odd, sample.with_words(words), remembering)} == {"unexplained"}
 
 
 def test_two_different_kernels():

@@ -97,6 +97,11 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
     for old, new in zip(before.kernels, after.kernels, strict=True):
         found, count = _check_kernel(old, new)
         violations += found
+        tail = len(old.instructions) * INSTRUCTION_BYTES
+        if first.code_bytes(old.code.section)[tail:] != second.code_bytes(new.code.section)[tail:]:
+            violations.append(
+                Violation("changed-instruction", tail, f"the padding of {old.name} has changed")
+            )
         moved += count
     return CheckReport(tuple(sorted(set(violations))), moved)
 
@@ -290,6 +295,8 @@ def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[V
     violations = []
     for producer, consumer, kind in analyse_scoreboards(new.instructions, old.blocks, settle).unprotected:
         if (order[producer], order[consumer], kind) in before.unprotected:
+            # What protects the pair is not known; it still does if nothing around it has changed.
+            violations += _changes_around(old, new, (producer, consumer))
             continue
         p, c = new.instructions[producer], new.instructions[consumer]
         what = "result" if kind is TokenKind.RESULT else "reading of the sources"
@@ -301,6 +308,18 @@ def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[V
             Violation(violation, c.address, f"`{c.text}` {reason} `{p.text}` at {p.address:#x}")
         )
     return violations
+
+
+def _changes_around(old: Kernel, new: Kernel, indices: tuple[int, ...]) -> list[Violation]:
+    return [
+        Violation(
+            "unexplained", new.instructions[i].address, "the block relies on a wait that is not understood"
+        )
+        for block in old.blocks
+        if any(block.start <= index < block.stop for index in indices)
+        for i in range(block.start, block.stop)
+        if new.instructions[i].word != old.instructions[i].word
+    ]
 
 
 def _distance_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:

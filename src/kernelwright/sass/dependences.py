@@ -72,10 +72,11 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     facts = analyse_scoreboards(instructions, kernel.blocks)
     strange = frozenset().union(*(i.uses | i.defs for i in instructions if has_unknown_latency(i)))
     remaining = _remaining_at_entry(kernel, strange)
-    unexplained = {index for producer, consumer, _ in facts.unprotected for index in (producer, consumer)}
     operations, spacings = _numbered_operations(kernel)
     by_block: list[list[tuple[int, int, int]]] = [[] for _ in kernel.blocks]
     owner = [block.index for block in kernel.blocks for _ in range(block.start, block.stop)]
+    # What protects such a pair is not known, so nothing in its blocks is touched.
+    frozen = {owner[i] for producer, consumer, _ in facts.unprotected for i in (producer, consumer)}
     for u, v, cycles in _scoreboard_order(instructions, facts):
         if owner[u] == owner[v] and u < v:
             by_block[owner[u]].append((u, v, cycles))
@@ -87,7 +88,8 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
             edges[v][u] = max(edges[v].get(u, 1), cycles)
         for u, v in (*_pairwise(instructions, block), *_identical(instructions, block)):
             edges[v].setdefault(u, 1)
-        pinned = kernel.fixed | unexplained
+        whole = range(block.start, block.stop) if block.index in frozen else ()
+        pinned = kernel.fixed.union(whole)
         result.append(
             _block(
                 kernel,

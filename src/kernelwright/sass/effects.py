@@ -48,12 +48,7 @@ def memory_conflict(first: Instruction, second: Instruction) -> bool:
 def vouches_for(earlier: Instruction, later: Instruction) -> bool:
     """Whether a wait for `later` may stand for a wait for `earlier`: same in-order queue, and
     `earlier` lacks a scoreboard that `later` has.
-
-    A guarded operation may be switched off and then says nothing about the queue, unless the
-    earlier one has the same guard.
     """
-    if is_guarded(later) and later.predicate != earlier.predicate:
-        return False
     queue = earlier.traits.queue
     if queue is None or queue != later.traits.queue:
         return False
@@ -62,3 +57,13 @@ def vouches_for(earlier: Instruction, later: Instruction) -> bool:
         return False
     lacks = earlier.control
     return lacks.write_barrier is None or lacks.read_barrier is None
+
+
+def vouches_for_result(earlier: Instruction, later: Instruction) -> bool:
+    """Whether that holds for the result of `earlier`, not only for the reading of its sources.
+
+    ptxas lets a guarded operation vouch for reads. For results it was never seen to do so, and an
+    operation that is switched off may complete at once.
+    """
+    same_guard = later.predicate == earlier.predicate
+    return vouches_for(earlier, later) and (same_guard or not is_guarded(later))

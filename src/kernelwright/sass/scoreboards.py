@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kernelwright.sass.effects import vouches_for
+from kernelwright.sass.effects import vouches_for, vouches_for_result
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.program import Block
 
@@ -173,8 +173,12 @@ def _cover(instructions: Sequence[Instruction], later: Instruction, state: _Stat
         earlier = instructions[token.producer]
         is_result = token.kind is TokenKind.RESULT
         own = earlier.control.write_barrier if is_result else earlier.control.read_barrier
-        if own is None and vouches_for(earlier, later):
-            pending.clears |= result if is_result else read
+        if own is not None or not vouches_for(earlier, later):
+            continue
+        if not is_result:
+            pending.clears |= read
+        elif vouches_for_result(earlier, later):
+            pending.clears |= result
 
 
 def _collect(
