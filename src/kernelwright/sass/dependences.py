@@ -234,8 +234,8 @@ def _holds(instruction: Instruction, strange: frozenset[str]) -> Iterator[tuple[
     for name in uses_of(instruction):
         yield (name, False), hold_cycles(Dependence.WAR, name, instruction, name in strange)
     port = port_of(instruction)
-    if port is not None:
-        yield (port.family, True), LONGEST_SPACING_CYCLES
+    for family in port.families if port is not None else ():
+        yield (family, True), LONGEST_SPACING_CYCLES
     for scoreboard in (instruction.control.write_barrier, instruction.control.read_barrier):
         if scoreboard is not None:
             yield (f"SB{scoreboard}", True), settle_cycles(instruction)
@@ -269,7 +269,7 @@ def _block(
         until = times[-1] - since
         defs, uses = defs_of(instruction), uses_of(instruction) | _awaited(instruction)
         if (port := port_of(instruction)) is not None:
-            uses |= {port.family}
+            uses |= port.families
         needed = max(
             (left for (name, is_def), left in remaining.items() if name in defs or (is_def and name in uses)),
             default=0,

@@ -64,6 +64,11 @@ class Port:
     family: str
     operation: str
 
+    @property
+    def families(self) -> frozenset[str]:
+        """The families whose instructions it must keep away from."""
+        return frozenset({self.family, "uniform"}) if self.operation == "CS2R" else frozenset({self.family})
+
 
 def port_of(instruction: Instruction) -> Port | None:
     """Return the port of an instruction, or None if it is limited by none that is known."""
@@ -86,13 +91,14 @@ def port_of(instruction: Instruction) -> Port | None:
 
 def table_spacing(first: Port, second: Port) -> int:
     """Return a distance that is enough between any two such operations, 0 for different ports."""
-    if first.family != second.family:
+    shared = first.families & second.families
+    if not shared:
         return 0
     if first.operation.endswith(_WIDE_MULTIPLIES) or second.operation.endswith(_WIDE_MULTIPLIES):
         return _WIDE_CYCLES
     if first.operation in _SHARED_STORES and second.operation not in _SHARED_STORES:
         return _AFTER_SHARED_STORE_CYCLES
-    return _SPACING_CYCLES[first.family]
+    return max(_SPACING_CYCLES[family] for family in shared)
 
 
 Spacings = dict[tuple[Port, Port], int]
@@ -121,7 +127,7 @@ def least_spacings(
             if port is not None:
                 for earlier, issued in last.items():
                     distance = time - issued
-                    if earlier.family == port.family and distance < LONGEST_SPACING_CYCLES:
+                    if earlier.families & port.families and distance < LONGEST_SPACING_CYCLES:
                         key = (earlier, port)
                         found[key] = min((distance, i), found.get(key, (distance, i)))
                 last[port] = time
@@ -148,5 +154,5 @@ def required_spacings(kernel: Kernel) -> Spacings:
         (first, second): min(seen.get((first, second), farthest)[0], table_spacing(first, second))
         for first in ports
         for second in ports
-        if first.family == second.family
+        if first.families & second.families
     }
