@@ -187,6 +187,20 @@ def test_values_that_are_the_same_along_a_row_are_written_out() -> None:
     compare(done.reference, done.source, 2e-6)
 
 
+@pytest.mark.toolchain
+def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> None:
+    forward = """
+    e = torch.exp(b) + 1
+    n = e.amax(0)
+    m = torch.exp(a) + 1
+    u = e * 2 + m
+    v = m * 2 + n
+    return u, v
+    """
+    done = apply_rules(task_text(forward, "torch.randn(64, 64), torch.randn(2, 64, 64)"), fuse="cpu")
+    compare(done.reference, done.source, 2e-6)
+
+
 def test_kernel_is_not_put_between_a_value_and_its_earlier_reader() -> None:
     """The convolution reads `exp(a)` and the sum reads the convolution: one kernel of both cannot be."""
     text = task_text(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from kernelwright.policies.fusion import cpp, triton
-from kernelwright.policies.fusion.groups import Limits, Signature, find, replace_group
+from kernelwright.policies.fusion.groups import Limits, Signature, find, order, replace_group
 from kernelwright.policies.fusion.program import Program
 from kernelwright.policies.graph import Editor, value
 from kernelwright.policies.tracing import OperatorGraph
@@ -41,6 +41,7 @@ class Foundry:
         replaced: dict[fx.Node, fx.Node] = {}
         for group in groups:
             replace_group(editor, group, self._make, replaced)
+        order(graph.graph)
         graph.graph.lint()
         return (self.technique,) if groups else ()
 

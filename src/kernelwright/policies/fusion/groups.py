@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +25,9 @@ from kernelwright.policies.graph import (
     Editor,
     aten,
     contiguous_strides,
+    has_effect,
     is_call,
+    is_random,
     is_tensor,
     numel,
     shape,
@@ -84,7 +88,7 @@ def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Lim
     """The group with one more node; None when the node does not fit."""
     old = group.program
     program = Program(old.logical, old.split, old.reduced)
-    members = [*group.members, node]
+    members = sorted([*group.members, node], key=positions.__getitem__)
     if len(members) > MOST_MEMBERS:
         return None
     try:
@@ -177,7 +181,27 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
         and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))
     ]
     largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
-    return [group for group in worth if any(group is kept for kept in largest[:MOST_KERNELS])]
+    kept = [group for group in worth if any(group is one for one in largest[:MOST_KERNELS])]
+    while (cycle := _in_cycle(nodes, kept)) is not None:
+        kept = [group for group in kept if group is not cycle]
+    return kept
+
+
+def _in_cycle(nodes: list[fx.Node], groups: list[Group]) -> Group | None:
+    """A group that, as one node, would wait for itself through another group; the smallest of those."""
+    owner: dict[fx.Node, Any] = {node: node for node in nodes}
+    owner.update({member: group for group in groups for member in group.members})
+    waits: dict[Any, set[Any]] = {}
+    for node in nodes:
+        sources = {owner[source] for source in node.all_input_nodes}
+        waits.setdefault(owner[node], set()).update(sources - {owner[node]})
+    while ready := {item for item, sources in waits.items() if not sources}:
+        for item in ready:
+            del waits[item]
+        for sources in waits.values():
+            sources.difference_update(ready)
+    stuck = [group for group in groups if group in waits]
+    return min(stuck, key=lambda group: len(group.members), default=None)
 
 
 def _join(near: list[Group], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
@@ -231,9 +255,8 @@ def replace_group(
         (program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs
     )
     kernel = make(program, Signature(loads, stores), inputs)
-    nodes = list(editor.graph.nodes)
-    last = max((node for node in inputs if node.op == "call_function"), key=nodes.index, default=None)
-    before = last.next if last is not None else next(node for node in nodes if node.op == "call_function")
+    # Other groups may still have to move before it: `order` puts everything right at the end.
+    before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
     if len(outputs) == 1:
         made = [result]
@@ -244,6 +267,35 @@ def replace_group(
         replaced[node] = new
     for node in reversed(group.members):
         editor.graph.erase_node(node)
+
+
+def order(graph: fx.Graph) -> None:
+    """Put the nodes into an order in which everything is made before it is read, changing little.
+
+    Calls with an effect and random ones keep their order among themselves.
+    """
+    nodes = list(graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    waits = {node: set(node.all_input_nodes) for node in nodes}
+    fixed = [node for node in nodes if node.op != "call_function" or has_effect(node) or is_random(node)]
+    for first, second in itertools.pairwise(fixed):
+        waits[second].add(first)
+    users: dict[fx.Node, list[fx.Node]] = {}
+    for node, sources in waits.items():
+        for source in sources:
+            users.setdefault(source, []).append(node)
+    ready = [place[node] for node in nodes if not waits[node]]
+    heapq.heapify(ready)
+    anchor: fx.Node | None = None
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+        for user in users.get(node, ()):
+            waits[user].discard(node)
+            if not waits[user]:
+                heapq.heappush(ready, place[user])
 
 
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:

@@ -320,11 +320,10 @@ class TritonKernel:
                 offset = " + ".join(self._offset(dims, names, number))
                 address = f"{self._tensor(number)}{' + ' + offset if offset else ''}"
                 where = mask if levels[index] == FULL else "in_columns" if axis == 0 else ""
-                # A load without any index is one number and needs no mask.
-                lines.append(
-                    f"v{index} = tl.load({address}"
-                    + (f", mask={where}, other=0.0)" if where and offset else ")")
-                )
+                # An address that is the same for the whole tile is one number and takes no mask.
+                tiled = dims[-2:] if axis == 0 else self.nest.reduced
+                masked = where and any(dim.strides[number] for dim in tiled)
+                lines.append(f"v{index} = tl.load({address}{f', mask={where}, other=0.0' if masked else ''})")
             elif step.name in REDUCERS:
                 function = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}[step.name]
                 operand = f"tl.where({mask}, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
