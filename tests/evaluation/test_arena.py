@@ -119,9 +119,6 @@ def test_the_memory_has_no_name_in_the_file_system_and_is_not_inherited():
     arena.close()
 
 
-@pytest.mark.xfail(
-    reason="the memory is not sealed: who holds a handle can cut it off under the other's feet"
-)
 def test_neither_side_can_change_its_size():
     arena = Arena(CPU, 4096)
     with pytest.raises(PermissionError):

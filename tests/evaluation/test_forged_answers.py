@@ -60,7 +60,6 @@ def test_a_series_must_be_answered_call_by_call(judge, answers):
     assert found.reason is Reason.PROTOCOL_VIOLATION, found.detail
 
 
-@pytest.mark.xfail(reason="text of a worker goes into the record as it is")
 @pytest.mark.parametrize(
     "proposed",
     [
@@ -86,9 +85,6 @@ LIES = {
 }
 
 
-@pytest.mark.xfail(
-    reason="hidden time is charged as series show it, and a liar can tell series from single calls"
-)
 @pytest.mark.parametrize("where", LIES)
 def test_a_clock_that_lies_wins_nothing_on_a_short_task(judge, where):
     liar = candidate(top=f"from kernelwright.evaluation import worker\n{LIES[where]}")

@@ -59,7 +59,7 @@ def test_it_reads_nothing_of_another_process(judge, who, what):
     attempt(judge, f"refused(lambda: open(f'/proc/{who}/{what}', 'rb').read(1))")
 
 
-@pytest.mark.parametrize("who", [str(os.getpid()), "os.getppid()", "1"])
+@pytest.mark.parametrize("who", [str(os.getpid()), "os.getppid()", "1"], ids=["judge", "zygote", "init"])
 def test_it_signals_no_other_process(judge, who):
     attempt(judge, f"refused(os.kill, {who}, 0)\nrefused(os.kill, {who}, signal.SIGCONT)")
     attempt(judge, f"refused(libc, 'tgkill', {who}, {who}, 0)")

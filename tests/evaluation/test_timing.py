@@ -29,6 +29,7 @@ class FakeSubject:
         self.timed_tolerance = Distance(1e-6, 1e-5)
         self.tolerances = {}
         self.labels = set()
+        self.output_follows_input = False
         self.gate = contextlib.nullcontext
 
     def label(self, label, detail):
@@ -52,12 +53,14 @@ def run_of(subject=None, helpers_us=0.0, held=None):
 
 
 def fill(
-    run, name, *, inner_us=1000.0, harness_us=50.0, idle_us=10.0, quiet_us=500.0, audited_us=5.0, calls=8
+    run, name, *, inner_us=1000.0, harness_us=50.0, idle_us=10.0, quiet_us=500.0, audited_us=5.0, calls=8,
+    series_us=None,
 ):
     samples = run._samples[name]
     samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
     samples.quiet_us += [quiet_us] * calls
     samples.audited_us += [audited_us] * 5
+    samples.series_us += [(inner_us if series_us is None else series_us) + audited_us] * 5
 
 
 def filled(subject=None, helpers_us=0.0, **candidate):
@@ -84,6 +87,12 @@ def test_time_that_only_the_outer_clock_sees_is_charged():
 def test_time_that_the_outer_clock_does_not_see_is_no_credit():
     blocks, _, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
     assert blocks[0].candidate_us == (1000.0, 1000.0)
+
+
+def test_single_calls_are_not_believed_to_be_much_faster_than_series():
+    blocks, _, clocks = filled(inner_us=10.0, series_us=1000.0).finish(0)
+    assert clocks["least_us"] == pytest.approx(900.0)
+    assert blocks[0].candidate_us == pytest.approx((900.0, 900.0))
 
 
 @pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])

@@ -8,6 +8,7 @@ makes; a worker only follows them.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import mmap
 import os
@@ -82,8 +83,10 @@ class Arena:
             self._pointer = _cuda_malloc(size_bytes)
             self.memory = _wrap_cuda(self._pointer, size_bytes, device)
         else:
-            self._file = os.memfd_create("kernelwright", os.MFD_CLOEXEC)
+            self._file = os.memfd_create("kernelwright", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._file, size_bytes)
+            # A worker that cuts the file short would end this process at its next look (SIGBUS).
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.memory = _map(self._file, size_bytes)
 
     def describe(self) -> dict[str, Any]:

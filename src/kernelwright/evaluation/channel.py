@@ -106,7 +106,8 @@ def decode(body: bytes) -> dict[str, Any]:
         ChannelGarbage: it is not a JSON object.
     """
     try:
-        message = json.loads(body)
+        # Text with lone surrogates parses, and cannot be written to any file.
+        message = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise ChannelGarbage("not JSON") from error
     if not isinstance(message, dict):

@@ -138,6 +138,10 @@ class Checker:
             raise OutOfDomain("the reference gives NaN in its own precision")
         if truth is None:
             truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
+        if [output.shape for output in truth] != [output.shape for output in reference.outputs]:
+            # A view of the bits, say, has another shape in float64.
+            self._has_float64 = False
+            truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
         own = _distance(reference.outputs, truth)
         if own == INFINITELY_FAR:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
@@ -294,6 +298,12 @@ class Checker:
 
     def _held_outputs(self, *held: _Posed) -> None:
         """The first outputs, after all the calls since: nobody may have written to them."""
+        self._subject.output_follows_input = any(
+            "input" in output.aliases for posed in held for output in posed.reference.described.outputs
+        )
+        if self._subject.output_follows_input:
+            self._candidate.release()
+            return  # the reference itself returns views of its inputs, which later calls overwrite
         intact = [
             _distance(self._candidate.recopy(index), posed.truth).within(posed.tolerance.allowed)
             for index, posed in enumerate(held)

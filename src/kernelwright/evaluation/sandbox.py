@@ -128,7 +128,8 @@ _SOCKET = (41, 198)
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _PRLIMIT = (302, 261)
-_KILL = (62, 129)
+_SIGNAL_CALLS = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240))
+"""kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: each names its target in the first argument."""
 _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX = 1
 
@@ -167,10 +168,11 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     when(_CLONE[index], (_LD_ABS, 0, 0, low), (_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
     when(_PRLIMIT[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
     if not scoped_signals:  # Landlock's signal scope is better: it lets a worker end its own children
-        when(
-            _KILL[index], (_LD_ABS, 0, 0, low), (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny),
-            (_RET, 0, 0, _ALLOW),
-        )
+        for numbers in _SIGNAL_CALLS:
+            when(
+                numbers[index], (_LD_ABS, 0, 0, low), (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny),
+                (_RET, 0, 0, _ALLOW),
+            )
     program.append((_RET, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 

@@ -17,7 +17,7 @@ from kernelwright.evaluation.oracle import Oracle, OutOfDomain, State, tensors_o
 from kernelwright.evaluation.replies import Built
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Shapes, Side
-from kernelwright.evaluation.structure import flatten
+from kernelwright.evaluation.structure import StructureError, flatten
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import InputSet, LiveTask
@@ -66,10 +66,16 @@ class Subject:
         self.build_seed = secret_seed()
         self.oracle = Oracle(self.live, self.device, self.build_seed)
         example = self.live.inputs(secret_seed(), self.device)
+        try:
+            example_tensors = tensors_of(example)
+            self.arguments, argument_tensors = flatten(list(self.live.init_inputs))
+        except StructureError as error:
+            raise TaskError(
+                f"Wanted tensors, numbers, strings, lists, tuples and dicts as inputs of {self.live.task.id}; found {error}."
+            ) from error
         self.output_skeleton, outputs = self.oracle.output_skeleton(example)
-        self.shapes = Shapes.measure(tensors_of(example), outputs, self.oracle.initial_state)
+        self.shapes = Shapes.measure(example_tensors, outputs, self.oracle.initial_state)
         self.output_dtypes = [output.dtype for output in outputs]
-        self.arguments, argument_tensors = flatten(list(self.live.init_inputs))
         if argument_tensors:
             raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {self.live.task.id}; found tensors.")
         self._generator = torch.Generator(device=self.device).manual_seed(secret_seed())
@@ -77,6 +83,8 @@ class Subject:
         self.checks: dict[str, Any] = {}
         self.weights: State = self.oracle.random_state(self._generator)
         self.reloads_state = True
+        self.output_follows_input = False
+        """Whether the reference returns views of its inputs; set by the check."""
         self.stochastic = self._is_stochastic(example)
         self.timed_tolerance: Distance | None = None
         self.tolerances: dict[InputSet, Distance] = {}
