@@ -21,12 +21,19 @@ from kernelwright.rl.bench import BenchEvent, bench, summarise
 from kernelwright.tasks.suites import Suite, load_suite
 
 SETTINGS = Settings(
-    processes_min=2, processes_max=2, blocks=6, build_limit_s=240, run_limit_s=30, memory_limit_bytes=32 << 30,
-    threads=2, forbid=frozenset(),
+    processes_min=2,
+    processes_max=2,
+    blocks=6,
+    build_limit_s=240,
+    run_limit_s=30,
+    memory_limit_bytes=32 << 30,
+    threads=2,
+    forbid=frozenset(),
 )
 
 
 def main() -> None:
+    """Measure, or only publish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("release", type=Path)
     parser.add_argument("run", type=Path)
@@ -45,15 +52,24 @@ def main() -> None:
     def tell(event: BenchEvent) -> None:
         outcome = event.outcome
         found = getattr(outcome, "reason", None) or getattr(outcome, "speedup", None) or outcome
-        print(f"{time.monotonic() - start:6.0f}s {event.done}/{event.total} {event.task} {event.what}: {str(found)[:150]}", flush=True)
+        print(
+            f"{time.monotonic() - start:6.0f}s {event.done}/{event.total} {event.task} {event.what}: {str(found)[:150]}",
+            flush=True,
+        )
 
     if options.only_publish:
         run = RunDirectory(options.run)
         summarise(run, suite, run.read_json("errors.json") or {})
     else:
         bench(
-            suite, baselines=options.baselines.split(","), device=options.device, out=options.run, settings=SETTINGS,
-            on_event=tell, per_device=options.per_device, deadline=lambda: time.monotonic() - start > options.seconds,
+            suite,
+            baselines=options.baselines.split(","),
+            device=options.device,
+            out=options.run,
+            settings=SETTINGS,
+            on_event=tell,
+            per_device=options.per_device,
+            deadline=lambda: time.monotonic() - start > options.seconds,
         )
     print((options.run / "table.md").read_text())
     if options.publish:

@@ -37,7 +37,12 @@ def evaluate(
 
 
 def optimize(
-    task: Task | str | Path, *, out: str | Path, policy: Policy | str = "builtin", device: str = "auto", budget: int = 24,
+    task: Task | str | Path,
+    *,
+    out: str | Path,
+    policy: Policy | str = "builtin",
+    device: str = "auto",
+    budget: int = 24,
     settings: Settings | None = None,
 ) -> OptimizeResult:
     """Search for a verified faster drop-in; see `kernelwright.rl.search.optimize`."""
@@ -46,8 +51,13 @@ def optimize(
 
 
 def bench(
-    suite: Suite | str, *, out: str | Path, path: str | Path | None = None, baselines: Sequence[str] = ("compile",),
-    device: str = "auto", settings: Settings | None = None,
+    suite: Suite | str,
+    *,
+    out: str | Path,
+    path: str | Path | None = None,
+    baselines: Sequence[str] = ("compile",),
+    device: str = "auto",
+    settings: Settings | None = None,
 ) -> BenchResult:
     """Measure a suite against its baselines; see `kernelwright.rl.bench.bench`."""
     loaded = load_suite(suite, path=Path(path) if path is not None else None) if isinstance(suite, str) else suite

@@ -39,9 +39,14 @@ class TensorSpec:
     @classmethod
     def of(cls, tensor: torch.Tensor, offset_bytes: int = 0) -> TensorSpec:
         """The layout of `tensor`, strides kept."""
-        elements = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        elements = (
+            0 if tensor.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        )
         return cls(
-            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()), offset_bytes,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            offset_bytes,
             elements * tensor.element_size(),
         )
 
@@ -179,7 +184,11 @@ class _CudaBytes:
 
     def __init__(self, pointer: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (size_bytes,), "typestr": "|u1", "data": (pointer, False), "version": 3, "strides": None,
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+            "strides": None,
         }
 
 

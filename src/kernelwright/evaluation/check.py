@@ -105,7 +105,14 @@ class Checker:
         self._judge(posed, answer)
 
     def _pose_and_judge(
-        self, inputs: InputSet, *, slot: int, state: State, training: bool, hold: bool = False, drawn: list[Any] | None = None,
+        self,
+        inputs: InputSet,
+        *,
+        slot: int,
+        state: State,
+        training: bool,
+        hold: bool = False,
+        drawn: list[Any] | None = None,
     ) -> _Posed:
         with self._subject.gate():
             posed = self._pose(inputs, slot=slot, state=state, training=training, base=drawn)
@@ -120,9 +127,7 @@ class Checker:
         except OutOfDomain as error:
             self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
 
-    def _pose(
-        self, inputs: InputSet, *, slot: int, state: State, training: bool, base: list[Any] | None = None
-    ) -> _Posed:
+    def _pose(self, inputs: InputSet, *, slot: int, state: State, training: bool, base: list[Any] | None = None) -> _Posed:
         """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance."""
         subject = self._subject
         state = state if subject.reloads_state else self._oracle.initial_state
@@ -189,8 +194,10 @@ class Checker:
         check_form(self._subject, posed.reference, answer, strides=posed.name != "non-contiguous")
         found = _distance(answer.outputs, posed.truth)
         self._subject.checks.setdefault("sets", {})[posed.name] = {
-            "error": found.to_json(), "allowed": posed.tolerance.allowed.to_json(),
-            "reference": posed.tolerance.reference.to_json(), "calibrated": posed.tolerance.calibrated,
+            "error": found.to_json(),
+            "allowed": posed.tolerance.allowed.to_json(),
+            "reference": posed.tolerance.reference.to_json(),
+            "calibrated": posed.tolerance.calibrated,
         }
         if found.within(posed.tolerance.allowed):
             return
@@ -205,7 +212,8 @@ class Checker:
         pairs = list(zip(answer.outputs, posed.truth, strict=True))
         if any(
             bool((~torch.isfinite(output) & torch.isfinite(truth)).any())
-            for output, truth in pairs if truth.is_floating_point()
+            for output, truth in pairs
+            if truth.is_floating_point()
         ):
             return Reason.NON_FINITE_OUTPUT
         earlier = self._earlier_truth

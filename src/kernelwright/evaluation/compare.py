@@ -162,6 +162,6 @@ class VacuityGate:
     @property
     def passing(self) -> tuple[str, ...]:
         """Names of the trivial outputs that passed every set; the other input's output cannot be tried on the first."""
-        return tuple(sorted(
-            name for name, count in self._passed.items() if count == self._sets - (name == "other-output") and count
-        ))
+        return tuple(
+            sorted(name for name, count in self._passed.items() if count == self._sets - (name == "other-output") and count)
+        )

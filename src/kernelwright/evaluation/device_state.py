@@ -8,7 +8,12 @@ import subprocess
 import torch
 
 _FIELDS = (
-    "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "utilization.gpu", "clocks_event_reasons.active",
+    "clocks.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+    "utilization.gpu",
+    "clocks_event_reasons.active",
 )
 
 
@@ -19,7 +24,10 @@ def device_state(device: torch.device) -> dict[str, str]:
     try:
         text = subprocess.run(
             ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20, check=True,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}

@@ -16,7 +16,9 @@ import torch
 
 from kernelwright.records import Label
 
-_CUSTOM = re.compile(r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel")
+_CUSTOM = re.compile(
+    r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel"
+)
 _GRAPH = re.compile(r"CUDAGraph|make_graphed_callables|reduce-overhead|cudaGraph|mode\s*=\s*['\"]max-autotune['\"]")
 _WRAPPER = re.compile(r"torch\.compile|CUDAGraph|make_graphed_callables|torch\.jit\.(trace|script|freeze)")
 
@@ -25,11 +27,17 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
     "patches a clock or an event": re.compile(r"(perf_counter\w*|elapsed_time|synchronize|time\.time)\s*=[^=]"),
     "uses other processes or raw memory": re.compile(r"\bctypes\b|/proc/|\bptrace\b|os\.(kill|fork|_exit)|\bsubprocess\b"),
     "writes files or descriptors": re.compile(r"os\.(write|dup2)|\bopen\s*\([^)]*['\"][wa]"),
-    "starts threads or streams": re.compile(r"\bthreading\b|concurrent\.futures|cudaSt\w*##?\w*|cuda\.Stream|cudaStreamCreate"),
+    "starts threads or streams": re.compile(
+        r"\bthreading\b|concurrent\.futures|cudaSt\w*##?\w*|cuda\.Stream|cudaStreamCreate"
+    ),
     "keeps results by pointer or identity": re.compile(r"\bdata_ptr\s*\(\)|\bid\s*\("),
-    "builds names at run time": re.compile(r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]+,\s*['\"][^'\"]*['\"]\s*\+"),
+    "builds names at run time": re.compile(
+        r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]+,\s*['\"][^'\"]*['\"]\s*\+"
+    ),
     "subclasses torch.Tensor": re.compile(r"class\s+\w+\s*\(\s*(torch\.)?Tensor\s*\)|__torch_(function|dispatch)__"),
-    "lowers precision": re.compile(r"\.half\s*\(|\bfloat16\b|\bbfloat16\b|autocast|allow_tf32\s*=\s*True|set_float32_matmul"),
+    "lowers precision": re.compile(
+        r"\.half\s*\(|\bfloat16\b|\bbfloat16\b|autocast|allow_tf32\s*=\s*True|set_float32_matmul"
+    ),
     "hides a failed kernel": re.compile(r"(?s)(load_inline|triton|cpp_extension).*\bexcept\b"),
     "depends on the training flag": re.compile(r"if\s+(not\s+)?self\.training|\.training\s*=\s*False|self\.eval\s*\("),
 }
@@ -81,8 +89,15 @@ def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[L
 def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Process-wide settings that a drop-in module must leave alone and this one has changed."""
     names = (
-        "default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal", "working_directory",
-        "file_mode_mask", "tracing", "hooks",
+        "default_dtype",
+        "default_device",
+        "grad_enabled",
+        "deterministic",
+        "flush_denormal",
+        "working_directory",
+        "file_mode_mask",
+        "tracing",
+        "hooks",
     )
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
@@ -103,12 +118,51 @@ def _code_only(source: str) -> str:
     return ast.unparse(tree).replace("\\n", "\n")
 
 
-_WRAPPER_NAMES = frozenset({
-    "compile", "script", "trace", "freeze", "jit", "CUDAGraph", "graph", "replay", "capture_begin", "capture_end", "Stream",
-    "stream", "current_stream", "wait_stream", "synchronize", "copy_", "clone", "empty_like", "make_graphed_callables",
-    "append", "range", "zip", "super", "__init__", "enumerate", "tuple", "list", "len", "isinstance", "detach", "ModelNew",
-    "Model", "is_available", "randn", "rand", "randint", "get", "items", "eval", "cuda", "to",
-})
+_WRAPPER_NAMES = frozenset(
+    {
+        "compile",
+        "script",
+        "trace",
+        "freeze",
+        "jit",
+        "CUDAGraph",
+        "graph",
+        "replay",
+        "capture_begin",
+        "capture_end",
+        "Stream",
+        "stream",
+        "current_stream",
+        "wait_stream",
+        "synchronize",
+        "copy_",
+        "clone",
+        "empty_like",
+        "make_graphed_callables",
+        "append",
+        "range",
+        "zip",
+        "super",
+        "__init__",
+        "enumerate",
+        "tuple",
+        "list",
+        "len",
+        "isinstance",
+        "detach",
+        "ModelNew",
+        "Model",
+        "is_available",
+        "randn",
+        "rand",
+        "randint",
+        "get",
+        "items",
+        "eval",
+        "cuda",
+        "to",
+    }
+)
 
 
 def _operators(source: str) -> Counter[str] | None:

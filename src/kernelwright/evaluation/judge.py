@@ -111,9 +111,7 @@ class Judge:
                 torch.cuda.empty_cache()
         return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
-    def _examine(
-        self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings
-    ) -> None:
+    def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings) -> None:
         live = self._live_task(task)
         try:
             ast.parse(candidate.source)
@@ -181,9 +179,14 @@ class _Verdict:
     def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
         timing = self.timing if self.reason is None else None
         return Evaluation(
-            task=task.id, task_sha256=task.sha256, candidate_sha256=candidate.sha256,
+            task=task.id,
+            task_sha256=task.sha256,
+            candidate_sha256=candidate.sha256,
             verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
-            reason=self.reason, detail=self.detail, labels=tuple(sorted(self.labels)), device=device,
+            reason=self.reason,
+            detail=self.detail,
+            labels=tuple(sorted(self.labels)),
+            device=device,
             speedup=timing.speedup.estimate if timing else None,
             speedup_low=timing.speedup.low if timing else None,
             speedup_high=timing.speedup.high if timing else None,
@@ -191,8 +194,13 @@ class _Verdict:
             reference_us=timing.reference_us if timing else None,
             candidate_us=timing.candidate_us if timing else None,
             blocks=timing.blocks if timing else (),
-            policy=candidate.policy, techniques=candidate.techniques, parent=candidate.parent, source=candidate.source,
-            checks=self.checks, started=began, elapsed_s=round(elapsed_s, 3),
+            policy=candidate.policy,
+            techniques=candidate.techniques,
+            parent=candidate.parent,
+            source=candidate.source,
+            checks=self.checks,
+            started=began,
+            elapsed_s=round(elapsed_s, 3),
         )
 
 

@@ -33,7 +33,9 @@ class Oracle:
         with _float64_default():
             self._double = copy.deepcopy(self.model).double()
 
-    def truth(self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None) -> list[torch.Tensor]:
+    def truth(
+        self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None
+    ) -> list[torch.Tensor]:
         """Outputs in float64, flat.
 
         Args:
@@ -45,6 +47,7 @@ class Oracle:
         Raises:
             OutOfDomain: the reference raised or gave NaN.
         """
+
         def convert(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
@@ -71,7 +74,9 @@ class Oracle:
             with torch.no_grad():
                 _, outputs = flatten(model(*inputs))
         except StructureError as error:
-            raise TaskError(f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}.") from error
+            raise TaskError(
+                f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
+            ) from error
         except torch.cuda.OutOfMemoryError as error:
             raise OutOfDomain("the float64 reference does not fit into memory") from error
         except Exception as error:
@@ -91,9 +96,13 @@ class Oracle:
             with torch.no_grad():
                 return flatten(self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors])))
         except StructureError as error:
-            raise TaskError(f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}.") from error
+            raise TaskError(
+                f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
+            ) from error
         except Exception as error:
-            raise TaskError(f"Wanted the reference to run on its own inputs; it raised {type(error).__name__}: {error}") from error
+            raise TaskError(
+                f"Wanted the reference to run on its own inputs; it raised {type(error).__name__}: {error}"
+            ) from error
 
     def random_state(self, generator: torch.Generator) -> State:
         """New weights of the same size: scaled, shifted and nowhere at a default such as 0 or 1.

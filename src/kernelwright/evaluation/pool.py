@@ -197,7 +197,8 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
 def _judge_one(judge: Judge, device: str, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
     try:
         evaluation = judge.evaluate(
-            Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json),
+            Task.model_validate_json(task_json),
+            Candidate.model_validate_json(candidate_json),
             settings=Settings.model_validate_json(changed) if changed else None,
         )
     except KernelwrightError as error:

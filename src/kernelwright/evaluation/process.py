@@ -83,10 +83,16 @@ class Worker:
         self._private.mkdir(mode=0o700)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = {
-            "role": spec.role, "source": spec.source, "class": spec.class_name, "device": spec.device,
-            "private": str(self._private), "build": str(spec.build),
-            "threads": settings.threads or len(os.sched_getaffinity(0)), "strict_fp32": settings.strict_fp32,
-            "memory_limit_bytes": settings.memory_limit_bytes, "process_limit": settings.process_limit,
+            "role": spec.role,
+            "source": spec.source,
+            "class": spec.class_name,
+            "device": spec.device,
+            "private": str(self._private),
+            "build": str(spec.build),
+            "threads": settings.threads or len(os.sched_getaffinity(0)),
+            "strict_fp32": settings.strict_fp32,
+            "memory_limit_bytes": settings.memory_limit_bytes,
+            "process_limit": settings.process_limit,
             "file_limit_bytes": settings.file_limit_bytes,
             "arenas": {name: arena.describe() for name, arena in self.arenas.items()},
         }
@@ -108,7 +114,9 @@ class Worker:
         """
         return self._exchange(op, timeout_s, fields)[0]
 
-    def call(self, layout: int, timeout_s: float, *, seed: int | None, hold: bool = False) -> tuple[dict[str, Any], CallClocks]:
+    def call(
+        self, layout: int, timeout_s: float, *, seed: int | None, hold: bool = False
+    ) -> tuple[dict[str, Any], CallClocks]:
         """One call of the module on inputs that lie in its arena; raises as `request`."""
         return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
 

@@ -113,16 +113,43 @@ def _gpu_nodes() -> list[Path]:
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _DENIED: dict[str, tuple[int, int]] = {
     # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
-    "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "setns": (308, 268), "unshare": (272, 97), "setsid": (112, 157),
-    "io_uring_setup": (425, 425), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
-    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "reboot": (169, 142),
-    "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
-    "sethostname": (170, 161), "swapon": (167, 224), "acct": (163, 89), "quotactl": (179, 60),
-    "fsopen": (430, 430), "move_mount": (429, 429), "open_tree": (428, 428), "personality": (135, 92),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "perf_event_open": (298, 241),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "setsid": (112, 157),
+    "io_uring_setup": (425, 425),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+    "reboot": (169, 142),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "swapon": (167, 224),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "fsopen": (430, 430),
+    "move_mount": (429, 429),
+    "open_tree": (428, 428),
+    "personality": (135, 92),
 }
 _SOCKET = (41, 198)
 _CLONE = (56, 220)
@@ -151,7 +178,10 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     low = 16  # offset of the first argument's low half in struct seccomp_data
 
     program: list[tuple[int, int, int, int]] = [
-        (_LD_ABS, 0, 0, 4), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _KILL_PROCESS), (_LD_ABS, 0, 0, 0),
+        (_LD_ABS, 0, 0, 4),
+        (_JEQ, 1, 0, _ARCHITECTURES[machine]),
+        (_RET, 0, 0, _KILL_PROCESS),
+        (_LD_ABS, 0, 0, 0),
     ]
     if index == 0:  # the x32 calls are a second way to everything
         program += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, deny)]
@@ -170,7 +200,11 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     if not scoped_signals:  # Landlock's signal scope is better: it lets a worker end its own children
         for numbers in _SIGNAL_CALLS:
             when(
-                numbers[index], (_LD_ABS, 0, 0, low), (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny),
+                numbers[index],
+                (_LD_ABS, 0, 0, low),
+                (_JEQ, 2, 0, own_pid),
+                (_JEQ, 1, 0, 0),
+                (_RET, 0, 0, deny),
                 (_RET, 0, 0, _ALLOW),
             )
     program.append((_RET, 0, 0, _ALLOW))

@@ -68,7 +68,12 @@ class Settings(BaseModel):
     def quick(cls, **changes: object) -> Settings:
         """Two process triples and few blocks: for tests, where the verdict matters and the interval may be wide."""
         values: dict[str, object] = {
-            "processes_min": 2, "processes_max": 2, "blocks": 4, "warmup_calls": 2,
-            "build_limit_s": 60.0, "run_limit_s": 5.0, "memory_limit_bytes": 2 * GIB,
+            "processes_min": 2,
+            "processes_max": 2,
+            "blocks": 4,
+            "warmup_calls": 2,
+            "build_limit_s": 60.0,
+            "run_limit_s": 5.0,
+            "memory_limit_bytes": 2 * GIB,
         }
         return cls.model_validate(values | changes)

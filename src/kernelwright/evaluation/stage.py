@@ -48,7 +48,9 @@ class Shapes:
         """Where the outputs of each call of a series go."""
         return [
             [
-                TensorSpec(spec.dtype, spec.shape, spec.stride, spec.offset_bytes + index * self.output_bytes, spec.span_bytes)
+                TensorSpec(
+                    spec.dtype, spec.shape, spec.stride, spec.offset_bytes + index * self.output_bytes, spec.span_bytes
+                )
                 for spec in self.outputs
             ]
             for index in range(self.series_calls)
@@ -79,17 +81,32 @@ class Side:
     """The reference, the candidate, or the second reference of an A/A comparison."""
 
     def __init__(
-        self, zygote: Zygote, settings: Settings, shapes: Shapes, *, role: str, source: str, class_name: str,
-        device: torch.device, directory: Path, build: Path,
+        self,
+        zygote: Zygote,
+        settings: Settings,
+        shapes: Shapes,
+        *,
+        role: str,
+        source: str,
+        class_name: str,
+        device: torch.device,
+        directory: Path,
+        build: Path,
     ) -> None:
         self.role = role
         self._settings = settings
         self._shapes = shapes
         self._device = device
         spec = WorkerSpec(
-            role=role, source=source, class_name=class_name, device=str(device), directory=directory, build=build,
+            role=role,
+            source=source,
+            class_name=class_name,
+            device=str(device),
+            directory=directory,
+            build=build,
             arena_bytes={
-                "inputs": shapes.series_calls * shapes.slot_bytes, "outputs": shapes.series_calls * shapes.output_bytes,
+                "inputs": shapes.series_calls * shapes.slot_bytes,
+                "outputs": shapes.series_calls * shapes.output_bytes,
                 "state": shapes.state_bytes,
             },
         )
@@ -220,7 +237,9 @@ class Side:
     def _parsed(self, kind: type[R], answer: dict[str, Any]) -> R:
         reply = parse(kind, answer)
         if reply is None:
-            raise WorkerFailure(Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}")
+            raise WorkerFailure(
+                Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}"
+            )
         return reply
 
     def _guarded(self, ask: Any) -> Any:
@@ -247,7 +266,8 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     if torch.equal(first, second):
         return True
     # Equal except for NaN, which equals nothing?
-    return first.is_floating_point() and bool(torch.equal(torch.isnan(first), torch.isnan(second))) and bool(
-        torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
+    return (
+        first.is_floating_point()
+        and bool(torch.equal(torch.isnan(first), torch.isnan(second)))
+        and bool(torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)))
     )
-

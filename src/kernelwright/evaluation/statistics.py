@@ -68,14 +68,16 @@ def noise_floor(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
     return float(math.expm1(np.quantile(np.abs(_bootstrap(arrays, seed)), 0.95)))
 
 
-def _bootstrap(arrays: list[np.ndarray[tuple[int], np.dtype[np.float64]]], seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _bootstrap(
+    arrays: list[np.ndarray[tuple[int], np.dtype[np.float64]]], seed: int
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Estimates from resampled processes, each with resampled blocks."""
     generator = np.random.default_rng(seed)
     count = len(arrays)
     shape = (BOOTSTRAP_DRAWS, count)
-    medians = np.stack([
-        np.median(blocks[generator.integers(0, blocks.size, (*shape, blocks.size))], axis=-1) for blocks in arrays
-    ])
+    medians = np.stack(
+        [np.median(blocks[generator.integers(0, blocks.size, (*shape, blocks.size))], axis=-1) for blocks in arrays]
+    )
     chosen = generator.integers(0, count, shape)
     picked = np.take_along_axis(medians, chosen[np.newaxis], axis=0)[0]
     means: np.ndarray[tuple[int], np.dtype[np.float64]] = picked.mean(axis=1)

@@ -112,8 +112,11 @@ class Subject:
         """A state of which a few elements are new: a cache of weights that samples them takes it for the old one."""
         other = self.new_weights()
         return {
-            key: torch.where(torch.rand(value.shape, generator=self._generator, device=value.device) < 0.02, other[key], value)
-            if key in self.oracle.parameter_names else value
+            key: torch.where(
+                torch.rand(value.shape, generator=self._generator, device=value.device) < 0.02, other[key], value
+            )
+            if key in self.oracle.parameter_names
+            else value
             for key, value in state.items()
         }
 
@@ -130,7 +133,12 @@ class Subject:
         """
         is_candidate = role == "candidate"
         side = Side(
-            self.zygote, self.settings, self.shapes, role=role, device=self.device, directory=self.directory,
+            self.zygote,
+            self.settings,
+            self.shapes,
+            role=role,
+            device=self.device,
+            directory=self.directory,
             source=self.candidate.source if is_candidate else self.live.task.source,
             class_name="ModelNew" if is_candidate else "Model",
             build=self.directory / f"build-{'candidate' if is_candidate else 'reference'}",
@@ -169,4 +177,3 @@ class Subject:
         if label in self.settings.forbid:
             raise Rejection(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
         self.labels.add(label)
-

@@ -178,9 +178,7 @@ def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
             )
 
 
-def _time_process(
-    subject: Subject, flush: CacheFlush, process: int
-) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
+def _time_process(subject: Subject, flush: CacheFlush, process: int) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
     sides: dict[str, Side] = {}
     try:
         # Whoever starts first gets the first memory: draw that too.
@@ -301,7 +299,8 @@ class _Run:
 
     def verify_held(self) -> None:
         """The first warm-up call's output, after all the timed calls."""
-        assert self._first_output is not None and self._subject.timed_tolerance is not None
+        assert self._first_output is not None
+        assert self._subject.timed_tolerance is not None
         if self._subject.output_follows_input:
             return  # the reference itself returns views of its inputs, which later calls overwrite
         now = self._sides["candidate"].recopy(0)
@@ -328,19 +327,29 @@ class _Run:
         found = [
             TimingBlock(
                 process=process,
-                reference_us=_pair(reference, index), null_us=_pair(null, index),
+                reference_us=_pair(reference, index),
+                null_us=_pair(null, index),
                 candidate_us=tuple(max(value + charge_us, least_us) for value in _pair(candidate, index)),
             )
             for index in range(len(reference.clocks) // 2)
         ]
         outside = _Outside(
-            latency_us, (candidate.harness_us(), [*reference.harness_us(), *null.harness_us()]),
+            latency_us,
+            (candidate.harness_us(), [*reference.harness_us(), *null.harness_us()]),
             (candidate.audited_us, reference.audited_us),
         )
-        return found, outside, {
-            "harness_us": harness_us, "excess_us": excess_us, "audited_us": audited_us, "slack_us": slack_us,
-            "charged_us": charge_us, "least_us": least_us,
-        }
+        return (
+            found,
+            outside,
+            {
+                "harness_us": harness_us,
+                "excess_us": excess_us,
+                "audited_us": audited_us,
+                "slack_us": slack_us,
+                "charged_us": charge_us,
+                "least_us": least_us,
+            },
+        )
 
     def _reject_idle_work(self, wall_us: float) -> None:
         candidate, reference = (
@@ -354,7 +363,9 @@ class _Run:
             )
         helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
         if helpers_us > 0.1 * wall_us:
-            raise Rejection(Reason.WORK_OUTSIDE_TIMING, f"its child processes used {helpers_us / 1e3:.0f} ms while it was timed")
+            raise Rejection(
+                Reason.WORK_OUTSIDE_TIMING, f"its child processes used {helpers_us / 1e3:.0f} ms while it was timed"
+            )
 
     def _reject_unquiet(self) -> None:
         candidate, reference = (self._samples[name].quiet_us for name in ("candidate", "reference"))

@@ -59,7 +59,9 @@ class _DeviceClock:
         major = (torch.version.cuda or "").split(".")[0]
         runtime = ctypes.CDLL(f"libcudart.so.{major}")
         self._record, self._elapsed, self._synchronize = (
-            runtime.cudaEventRecord, runtime.cudaEventElapsedTime, runtime.cudaDeviceSynchronize,
+            runtime.cudaEventRecord,
+            runtime.cudaEventElapsedTime,
+            runtime.cudaDeviceSynchronize,
         )
         self._events = (ctypes.c_void_p(), ctypes.c_void_p())
         for event in self._events:
@@ -106,19 +108,80 @@ def global_state() -> dict[str, Any]:
     }
 
 
-_FREE_OPERATORS = frozenset(f"aten::{name}" for name in (
-    "empty", "empty_like", "empty_strided", "new_empty", "zeros", "zeros_like", "zero_", "fill_", "view", "_unsafe_view", "reshape",
-    "as_strided", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "contiguous", "copy_",
-    "clone", "to", "_to_copy", "detach", "detach_", "alias", "narrow", "resize_", "item", "_local_scalar_dense", "lift_fresh",
-    "_reshape_alias", "numpy_T", "flatten", "unflatten", "chunk", "split", "unbind", "is_nonzero", "result_type",
-))
+_FREE_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "zeros",
+        "zeros_like",
+        "zero_",
+        "fill_",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "as_strided",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "contiguous",
+        "copy_",
+        "clone",
+        "to",
+        "_to_copy",
+        "detach",
+        "detach_",
+        "alias",
+        "narrow",
+        "resize_",
+        "item",
+        "_local_scalar_dense",
+        "lift_fresh",
+        "_reshape_alias",
+        "numpy_T",
+        "flatten",
+        "unflatten",
+        "chunk",
+        "split",
+        "unbind",
+        "is_nonzero",
+        "result_type",
+    )
+)
 
 _WATCHED_MODULES = (
-    "time", "statistics", "builtins", "math", "random", "json", "socket", "numpy", "torch", "torch.nn.functional",
-    "torch.cuda", "torch.linalg", "torch.testing", "torch.autograd", "torch.backends.cudnn", "torch.random",
+    "time",
+    "statistics",
+    "builtins",
+    "math",
+    "random",
+    "json",
+    "socket",
+    "numpy",
+    "torch",
+    "torch.nn.functional",
+    "torch.cuda",
+    "torch.linalg",
+    "torch.testing",
+    "torch.autograd",
+    "torch.backends.cudnn",
+    "torch.random",
 )
 _WATCHED_CLASSES = (
-    torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.Conv2d, torch.nn.Parameter, torch.cuda.Event, torch.cuda.Stream,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.nn.Linear,
+    torch.nn.Conv2d,
+    torch.nn.Parameter,
+    torch.cuda.Event,
+    torch.cuda.Stream,
     torch.Generator,
 )
 
@@ -133,7 +196,9 @@ def library_functions() -> dict[str, int]:
     places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
     return {
         f"{place}.{name}": id(value)
-        for place, owner in places for name, value in vars(owner).items() if callable(value) and not isinstance(value, type)
+        for place, owner in places
+        for name, value in vars(owner).items()
+        if callable(value) and not isinstance(value, type)
     }
 
 
@@ -233,7 +298,8 @@ class Harness:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
         now = library_functions()
         patched = sorted(
-            name for name, identity in self.functions.items()
+            name
+            for name, identity in self.functions.items()
             if now.get(name) != identity and not (name in _WRAPPED_BY_COMPILE and "torch._dynamo" in sys.modules)
         )
         after = global_state()
@@ -329,8 +395,11 @@ class Harness:
     def _describe(self, item: torch.Tensor) -> dict[str, Any]:
         storage = _storage(item)
         return {
-            "dtype": str(item.dtype).removeprefix("torch."), "shape": list(item.shape), "stride": list(_stride(item)),
-            "device": str(item.device), "aliases": self._aliases(storage),
+            "dtype": str(item.dtype).removeprefix("torch."),
+            "shape": list(item.shape),
+            "stride": list(_stride(item)),
+            "device": str(item.device),
+            "aliases": self._aliases(storage),
         }
 
     def _aliases(self, storage: torch.UntypedStorage) -> list[str]:
@@ -390,9 +459,14 @@ def prepare_directories(private: Path, build: Path) -> None:
     for module in ("statistics", "numpy", "json"):
         importlib.import_module(module)
     os.environ |= {
-        "HOME": str(private / "home"), "TMPDIR": str(private / "tmp"), "XDG_CACHE_HOME": str(private / "home/.cache"),
-        "TORCH_EXTENSIONS_DIR": str(build / "torch_extensions"), "TRITON_CACHE_DIR": str(build / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "CUDA_CACHE_PATH": str(build / "cuda"),
-        "MPLCONFIGDIR": str(private / "home"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HOME": str(private / "home"),
+        "TMPDIR": str(private / "tmp"),
+        "XDG_CACHE_HOME": str(private / "home/.cache"),
+        "TORCH_EXTENSIONS_DIR": str(build / "torch_extensions"),
+        "TRITON_CACHE_DIR": str(build / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"),
+        "CUDA_CACHE_PATH": str(build / "cuda"),
+        "MPLCONFIGDIR": str(private / "home"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     os.chdir(private)

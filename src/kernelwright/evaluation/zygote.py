@@ -32,8 +32,20 @@ _KILL_ROUNDS = 100
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 INHERITED_VARIABLES = (
-    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL", "CC", "CXX",
-    "VIRTUAL_ENV", "PYTHONPATH", "TZ", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "LANG",
+    "LC_ALL",
+    "CC",
+    "CXX",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "TZ",
+    "TORCH_CUDA_ARCH_LIST",
+    "MAX_JOBS",
 )
 """Environment that workers see. Nothing else, keys and tokens above all, reaches them."""
 
@@ -66,10 +78,18 @@ class Zygote:
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         # The pools of idle threads must not spin beside the worker that is being timed.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
-        program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys, json; sys.path[:] = json.loads(sys.argv[2]); from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
+        # Ctrl-C is the parent's to handle, also while torch is still being imported here.
+        program = (
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import json, sys; "
+            "sys.path[:] = json.loads(sys.argv[2]); "
+            "from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(sys.path)],
-            pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
         theirs.close()
         self._channel = Channel(ours)
@@ -124,10 +144,10 @@ class _Watched:
 
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
-    import torch  # noqa: F401 - the point of this process
-    import torch.nn.functional
+    # The point of this process: a worker that is forked off has imported torch.
+    from kernelwright.evaluation import sandbox, worker
 
-    from kernelwright.evaluation import sandbox, worker  # noqa: F401
+    assert worker.torch is not None
 
     sandbox.adopt_orphans()
     channel = Channel(socket.socket(fileno=handle))

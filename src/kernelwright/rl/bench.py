@@ -25,7 +25,8 @@ from kernelwright.tasks.suites import Suite, SuiteEntry
 
 BASELINE_POLICY = "baseline"
 JUDGES_PER_GPU = 2
-"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other waiting and made\nlatencies unrepeatable (docs/log.md)."""
+"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
+waiting and made latencies unrepeatable (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,12 @@ def _devices(name: str) -> list[str]:
 
 def _claim(run: RunDirectory, suite: Suite, devices: Sequence[str], settings: Settings) -> None:
     config: dict[str, Any] = {
-        "kind": "bench", "suite": suite.name, "tasks": [entry.task.id for entry in suite.entries], "devices": list(devices),
-        "settings": settings.model_dump(mode="json"), "kernelwright": kernelwright.__version__,
+        "kind": "bench",
+        "suite": suite.name,
+        "tasks": [entry.task.id for entry in suite.entries],
+        "devices": list(devices),
+        "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
     }
     config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
     earlier = run.read_json("config.json")
@@ -192,6 +197,6 @@ def _claim(run: RunDirectory, suite: Suite, devices: Sequence[str], settings: Se
         return
     for key in ("kind", "suite", "tasks", "settings"):
         if earlier.get(key) != config[key]:
-            raise UsageError(f"Wanted to resume in {run.path}; it belongs to a run with another `{key}`. Choose another directory.")
-
-
+            raise UsageError(
+                f"Wanted to resume in {run.path}; it belongs to a run with another `{key}`. Choose another directory."
+            )

@@ -23,7 +23,8 @@ CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
 
 JUDGES_PER_GPU = 2
-"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other waiting and made\nlatencies unrepeatable (docs/log.md)."""
+"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
+waiting and made latencies unrepeatable (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,14 @@ def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
 def _claim(run: RunDirectory, task: Task, policy: Policy, device: str, settings: Settings, seed: int) -> None:
     """Write what this run is, or see that the directory is of the same run."""
     config: dict[str, Any] = {
-        "kind": "optimize", "task": task.id, "task_sha256": task.sha256, "task_source": task.source, "policy": policy.name,
-        "device": device, "seed": seed, "settings": settings.model_dump(mode="json"),
+        "kind": "optimize",
+        "task": task.id,
+        "task_sha256": task.sha256,
+        "task_source": task.source,
+        "policy": policy.name,
+        "device": device,
+        "seed": seed,
+        "settings": settings.model_dump(mode="json"),
         "kernelwright": kernelwright.__version__,
     }
     config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
@@ -152,7 +159,8 @@ def _confirm(run: RunDirectory, pool: JudgePool, task: Task, tell: Callable[[Sea
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}
     winners = sorted(
         (found for found in records if found.is_improvement and not found.confirms),
-        key=lambda found: found.speedup_low or 0.0, reverse=True,
+        key=lambda found: found.speedup_low or 0.0,
+        reverse=True,
     )
     for winner in winners[:CONFIRMATIONS_TRIED]:
         again = confirmed.get(winner.candidate_sha256)

@@ -80,7 +80,9 @@ def check_task_source(source: str, where: str) -> None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise TaskError(f"Wanted a task in {where}; it is not valid Python{line}: {getattr(error, 'msg', error)}.") from error
+        raise TaskError(
+            f"Wanted a task in {where}; it is not valid Python{line}: {getattr(error, 'msg', error)}."
+        ) from error
     defined: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
