@@ -246,7 +246,7 @@ class Checker:
         self._judge(first, answer, Reason.NONDETERMINISTIC)
 
     def _nearly_same(self, first: _Posed, training: bool) -> None:
-        """Inputs that differ from earlier ones in a few elements, and in one: a cache that samples takes them for the same."""
+        """Inputs that differ from earlier ones in a few elements, and in one: to a cache that samples they are the same."""
         for share, name in ((0.02, "few-changed"), (0.0, "one-changed")):
             changed = InputSet(name, lambda x, g, share=share: _change(x, share, g), "caches keyed by a sample")  # type: ignore[misc]
             try:

@@ -20,7 +20,7 @@ from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Reason
 
 SLOTS = 2
-"""Places for a set of inputs at least. Same place with other values, and other place with the same values, are both tried."""
+"""Places for a set of inputs at least. Same place and other values, other place and same values: both are tried."""
 
 SERIES_CALLS_MAX = 16
 SERIES_BYTES_MAX = 256 << 20
@@ -187,7 +187,7 @@ class Side:
         return Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
-        """Calls on several inputs under one request; at most `Shapes.series_calls`. Each answer carries the clocks of all."""
+        """Calls on at most `Shapes.series_calls` inputs under one request; each answer carries the clocks of all."""
         layouts = [self._write(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
         self._settle()

@@ -173,8 +173,8 @@ def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
         if _certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us):
             raise Rejection(
                 Reason.CLOCK_DISAGREEMENT,
-                f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the candidate's "
-                f"own clock does not; the reference takes {latency_us:.1f} us",
+                f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the "
+                f"candidate's own clock does not; the reference takes {latency_us:.1f} us",
             )
 
 

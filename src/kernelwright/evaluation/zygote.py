@@ -78,9 +78,8 @@ class Zygote:
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         # The pools of idle threads must not spin beside the worker that is being timed.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
-        # Ctrl-C is the parent's to handle, also while torch is still being imported here.
         program = (
-            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import json, sys; "
+            "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
             "from kernelwright.evaluation import zygote; zygote.main(int(sys.argv[1]))"
         )
@@ -90,6 +89,7 @@ class Zygote:
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C at the terminal is the parent's to handle
         )
         theirs.close()
         self._channel = Channel(ours)
@@ -145,9 +145,7 @@ class _Watched:
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
     # The point of this process: a worker that is forked off has imported torch.
-    from kernelwright.evaluation import sandbox, worker
-
-    assert worker.torch is not None
+    from kernelwright.evaluation import sandbox, worker  # noqa: F401
 
     sandbox.adopt_orphans()
     channel = Channel(socket.socket(fileno=handle))

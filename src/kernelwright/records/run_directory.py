@@ -59,7 +59,10 @@ class RunDirectory:
             return file.read(1) == b"\n"
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """Every whole record, in order of writing; of a published run also those packed with gzip. Torn lines are skipped: their work is still owed."""
+        """Every whole record, in order of writing; of a published run also those packed with gzip.
+
+        Torn lines are skipped: their work is still owed.
+        """
         packed = self.evaluations_path.with_suffix(".jsonl.gz")
         for path, opener in ((packed, gzip.open), (self.evaluations_path, open)):
             if not path.exists():

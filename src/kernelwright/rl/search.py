@@ -184,11 +184,12 @@ def drop_in(task: Task, best: Evaluation, run: RunDirectory) -> str:
     """The winner's source under a header that says where it comes from and what was verified."""
     environment = run.read_json("environment.json") or {}
     gpus = environment.get("gpu") or []
+    torch_version = environment.get("packages", {}).get("torch")
     where = gpus[0].get("name") if gpus else environment.get("processor")
     lines = [
         f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`.",
         f"Verified speedup {best.speedup:.3f}x (95 % interval {best.speedup_low:.3f} to {best.speedup_high:.3f}; "
-        f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {environment.get('packages', {}).get('torch')}.",
+        f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {torch_version}.",
         f"Measured {best.started} by kernelwright {kernelwright.__version__}, re-measured independently of the search.",
         f"Policy {best.policy}; techniques: {', '.join(best.techniques) or 'none named'}; "
         f"labels: {', '.join(best.labels) or 'none'}.",
