@@ -182,7 +182,7 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
     ]
     largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
     kept = [group for group in worth if any(group is one for one in largest[:MOST_KERNELS])]
-    while False and (cycle := _in_cycle(nodes, kept)) is not None:
+    while (cycle := _in_cycle(nodes, kept)) is not None:
         kept = [group for group in kept if group is not cycle]
     return kept
 
