@@ -17,8 +17,9 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 12 --out demo-run
 
+# One thread each: two test processes already fill two cores, and spinning thread pools slow both.
 test: setup
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # Also the candidates that need minutes of a C++ compiler.
 test-all: setup

@@ -70,7 +70,7 @@ class Settings(BaseModel):
         values: dict[str, object] = {
             "processes_min": 2,
             "processes_max": 2,
-            "blocks": 4,
+            "blocks": 3, "audits": 3,
             "warmup_calls": 2,
             "build_limit_s": 60.0,
             "run_limit_s": 5.0,
