@@ -175,7 +175,8 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
         block = TimingBlock(
             process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies
         )
-        return [block], timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0])), {"process": process}
+        outside = timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), [math.log(2)] * 2)
+        return [block], outside, {"process": process}
 
     monkeypatch.setattr(timing, "_time_process", one)
     subject = FakeSubject()
@@ -191,6 +192,13 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     if noise == 0:
         assert found.speedup.estimate == pytest.approx(2.0)
         assert found.noise_floor == 0.0
+
+
+def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
+    claimed = timing.Interval(10.0, 9.0, 11.0)
+    assert timing._confirmed(claimed, timing.Interval(10.0, 9.5, 10.5)) == timing.Interval(10.0, 9.0, 10.5)
+    assert timing._confirmed(claimed, timing.Interval(1.0, 0.9, 1.1)) == timing.Interval(1.1, 0.9, 1.1)
+    assert timing._confirmed(claimed, timing.Interval(20.0, 0.5, 40.0)) == timing.Interval(10.0, 0.5, 11.0)
 
 
 def test_chance_explains_more_where_clocks_scatter():

@@ -57,7 +57,7 @@ class WorkerSpec:
     """What a worker is to run and in what."""
 
     role: str
-    """`reference` (trusted, unrestricted) or `candidate`."""
+    """`reference` (trusted, but behind the same walls) or `candidate`."""
     source: str
     class_name: str
     device: str

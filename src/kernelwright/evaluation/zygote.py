@@ -206,8 +206,9 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     worker.prepare_directories(private, Path(config["build"]))
-    if config["role"] == "candidate":
-        sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
+    # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than one
+    # without them, so both sides must stand behind the same.
+    sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
     worker.serve(socket.socket(fileno=files[0]), config, files[1:])
 
 
