@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 12 --out demo-run
+	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 4 --out demo-run
 
 # One thread each: two test processes already fill two cores, and spinning thread pools slow both.
 test: setup
