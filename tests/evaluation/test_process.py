@@ -260,14 +260,6 @@ def test_pausing_and_resuming_signal_the_whole_session(made, monkeypatch):
     assert sent == [(made[0].pid, signal.SIGSTOP), (made[0].pid, signal.SIGCONT)]
 
 
-def test_the_end_of_what_a_worker_printed(made):
-    worker, _ = made
-    assert worker.output_log() == ""
-    (worker._private / "output.log").write_bytes(b"a" * 100 + b"\xffend")
-    assert worker.output_log(5).endswith("end")
-    assert len(worker.output_log(5)) <= 5
-
-
 def test_discarding_removes_what_it_wrote(made):
     worker, _ = made
     assert worker._private.is_dir()

@@ -17,6 +17,7 @@ from kernelwright.evaluation.process import CallClocks
 from kernelwright.evaluation.subject import Rejection
 from kernelwright.evaluation.timing import CacheFlush, last_level_cache_bytes, log_ratios
 from kernelwright.records import Label, Reason, TimingBlock
+from kernelwright.tasks.input_sets import InputSet
 
 CPU = torch.device("cpu")
 
@@ -169,7 +170,7 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
     seen = []
 
-    def one(subject, flush, process):
+    def one(subject, flush, odd, process):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(
@@ -269,3 +270,18 @@ def test_without_a_driver_nothing_is_known(monkeypatch, error):
 
     monkeypatch.setattr(device_state.subprocess, "run", fail)
     assert device_state.device_state(torch.device("cuda", 0)) == {}
+
+
+@pytest.mark.parametrize(("sets", "processes", "blocks"), [(17, 2, 3), (17, 3, 6), (1, 1, 2), (5, 1, 2), (0, 2, 3)])
+def test_every_input_set_of_the_check_comes_up_in_the_shortest_run(sets, processes, blocks):
+    settings = Settings.quick(processes_min=processes, processes_max=processes, blocks=blocks)
+    odd = timing.OddInputs([InputSet(str(index), lambda x, g: x, "") for index in range(sets)], settings)
+    dealt = [odd.deal() for _ in range(processes * blocks)]
+    assert {one.name for hand in dealt for one in hand} == {str(index) for index in range(sets)}
+    assert all(len(hand) == len(dealt[0]) for hand in dealt)
+
+
+def test_input_sets_come_up_in_an_order_nobody_can_know():
+    sets = [InputSet(str(index), lambda x, g: x, "") for index in range(17)]
+    orders = {tuple(one.name for one in timing.OddInputs(sets, Settings.quick()).deal()) for _ in range(20)}
+    assert len(orders) > 1

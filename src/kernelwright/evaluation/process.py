@@ -230,14 +230,6 @@ class Worker:
         self.close()
         shutil.rmtree(self._private, ignore_errors=True)
 
-    def output_log(self, limit_bytes: int = 2000) -> str:
-        """The end of what the worker printed, for people; never read as a result."""
-        try:
-            text = (self._private / "output.log").read_bytes()[-limit_bytes:]
-        except OSError:
-            return ""
-        return text.decode("utf-8", "replace")
-
 
 def _process_clock(pid: int) -> int:
     """The kernel's clock of another process's processor time (clock_getcpuclockid(3))."""

@@ -33,6 +33,7 @@ from kernelwright.evaluation.stage import SLOTS, Answer, Side
 from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Reason, TimingBlock
+from kernelwright.tasks.input_sets import InputSet
 
 _SIDES = ("reference", "candidate", "null")
 _SERIES_US = 2000.0
@@ -118,8 +119,9 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
     clocks: list[dict[str, Any]] = []
     outside: list[_Outside] = []
     looks = settings.processes_max - settings.processes_min + 1
+    odd = OddInputs([*subject.tolerances], settings)
     for process in range(settings.processes_max):
-        found, unseen, seen = _time_process(subject, flush, process)
+        found, unseen, seen = _time_process(subject, flush, odd, process)
         blocks += found
         outside.append(unseen)
         clocks.append(seen)
@@ -139,6 +141,28 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
         blocks=tuple(blocks),
         clocks={"processes": clocks},
     )
+
+
+class OddInputs:
+    """Deals the input sets of the check over the blocks of timing, so that each comes up at least once in the shortest
+    run: drawing them anew in each process left out some, and a candidate that fails on those only was accepted.
+
+    Args:
+        sets: The check's input sets.
+        settings: Says how many blocks the shortest run has.
+    """
+
+    def __init__(self, sets: list[InputSet], settings: Settings) -> None:
+        self._sets = sets
+        self._left: list[InputSet] = []
+        self._each = max(2, math.ceil(len(sets) / (settings.processes_min * settings.blocks)))
+
+    def deal(self) -> list[InputSet]:
+        """Those of one block."""
+        if len(self._left) < min(self._each, len(self._sets)):
+            self._left += random.sample(self._sets, len(self._sets))
+        dealt, self._left = self._left[: self._each], self._left[self._each :]
+        return dealt
 
 
 def log_ratios(blocks: list[TimingBlock], *, null: bool = False) -> list[list[float]]:
@@ -191,7 +215,9 @@ def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
             )
 
 
-def _time_process(subject: Subject, flush: CacheFlush, process: int) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
+def _time_process(
+    subject: Subject, flush: CacheFlush, odd: OddInputs, process: int
+) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
     sides: dict[str, Side] = {}
     try:
         # Whoever starts first gets the first memory: draw that too.
@@ -203,10 +229,9 @@ def _time_process(subject: Subject, flush: CacheFlush, process: int) -> tuple[li
         for _ in range(subject.settings.blocks):
             with subject.gate():
                 run.block()
-                run.odd_inputs()
+                run.odd_inputs(odd.deal())
         with subject.gate():
             run.audit()
-        with subject.gate():
             run.verify_held()
         return run.finish(process)
     finally:
@@ -225,13 +250,11 @@ class _Run:
         self._first_output: list[torch.Tensor] | None = None
         self._helpers_us = 0.0
         self._started_s = 0.0
-        self._odd = random.sample([*subject.tolerances], len(subject.tolerances))
 
-    def odd_inputs(self) -> None:
-        """Two of the input sets of the check, in this very process and between timed calls: a candidate must not be able
-        to tell where it is checked from where it is timed."""
-        for _ in range(min(2, len(self._odd))):
-            chosen = self._odd.pop()
+    def odd_inputs(self, sets: list[InputSet]) -> None:
+        """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
+        able to tell where it is checked from where it is timed."""
+        for chosen in sets:
             inputs, seed = self._subject.draw(chosen), self._subject.call_seed()
             answers = []
             try:
@@ -284,7 +307,7 @@ class _Run:
         self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed)
 
     def _near(self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str, allowed: Distance) -> None:
-        found = farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+        found = _apart(outputs, wanted)
         if not found.within(allowed):
             raise Rejection(
                 Reason.TIMED_OUTPUT_WRONG,
@@ -316,9 +339,7 @@ class _Run:
         assert self._subject.timed_tolerance is not None
         if self._subject.output_follows_input:
             return  # the reference itself returns views of its inputs, which later calls overwrite
-        now = self._sides["candidate"].recopy(0)
-        found = farthest([distance(a, b) for a, b in zip(now, self._first_output, strict=True)])
-        if not found.within(self._subject.timed_tolerance):
+        if not _apart(self._sides["candidate"].recopy(0), self._first_output).within(self._subject.timed_tolerance):
             overwritten(self._subject)
 
     def finish(self, process: int) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
@@ -328,14 +349,14 @@ class _Run:
         self._reject_idle_work(wall_us)
         self._reject_unquiet()
         latency_us = median(clock.inner_us for clock in reference.clocks)
-        harness_us = median([*reference.harness_us(), *null.harness_us()])
-        excess_us = median(candidate.harness_us()) - harness_us
-        audited_us = median(candidate.audited_us) - median(reference.audited_us)
+        trusted_us = [*reference.harness_us(), *null.harness_us()]
+        own_us = median(reference.audited_us)
+        audited_us = median(candidate.audited_us) - own_us
         slack_us = _slack_us(reference.audited_us, candidate.audited_us)
         charge_us = max(0.0, audited_us - slack_us)
         # A lie told in single calls only: they cannot be much faster than the same calls in a series, which the outer
         # clock sees and which run with warmer caches.
-        series_us = median(candidate.series_us) - median(reference.audited_us) - slack_us
+        series_us = median(candidate.series_us) - own_us - slack_us
         least_us = _SERIES_SHARE * max(0.0, series_us)
         found = [
             TimingBlock(
@@ -346,11 +367,10 @@ class _Run:
             )
             for index in range(len(reference.clocks) // 2)
         ]
-        own_us = median(reference.audited_us)
         smallest_us = 0.01 * latency_us  # a clock's noise may be all that is left of a fast candidate
         outside = _Outside(
             latency_us,
-            (candidate.harness_us(), [*reference.harness_us(), *null.harness_us()]),
+            (candidate.harness_us(), trusted_us),
             (candidate.audited_us, reference.audited_us),
             [
                 math.log(max(theirs - own_us, smallest_us)) - math.log(max(mine - own_us, smallest_us))
@@ -361,8 +381,8 @@ class _Run:
             found,
             outside,
             {
-                "harness_us": harness_us,
-                "excess_us": excess_us,
+                "harness_us": median(trusted_us),
+                "excess_us": median(candidate.harness_us()) - median(trusted_us),
                 "audited_us": audited_us,
                 "slack_us": slack_us,
                 "charged_us": charge_us,
@@ -394,6 +414,10 @@ class _Run:
                 Reason.DEVICE_NOT_QUIET,
                 f"a cache flush after its calls takes {median(candidate):.0f} us; after the reference's {usual_us:.0f} us",
             )
+
+
+def _apart(outputs: list[torch.Tensor], wanted: list[torch.Tensor]) -> Distance:
+    return farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
 
 
 def _certain_excess(candidate: list[float], reference: list[float]) -> float:
