@@ -13,6 +13,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -469,4 +470,5 @@ def prepare_directories(private: Path, build: Path) -> None:
         "MPLCONFIGDIR": str(private / "home"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
+    tempfile.tempdir = None  # some module imported before the fork may have asked for it already
     os.chdir(private)
