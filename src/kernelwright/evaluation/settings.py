@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from kernelwright.records import Label
 
@@ -64,13 +64,18 @@ class Settings(BaseModel):
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
 
+    @field_serializer("forbid", when_used="json")
+    def _in_order(self, labels: frozenset[Label]) -> list[str]:
+        return sorted(labels)
+
     @classmethod
     def quick(cls, **changes: object) -> Settings:
         """Two process triples and few blocks: for tests, where the verdict matters and the interval may be wide."""
         values: dict[str, object] = {
             "processes_min": 2,
             "processes_max": 2,
-            "blocks": 3, "audits": 3,
+            "blocks": 3,
+            "audits": 3,
             "warmup_calls": 2,
             "build_limit_s": 60.0,
             "run_limit_s": 5.0,

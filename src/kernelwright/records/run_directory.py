@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,35 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"Wanted a directory to write to at {path}; {error.strerror}. Choose another one.") from error
+
+    def claim(self, config: dict[str, Any], *, same: Sequence[str], device: str) -> bool:
+        """Write what this run is to `config.json` and `environment.json`, or see that the directory is of the same run.
+
+        Args:
+            config: What the run is.
+            same: Keys in which a run that is resumed must agree with the earlier one; a key that ends in `_sha256`
+                stands for the one without.
+            device: For the environment.
+
+        Returns:
+            Whether the directory is new.
+
+        Raises:
+            UsageError: it belongs to another run.
+        """
+        earlier = self.read_json("config.json")
+        if earlier is None:
+            self.write_json("config.json", config)
+            self.write_json("environment.json", capture_environment(device))
+            return True
+        for key in same:
+            if earlier.get(key) != config[key]:
+                name = key.removesuffix("_sha256")
+                raise UsageError(
+                    f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
+                    f"({_shortly(earlier.get(name))}, now {_shortly(config[name])}). Choose another directory."
+                )
+        return False
 
     @property
     def evaluations_path(self) -> Path:
@@ -98,6 +127,11 @@ class RunDirectory:
             return json.loads(target.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UsageError(f"Wanted JSON in {target}; {error}. Remove the file or choose another directory.") from error
+
+
+def _shortly(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def capture_environment(device: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
 from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
-from kernelwright.records import Candidate, Evaluation, RunDirectory, capture_environment
+from kernelwright.records import Candidate, Evaluation, RunDirectory
 from kernelwright.report.page import write_report
+from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
-BASELINE_POLICY = "baseline"
 JUDGES_PER_GPU = 2
 """Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
 waiting and made latencies unrepeatable (docs/log.md)."""
@@ -86,7 +87,16 @@ def bench(
     settings = settings or Settings()
     run = RunDirectory(out)
     devices = _devices(device)
-    _claim(run, suite, devices, settings)
+    config = {
+        "kind": "bench",
+        "suite": suite.name,
+        "tasks": [entry.task.id for entry in suite.entries],
+        "devices": list(devices),
+        "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
+    }
+    if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
+        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
     jobs = plan(suite, baselines, settings)
     if not jobs:
         raise UsageError(
@@ -160,16 +170,10 @@ def _result(entry: SuiteEntry, found: Sequence[Evaluation]) -> TaskResult:
         if evaluation.policy != BASELINE_POLICY:
             candidate = evaluation
         elif evaluation.speedup and eager_us:
-            latencies_us[evaluation.techniques[0]] = _median(eager_us) / evaluation.speedup
+            latencies_us[evaluation.techniques[0]] = median(eager_us) / evaluation.speedup
     if eager_us:
-        latencies_us["eager"] = _median(eager_us)
+        latencies_us["eager"] = median(eager_us)
     return TaskResult(entry.task.id, entry.level, latencies_us, candidate)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _devices(name: str) -> list[str]:
@@ -177,26 +181,3 @@ def _devices(name: str) -> list[str]:
     if resolved.type == "cuda" and ":" not in name:
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return [str(resolved)]
-
-
-def _claim(run: RunDirectory, suite: Suite, devices: Sequence[str], settings: Settings) -> None:
-    config: dict[str, Any] = {
-        "kind": "bench",
-        "suite": suite.name,
-        "tasks": [entry.task.id for entry in suite.entries],
-        "devices": list(devices),
-        "settings": settings.model_dump(mode="json"),
-        "kernelwright": kernelwright.__version__,
-    }
-    config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
-    earlier = run.read_json("config.json")
-    if earlier is None:
-        run.write_json("config.json", config)
-        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-        run.write_json("environment.json", capture_environment(devices[0]))
-        return
-    for key in ("kind", "suite", "tasks", "settings"):
-        if earlier.get(key) != config[key]:
-            raise UsageError(
-                f"Wanted to resume in {run.path}; it belongs to a run with another `{key}`. Choose another directory."
-            )

@@ -10,13 +10,12 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import kernelwright
-from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.errors import KernelwrightError
 from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
 from kernelwright.policies import Context, Policy
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, capture_environment
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
 
 CONFIRMATIONS_TRIED = 3
@@ -82,9 +81,19 @@ def optimize(
     settings = settings or Settings()
     resolved = resolve_device(device)
     run = RunDirectory(out)
-    _claim(run, task, policy, str(resolved), settings, seed)
+    config = {
+        "kind": "optimize",
+        "task": task.id,
+        "task_sha256": task.sha256,
+        "task_source": task.source,
+        "policy": policy.name,
+        "device": str(resolved),
+        "seed": seed,
+        "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
+    }
+    run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=str(resolved))
     tell = on_event or (lambda event: None)
-    # A broken task should say so before a pool is started for it.
     policy_context = Context(task=task, device=str(resolved), history=_history(run, task), seed=seed)
     if policy_context.history:
         tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations"))
@@ -100,34 +109,6 @@ def optimize(
 
 def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
     return tuple(found for found in run.evaluations() if found.task_sha256 == task.sha256 and not found.confirms)
-
-
-def _claim(run: RunDirectory, task: Task, policy: Policy, device: str, settings: Settings, seed: int) -> None:
-    """Write what this run is, or see that the directory is of the same run."""
-    config: dict[str, Any] = {
-        "kind": "optimize",
-        "task": task.id,
-        "task_sha256": task.sha256,
-        "task_source": task.source,
-        "policy": policy.name,
-        "device": device,
-        "seed": seed,
-        "settings": settings.model_dump(mode="json"),
-        "kernelwright": kernelwright.__version__,
-    }
-    config["settings"]["forbid"] = sorted(config["settings"]["forbid"])
-    earlier = run.read_json("config.json")
-    if earlier is None:
-        run.write_json("config.json", config)
-        run.write_json("environment.json", capture_environment(device))
-        return
-    for key in ("kind", "task_sha256", "policy", "device", "seed", "settings"):
-        if earlier.get(key) != config[key]:
-            name = "task" if key == "task_sha256" else key
-            raise UsageError(
-                f"Wanted to resume in {run.path}; it belongs to a run with another {name} "
-                f"({earlier.get(name)!r}, now {config[name]!r}). Choose another directory."
-            )
 
 
 def _search(
