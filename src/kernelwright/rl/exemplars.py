@@ -8,17 +8,22 @@ count instead of the first measurement, which selection made optimistic; among e
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kernelwright.errors import UsageError
-from kernelwright.records import Evaluation, RunDirectory, Verdict
+from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
 
 SCHEMA_VERSION = 1
 """Written into every file; another version is refused, never guessed at."""
+
+APPLICATION_ID = 0x4B77_4578
+"""Marks the file as one of these: `KwEx` in ASCII."""
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for another process's transaction; one takes milliseconds."""
@@ -47,6 +52,7 @@ _COLUMNS = (
     "task_sha256, candidate_sha256, device, task, verdict, reason, score, improvement, confirmed, "
     "source, parent, techniques, policy, started"
 )
+_MARKS = ", ".join("?" * len(_COLUMNS.split(", ")))
 
 
 class ExemplarDatabaseError(UsageError):
@@ -63,7 +69,7 @@ class Exemplar:
     candidate_sha256: str
     source: str
     verdict: Verdict
-    reason: str | None
+    reason: Reason | None
     """Why it was rejected; None when accepted."""
     score: float | None
     """Lower end of the speedup's 95 % interval; None when rejected or not timed."""
@@ -105,14 +111,43 @@ class ExemplarDatabase:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.exists():
+            self._create()
+        with self._connection() as connection:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if application != APPLICATION_ID:
+            raise ExemplarDatabaseError(
+                f"Wanted an exemplar database at {path}; found an SQLite file of something else. Choose another path."
+            )
+        if version != SCHEMA_VERSION:
+            raise ExemplarDatabaseError(
+                f"Wanted an exemplar database of version {SCHEMA_VERSION} at {path}; found version {version}. "
+                "Choose another path and import the run directories again."
+            )
 
     def add(self, evaluation: Evaluation) -> bool:
         """Keep one evaluation; True when its candidate was not there before."""
-        raise NotImplementedError
+        return self.add_all([evaluation]) == 1
 
     def add_all(self, evaluations: Iterable[Evaluation]) -> int:
         """Keep many in one transaction; returns how many candidates were not there before."""
-        raise NotImplementedError
+        news = [_exemplar(evaluation) for evaluation in evaluations]
+        if not news:
+            return 0
+        added = 0
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for new in news:
+                key = (new.task_sha256, new.candidate_sha256, new.device)
+                row = connection.execute(
+                    f"SELECT {_COLUMNS} FROM candidates WHERE task_sha256 = ? AND candidate_sha256 = ? AND device = ?", key
+                ).fetchone()
+                added += row is None
+                if row is None or _weight(new) > _weight(_from_row(row)):
+                    connection.execute(f"REPLACE INTO candidates ({_COLUMNS}) VALUES ({_MARKS})", _to_row(new))
+            connection.execute("COMMIT")
+        return added
 
     def import_run(self, path: Path) -> int:
         """Keep every evaluation of a run directory; returns how many candidates were not there before.
@@ -120,7 +155,9 @@ class ExemplarDatabase:
         Raises:
             UsageError: there are no evaluations at `path`.
         """
-        raise NotImplementedError
+        if not any((path / name).is_file() for name in ("evaluations.jsonl", "evaluations.jsonl.gz")):
+            raise UsageError(f"Wanted a run directory with evaluations.jsonl at {path}; found none. Check the path.")
+        return self.add_all(RunDirectory(path).evaluations())
 
     def exemplars(self, task_sha256: str, *, device: str) -> list[Exemplar]:
         """Accepted and timed candidates of a task, best first.
@@ -129,16 +166,141 @@ class ExemplarDatabase:
             task_sha256: Which task.
             device: `cpu`, `cuda` or `cuda:N`: whose scores.
         """
-        raise NotImplementedError
+        return self._select(
+            "task_sha256 = ? AND device = ? AND verdict = 'accepted' AND score IS NOT NULL "
+            "ORDER BY score DESC, candidate_sha256",
+            (task_sha256, _kind(device)),
+        )
 
     def best(self, task_sha256: str, *, device: str) -> Exemplar | None:
         """The accepted candidate with the highest score; None when there is none."""
-        raise NotImplementedError
+        return next(iter(self.exemplars(task_sha256, device=device)), None)
 
     def everything(self, task_sha256: str, *, device: str) -> list[Exemplar]:
         """All candidates of a task, rejected ones included, oldest first."""
-        raise NotImplementedError
+        return self._select(
+            "task_sha256 = ? AND device = ? ORDER BY started, candidate_sha256", (task_sha256, _kind(device))
+        )
 
     def counts(self, task_sha256: str | None = None) -> Counts:
         """How much there is, of one task or of all."""
-        raise NotImplementedError
+        with self._connection() as connection:
+            row = connection.execute(
+                "SELECT COUNT(DISTINCT task_sha256), COUNT(*), COALESCE(SUM(verdict = 'accepted'), 0), "
+                "COALESCE(SUM(improvement), 0) FROM candidates WHERE ?1 IS NULL OR task_sha256 = ?1",
+                (task_sha256,),
+            ).fetchone()
+        return Counts(*row)
+
+    def _select(self, condition: str, values: tuple[str, ...]) -> list[Exemplar]:
+        with self._connection() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM candidates WHERE {condition}", values).fetchall()
+        return [_from_row(row) for row in rows]
+
+    def _create(self) -> None:
+        """Make the whole file elsewhere and link it into place: of several processes one wins, none sees half of it."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(temporary, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(_SCHEMA)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            finally:
+                connection.close()
+            # Where another process has linked its own by now, that one holds.
+            with suppress(FileExistsError):
+                os.link(temporary, self.path)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise ExemplarDatabaseError(
+                f"Wanted to create an exemplar database at {self.path}; {error}. Choose another path."
+            ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            yield connection
+        except sqlite3.OperationalError as error:
+            raise InfrastructureError(
+                f"Wanted to use the exemplar database {self.path}; SQLite says: {error}. Disk full, or a writer stuck?"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise ExemplarDatabaseError(
+                f"Wanted an exemplar database at {self.path}; SQLite says: {error}. Choose another path."
+            ) from error
+        finally:
+            # Closing rolls an unfinished transaction back.
+            if connection is not None:
+                connection.close()
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _exemplar(evaluation: Evaluation) -> Exemplar:
+    return Exemplar(
+        task=evaluation.task,
+        task_sha256=evaluation.task_sha256,
+        candidate_sha256=evaluation.candidate_sha256,
+        source=evaluation.source,
+        verdict=evaluation.verdict,
+        reason=evaluation.reason,
+        score=evaluation.speedup_low if evaluation.accepted else None,
+        improvement=evaluation.is_improvement,
+        confirmed=evaluation.confirms,
+        parent=evaluation.parent,
+        techniques=evaluation.techniques,
+        policy=evaluation.policy,
+        device=_kind(evaluation.device),
+        started=evaluation.started,
+    )
+
+
+def _weight(entry: Exemplar) -> tuple[bool, int, float]:
+    """Of two measurements of one candidate the heavier counts: confirming before first, then worse before better."""
+    if entry.verdict is Verdict.REJECTED:
+        return entry.confirmed, 2, 0.0
+    if entry.score is not None:
+        return entry.confirmed, 1, -entry.score
+    return entry.confirmed, 0, 0.0
+
+
+def _to_row(entry: Exemplar) -> tuple[object, ...]:
+    return (
+        entry.task_sha256,
+        entry.candidate_sha256,
+        entry.device,
+        entry.task,
+        entry.verdict.value,
+        entry.reason.value if entry.reason else None,
+        entry.score,
+        entry.improvement,
+        entry.confirmed,
+        entry.source,
+        entry.parent,
+        json.dumps(entry.techniques),
+        entry.policy,
+        entry.started,
+    )
+
+
+def _from_row(row: tuple[Any, ...]) -> Exemplar:
+    values = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    return Exemplar(
+        **values
+        | {
+            "verdict": Verdict(values["verdict"]),
+            "reason": Reason(values["reason"]) if values["reason"] else None,
+            "improvement": bool(values["improvement"]),
+            "confirmed": bool(values["confirmed"]),
+            "techniques": tuple(json.loads(values["techniques"])),
+        }
+    )
