@@ -1,0 +1,324 @@
+"""Everything that can be set in a training run, read from TOML.
+
+A constant of the paper names its section, by way of the digest in docs/training.md; where the paper is silent it says "our
+choice", or whose choice it was. An unknown key is a `ConfigError` that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kernelwright import config
+from kernelwright.evaluation import Settings
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoraSection(_Section):
+    """A low-rank adapter: what is trained when `tuning = "lora"`."""
+
+    rank: int = Field(default=16, ge=1)
+    """Our choice; KernelBench-RLVR-120b uses 16 too."""
+    alpha: int = Field(default=32, ge=1)
+    """Our choice: twice the rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class ModelSection(_Section):
+    """The model to train and where it comes from."""
+
+    base: str = Field(min_length=1)
+    """A hub id, a folder of a Hugging Face model, or a GGUF file."""
+    adapter: Path | None = None
+    """A LoRA adapter to go on from: the previous stage's `final` folder."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    tuning: Literal["lora", "full"] = "lora"
+    """The paper trains DeepSeek-V3 in full; LoRA is our choice, so that what is learnt fits beside a result."""
+    lora: LoraSection = LoraSection()
+
+
+class TasksSection(_Section):
+    """Which tasks there are, and which of them no training may see."""
+
+    suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
+    directory: Path | None = None
+    """More tasks: every `*.py` in KernelBench's format in this folder."""
+    exclude: tuple[str, ...] = ()
+    """Ids to leave out altogether."""
+    families_count: int = Field(default=140, ge=1)
+    """How many generated tasks the suite `families` has. Our choice."""
+    families_seed: int = 0
+    held_out: int = Field(default=30, ge=0)
+    """Tasks (at least) set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
+    holding tasks out is our choice."""
+    split_seed: int = 0
+    similarity: float = Field(default=0.8, gt=0, le=1)
+    """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
+
+
+class JudgeSection(_Section):
+    """Who judges, and how patiently."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
+    per_device: int = Field(default=2, ge=1)
+    """Judges for each GPU: building and checking overlap with another's timing. A CPU gets one."""
+    quick: bool = True
+    """Start from `Settings.quick()`: the reward may be noisy, what is reported is confirmed with the full settings."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the judge's settings, as in docs/cli.md."""
+
+    def judge_settings(self) -> Settings:
+        """The settings for rewards.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        base = Settings.quick().model_dump() if self.quick else {}
+        return config.build(Settings, base | self.settings)
+
+    def confirming_settings(self) -> Settings:
+        """The settings for the re-measurement of what is reported: full, but for what `settings` changes."""
+        return config.build(Settings, self.settings)
+
+
+class PromptSection(_Section):
+    """How a task is put to the model."""
+
+    answer: Literal["module", "subclass"] = "subclass"
+    """`module`: the answer is a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above the
+    answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
+    exemplar_chars: int = Field(default=4000, ge=100)
+    """A longer exemplar is not shown. Our choice."""
+
+
+class SamplingSection(_Section):
+    """How completions are drawn."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """1, so that what is sampled is what is trained. Not in the paper; field practice."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
+    """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
+    batch: int = Field(default=128, ge=1)
+    """Completions sampled at once."""
+    backend: Literal["local", "transformers", "continuous"] = "local"
+    """`local`: the package's own batched sampler; `transformers`: plain `generate`; `continuous`: transformers' continuous
+    batching, in the contrastive stage only."""
+
+
+class OptimiserSection(_Section):
+    """The gradient step."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel, KernelBench-RLVR-120b); 1e-4 for LoRA
+    of models of a billion parameters and below is our choice."""
+    batch_size: int = Field(default=16, ge=1)
+    """Examples in one optimiser step. Our choice."""
+    micro_batch: int = Field(default=4, ge=1)
+    """Examples on the device at once; must divide `batch_size`."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the examples. Our choice."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_length: int = Field(default=3072, ge=16)
+    """Tokens of prompt and answer together. A longer example is left out and counted, never cut."""
+    gradient_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _micro_batch_divides(self) -> Self:
+        if self.batch_size % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}")
+        return self
+
+
+class AugmentationSection(_Section):
+    """Stage 1's data: many correct variations of each task, from teachers."""
+
+    teachers: tuple[str, ...] = ("builtin", "templates")
+    """Policies by name, each judged; `templates` are the generated families' own variations."""
+    attempts: int = Field(default=20, ge=1)
+    """For each task and teacher. Paper 2.2: up to 20."""
+    successes: int = Field(default=2, ge=1)
+    """Stop a teacher on a task after so many correct ones. Paper 2.2: 2."""
+    timed: bool = False
+    """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
+    answer_chars: int = Field(default=2400, ge=50)
+    """Longer answers are not tried. Our choice, about 600 tokens."""
+    exemplars_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The paper's
+    stage 1 has none (Table 2); a small model needs to have seen the form."""
+
+
+class SupervisedConfig(_Section):
+    """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
+
+    seed: int = 0
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    prompt: PromptSection = PromptSection()
+    augmentation: AugmentationSection = AugmentationSection()
+    optimiser: OptimiserSection = OptimiserSection()
+    save_steps: int = Field(default=20, ge=1)
+
+
+class SelfSupervisedConfig(_Section):
+    """Stage 2 (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
+
+    REINFORCE with reward 1 for success, 0 otherwise and no baseline is the negative log-likelihood of the successes.
+    """
+
+    seed: int = 0
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    prompt: PromptSection = PromptSection()
+    sampling: SamplingSection = SamplingSection()
+    optimiser: OptimiserSection = OptimiserSection(epochs=1.0)
+    rounds: int = Field(default=4, ge=1)
+    """Not in the paper. Our choice."""
+    tasks_per_round: int = Field(default=32, ge=1)
+    samples_per_task: int = Field(default=8, ge=1)
+    timed: bool = False
+    """Speed is ignored here (paper 2.3)."""
+
+
+class ExemplarSection(_Section):
+    """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
+
+    sampler: Literal["bucket", "island", "random", "none"] = "bucket"
+    """`none` makes it vanilla GRPO."""
+    count: int = Field(default=2, ge=1)
+    """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
+    temperature: float = Field(default=0.5, gt=0)
+    """tau of Eq. 1. Not in the paper; our choice."""
+    seeded: bool = False
+    """Fill the database from the supervised stage's timed evaluations of the training tasks."""
+
+
+class RewardSection(_Section):
+    """From an evaluation's record to a number (paper 2.4.4 and 3.2)."""
+
+    name: str = "speedup"
+    """As in docs: `speedup`, `log`, `clamped`, `milestone`."""
+    smoothing: bool = True
+    """Rolling normalisation and clip (Eq. 6)."""
+    reverify: bool = True
+    """Measure suspicious speedups (above 3x, or twice the best so far) once more. Paper 2.4.4."""
+
+
+class GrpoSection(_Section):
+    """Group-relative policy optimisation (paper 2.4.5, Eq. 4-5); its numbers are not in the paper."""
+
+    group_size: int = Field(default=8, ge=2)
+    """G. Third-party re-implementation: 8; Dr.Kernel: 16."""
+    groups: int = Field(default=4, ge=1)
+    """Prompts in one step. Our choice."""
+    epsilon: float = Field(default=0.2, gt=0)
+    """PPO's clip (PPO, arXiv 1707.06347)."""
+    beta: float = Field(default=1e-3, ge=0)
+    """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
+    iterations: int = Field(default=1, ge=1)
+    """Updates on each batch of rollouts."""
+    mask_truncated: bool = False
+
+
+class ContrastiveConfig(_Section):
+    """Stage 3 (paper 2.4): contrastive RL.
+
+    `exemplars.sampler = "none"` is vanilla GRPO; `update = false` is the evolutionary loop: the same prompts, judge and
+    database with a frozen model.
+    """
+
+    seed: int = 0
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    prompt: PromptSection = PromptSection()
+    sampling: SamplingSection = SamplingSection()
+    exemplars: ExemplarSection = ExemplarSection()
+    reward: RewardSection = RewardSection()
+    grpo: GrpoSection = GrpoSection()
+    optimiser: OptimiserSection = OptimiserSection(learning_rate=5e-5)
+    update: bool = True
+    steps: int = Field(default=40, ge=1)
+    """Our choice."""
+    save_steps: int = Field(default=1, ge=1)
+    """Steps between checkpoints; 1 loses the least when killed."""
+    checkpoints_kept: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        rollouts = self.grpo.group_size * self.grpo.groups
+        if rollouts % self.optimiser.micro_batch:
+            raise ValueError(f"optimiser.micro_batch {self.optimiser.micro_batch} does not divide {rollouts} rollouts a step")
+        return self
+
+
+class HeldOutConfig(_Section):
+    """How a model is measured on tasks that training never saw."""
+
+    seed: int = 1000
+    """Apart from training's seeds."""
+    samples: int = Field(default=8, ge=1)
+    """Judged candidates for each task; the best of them counts."""
+    rounds: int = Field(default=1, ge=1)
+    """With exemplars: `samples` are drawn in so many rounds, later ones seeing the earlier ones' scores. Must divide it."""
+    exemplars: ExemplarSection = ExemplarSection(sampler="none")
+    sampling: SamplingSection = SamplingSection(temperature=0.8)
+    confirm: bool = True
+    """Measure each best again, independently; only what that confirms counts as faster."""
+    confirm_tries: int = Field(default=2, ge=1)
+    """Candidates of a task to confirm, best first, until one holds."""
+
+    @model_validator(mode="after")
+    def _rounds_divide(self) -> Self:
+        if self.samples % self.rounds:
+            raise ValueError(f"rounds {self.rounds} does not divide samples {self.samples}")
+        return self
+
+
+StageConfig = SupervisedConfig | SelfSupervisedConfig | ContrastiveConfig
+
+STAGES: dict[str, type[SupervisedConfig] | type[SelfSupervisedConfig] | type[ContrastiveConfig]] = {
+    "sft": SupervisedConfig,
+    "self-supervised": SelfSupervisedConfig,
+    "contrastive": ContrastiveConfig,
+}
+"""The stages by the names that the command line gives them."""
+
+
+def read_stage(stage: str, path: Path) -> StageConfig:
+    """A stage's configuration from a TOML file.
+
+    Raises:
+        ConfigError: no such file or stage, not TOML, an unknown key, or a value out of range.
+    """
+    return stage_from(stage, config.read_toml(path), str(path))
+
+
+def stage_from(stage: str, values: dict[str, Any], where: str = "the configuration") -> StageConfig:
+    """A stage's configuration from a table of values.
+
+    Raises:
+        ConfigError: an unknown stage or key, no model, or a value out of range.
+    """
+    from kernelwright.errors import ConfigError
+
+    if stage not in STAGES:
+        raise ConfigError(f"Wanted a stage, one of {', '.join(STAGES)}; found {stage!r}.")
+    if not isinstance(values.get("model"), dict) or not values["model"].get("base"):
+        raise ConfigError(
+            f"Wanted a model to train in {where}; found none. Set `base` in its [model] table: a hub id, a folder or a "
+            "GGUF file."
+        )
+    return config.build(STAGES[stage], values)
