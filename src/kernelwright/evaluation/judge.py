@@ -156,10 +156,10 @@ class Judge:
         return self._live[task.sha256]
 
     @contextlib.contextmanager
-    def _gate(self) -> Iterator[None]:
-        """Exclusive use of the device among all judges of this machine."""
+    def _gate(self, *, shared: bool = False) -> Iterator[None]:
+        """Use of the device among all judges of this machine: exclusive, or with others while nobody measures."""
         with self._gate_path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             try:
                 yield
             finally:

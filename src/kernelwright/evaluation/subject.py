@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +20,14 @@ from kernelwright.evaluation.structure import StructureError, flatten
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import InputSet, LiveTask
+
+
+class Gate(Protocol):
+    """Lets one evaluation use the device."""
+
+    def __call__(self, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Enter alone, or with all others that measure nothing either."""
+        ...
 
 
 class Rejection(Exception):
@@ -54,7 +61,7 @@ class Subject:
     device: torch.device
     zygote: Zygote
     directory: Path
-    gate: Callable[[], AbstractContextManager[None]]
+    gate: Gate
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
 
     def __post_init__(self) -> None:

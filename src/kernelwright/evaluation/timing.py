@@ -16,6 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import KernelwrightError, TaskError
 from kernelwright.evaluation.check import check_form, overwritten
 from kernelwright.evaluation.compare import Distance, distance, farthest
-from kernelwright.evaluation.process import CallClocks
+from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import SLOTS, Answer, Side
 from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
@@ -218,12 +219,11 @@ def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
 def _time_process(
     subject: Subject, flush: CacheFlush, odd: OddInputs, process: int
 ) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
-    sides: dict[str, Side] = {}
+    sides = _start(subject)
     try:
-        # Whoever starts first gets the first memory: draw that too.
-        for name in random.sample(_SIDES, len(_SIDES)):
-            sides[name] = subject.start("reference" if name == "null" else name)
         run = _Run(subject, sides, flush)
+        with subject.gate(shared=True):
+            run.first_calls()
         with subject.gate():
             run.warm_up()
         for _ in range(subject.settings.blocks):
@@ -239,6 +239,28 @@ def _time_process(
             side.close()
 
 
+def _start(subject: Subject) -> dict[str, Side]:
+    """The three sides, started beside one another: most of a start is waiting for imports and for the driver."""
+    sides: dict[str, Side] = {}
+    failure: BaseException | None = None
+    with ThreadPoolExecutor(len(_SIDES)) as threads:
+        # Whoever starts first gets the first memory: draw that too.
+        started = {
+            threads.submit(subject.start, "reference" if name == "null" else name): name
+            for name in random.sample(_SIDES, len(_SIDES))
+        }
+        for future in as_completed(started):
+            try:
+                sides[started[future]] = future.result()
+            except (Rejection, KernelwrightError, WorkerFailure) as error:
+                failure = error
+    if failure is not None:
+        for side in sides.values():
+            side.close()
+        raise failure
+    return sides
+
+
 class _Run:
     """Calls of one process triple."""
 
@@ -250,6 +272,8 @@ class _Run:
         self._first_output: list[torch.Tensor] | None = None
         self._helpers_us = 0.0
         self._started_s = 0.0
+        self._hold_at = random.randrange(subject.settings.warmup_calls)
+        """The warm-up call whose output is kept in the worker and compared again at the end."""
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
@@ -268,12 +292,24 @@ class _Run:
             allowed = self._subject.tolerances[chosen]
             self._near(answers[1].outputs, answers[0].outputs, f"the output on `{chosen.name}`", allowed)
 
+    def first_calls(self) -> None:
+        """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        layouts = {name: side.place(inputs, slot=0) for name, side in self._sides.items()}
+        with ThreadPoolExecutor(len(layouts)) as threads:
+            calls = {
+                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=self._hold_at == 0)
+                for name, layout in layouts.items()
+            }
+        answers = {name: call.result() for name, call in calls.items()}
+        self._compare(answers["reference"], answers["candidate"])
+        if self._hold_at == 0:
+            self._first_output = answers["reference"].outputs
+
     def warm_up(self) -> None:
-        """Calls that compilers, allocators and clocks need. They are checked like all others."""
-        calls = self._subject.settings.warmup_calls
-        held = random.randrange(calls)
-        for index in range(calls):
-            self._round(_SIDES, hold=index == held, keep=False)
+        """Further calls that allocators and clocks need. They are checked like all others."""
+        for index in range(1, self._subject.settings.warmup_calls):
+            self._round(_SIDES, hold=index == self._hold_at, keep=False)
         self._helpers_us = self._sides["candidate"].worker.helpers_cpu_us()
         self._started_s = time.perf_counter()
 

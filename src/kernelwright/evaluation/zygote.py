@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,14 +94,17 @@ class Zygote:
         )
         theirs.close()
         self._channel = Channel(ours)
+        self._turn = threading.Lock()
+        """Workers of one process triple start beside one another; the channel serves one request at a time."""
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
         sent = array.array("i", files)
         try:
-            self._channel.send({"spawn": config, "files": len(files)})
-            self._channel.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
-            answer = self._channel.receive(time.monotonic() + 120)
+            with self._turn:
+                self._channel.send({"spawn": config, "files": len(files)})
+                self._channel.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+                answer = self._channel.receive(time.monotonic() + 120)
         except (ChannelClosed, OSError) as error:
             raise self._gone(error) from error
         return int(answer["pid"])
@@ -108,8 +112,9 @@ class Zygote:
     def end(self, pid: int) -> Ending:
         """Kill a worker with its whole session, if it still lives, and say how it ended."""
         try:
-            self._channel.send({"end": pid})
-            answer = self._channel.receive(time.monotonic() + 60)
+            with self._turn:
+                self._channel.send({"end": pid})
+                answer = self._channel.receive(time.monotonic() + 60)
         except (ChannelClosed, OSError) as error:
             raise self._gone(error) from error
         return Ending(answer["status"], answer["cause"])
