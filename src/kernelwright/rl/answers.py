@@ -1,11 +1,51 @@
-"""From a model's answer to a candidate's source, or to the reason why there is none. Never raises on any text."""
+"""From a model's answer to a candidate's source, or to the reason why there is none. Never raises on any text.
+
+Tolerated: headings of any level, number and case, or none; reasoning between tags, also with the opening tag left to the
+prompt; fences of backticks or tildes, indented, with or without a language, never closed; several blocks of code; code
+without any fence.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kernelwright.policies.chat import Completion
+
+CLASS_NAME = "ModelNew"
+
+SOURCE_LIMIT_CHARACTERS = 1 << 18
+"""Longer code is not parsed: no kernel is this long, and Python's parser takes memory by the hundredfold."""
+
+_REASONING = r"(?:think|thinking|reasoning|thought)"
+_REASONING_END = re.compile(rf"</{_REASONING}>", re.IGNORECASE)
+_REASONING_START = re.compile(rf"<{_REASONING}>", re.IGNORECASE)
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)$")
+_HEADING = re.compile(r"^\s{0,3}(?:#{1,6}|\*\*|__)[\s\d.):*_#]*([A-Za-z][A-Za-z \t&/-]*?)\s*(?:\*\*|__)?[\s:#*_]*$")
+_SECTIONS = (("performance analysis", "analysis"), ("algorithm design", "design"), ("code", "code"))
+_CLASS = re.compile(rf"^[ \t]*class[ \t]+{CLASS_NAME}\b", re.MULTILINE)
+_UNDEFINED = f"the code does not define {CLASS_NAME}"
+_CODE_START = re.compile(r"^(?:import|from|class|def|@|\"\"\")", re.MULTILINE)
+_OTHER_LANGUAGES = {
+    "c",
+    "c++",
+    "cpp",
+    "cuda",
+    "cu",
+    "bash",
+    "sh",
+    "shell",
+    "text",
+    "txt",
+    "json",
+    "diff",
+    "console",
+    "latex",
+}
 
 
 class AnswerFailure(StrEnum):
@@ -40,16 +80,159 @@ class Answer:
     """Text of the section Algorithm Design."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Code between fences."""
+
+    text: str
+    language: str
+    closed: bool
+
+
+def parse_completion(completion: Completion) -> Answer:
+    """As `parse_answer`, with what is known about how the answer ended.
+
+    A whole candidate in an answer that broke off later counts: its tokens are paid for.
+    """
+    answer = parse_answer(completion.text, truncated=completion.finish_reason == "length")
+    if answer.source is None and completion.failure is not None:
+        return Answer(failure=AnswerFailure.NO_ANSWER, detail=completion.failure)
+    return answer
+
+
 def parse_answer(text: str, *, truncated: bool = False) -> Answer:
-    """Find the candidate in an answer.
+    """Find the candidate in an answer: the last complete block of code that defines `ModelNew`.
 
     Args:
         text: The whole answer.
         truncated: Whether it is known to have been cut.
     """
-    raise NotImplementedError
+    said = _without_reasoning(text)
+    if said is None:
+        return Answer(failure=AnswerFailure.TRUNCATED, detail="the answer ends within its reasoning")
+    if not said.strip():
+        if truncated:
+            return Answer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before anything was said")
+        where = "the answer is empty" if not text.strip() else "nothing follows the reasoning"
+        return Answer(failure=AnswerFailure.EMPTY, detail=where)
+    prose, blocks = _split(said)
+    sections = _sections(prose)
+    found = _candidate(prose, blocks, sections.get("code", ""), truncated)
+    return replace(found, analysis=sections.get("analysis", ""), design=sections.get("design", ""))
 
 
-def parse_completion(completion: Completion) -> Answer:
-    """As `parse_answer`, with what is known about how the answer ended."""
-    raise NotImplementedError
+def _without_reasoning(text: str) -> str | None:
+    """What follows the reasoning; None when the reasoning does not end."""
+    ends = list(_REASONING_END.finditer(text))
+    rest = text[ends[-1].end() :] if ends else text
+    start = _REASONING_START.search(rest)
+    if start is None:
+        return rest
+    before = rest[: start.start()]
+    return before if CLASS_NAME in before else None
+
+
+def _split(text: str) -> tuple[list[str], list[_Block]]:
+    """The lines outside fences, and the blocks within them."""
+    prose: list[str] = []
+    blocks: list[_Block] = []
+    inside: list[str] | None = None
+    indent = fence = language = ""
+    for line in text.replace("\r\n", "\n").split("\n"):
+        match = _FENCE.match(line)
+        if match is None:
+            if inside is None:
+                prose.append(line)
+            else:
+                inside.append(line.removeprefix(indent))
+        elif inside is not None and not match[2].startswith(fence):
+            inside.append(line.removeprefix(indent))
+        else:
+            opens = inside is None or match[3].strip()
+            if inside is not None:
+                # A fence that names a language begins a block, also where the one before was never closed.
+                blocks.append(_Block(_lines(inside), language, not opens))
+            indent, fence = match[1], match[2]
+            language = (match[3].split() or [""])[0].strip("{}.").lower()
+            inside = [] if opens else None
+    if inside is not None:
+        blocks.append(_Block(_lines(inside), language, False))
+    return prose, [block for block in blocks if block.text.strip()]
+
+
+def _lines(lines: list[str]) -> str:
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _sections(prose: list[str]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    current: str | None = None
+    for line in prose:
+        heading = _HEADING.match(line) if len(line) <= 200 else None
+        title = heading[1].lower() if heading else ""
+        name = next((name for words, name in _SECTIONS if words in title), None)
+        if name is not None:
+            current = name
+            found[current] = []
+        elif current is not None:
+            found[current].append(line)
+    return {name: "\n".join(lines).strip() for name, lines in found.items()}
+
+
+def _candidate(prose: list[str], blocks: list[_Block], code_section: str, truncated: bool) -> Answer:
+    """Source or failure, from blocks; where none names the class, from code that stands without fences."""
+    texts = [block.text for block in reversed(blocks) if CLASS_NAME in block.text and block.language not in _OTHER_LANGUAGES]
+    if not texts:
+        texts = [text for text in _bare_code("\n".join(prose), code_section) if _CLASS.search(text)]
+    problems = []
+    for text in texts:
+        problem = _problem(text)
+        if problem is None:
+            return Answer(source=text)
+        problems.append(problem)
+    if (blocks and not blocks[-1].closed) or (truncated and not blocks):
+        return Answer(failure=AnswerFailure.TRUNCATED, detail="the answer ends before its code does")
+    if problems:
+        missing = problems[0] == _UNDEFINED
+        return Answer(failure=AnswerFailure.NO_MODEL_NEW if missing else AnswerFailure.SYNTAX_ERROR, detail=problems[0])
+    if truncated:
+        return Answer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before the code was written")
+    if blocks:
+        return Answer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
+    if any(_problem(text) == _UNDEFINED and _CODE_START.search(text) for text in _bare_code("\n".join(prose), code_section)):
+        return Answer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
+    return Answer(failure=AnswerFailure.NO_CODE, detail="the answer has no code")
+
+
+def _bare_code(said: str, code_section: str) -> Iterable[str]:
+    """Texts that may be code without a fence, likeliest first."""
+    yield _lines([said])
+    for text in (code_section, said):
+        start = _CODE_START.search(text)
+        if start is not None:
+            yield _lines([text[start.start() :]])
+
+
+def _problem(source: str) -> str | None:
+    """Why a text is not a module that defines `ModelNew`; None when it is one."""
+    if len(source) > SOURCE_LIMIT_CHARACTERS:
+        return f"it has more than {SOURCE_LIMIT_CHARACTERS} characters"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+            names = {_defined(node) for node in ast.walk(tree)}
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        # Null bytes, lone surrogates, and nesting beyond what the parser bears.
+        return f"{type(error).__name__}: {error}"
+    return None if CLASS_NAME in names else _UNDEFINED
+
+
+def _defined(node: ast.AST) -> str | None:
+    match node:
+        case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+            return name
+        case _:
+            return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -199,7 +200,7 @@ class ExemplarDatabase:
 
     def _create(self) -> None:
         """Make the whole file elsewhere and link it into place: of several processes one wins, none sees half of it."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(temporary, isolation_level=None)
