@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 from kernelwright.sass.dependences import issue_times
-from kernelwright.sass.schedule import retime
+from kernelwright.sass.timing import retime
 from kernelwright.toolchain import disassemble
 from sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
 

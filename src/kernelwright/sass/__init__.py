@@ -14,12 +14,28 @@ from kernelwright.sass.check import CheckReport, Violation, check, check_report
 from kernelwright.sass.control import ControlWord
 from kernelwright.sass.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.instruction import Instruction
+from kernelwright.sass.moves import (
+    MOVE_KINDS,
+    AnyMove,
+    ClusterMove,
+    Move,
+    ReuseEdit,
+    StallEdit,
+    YieldEdit,
+    kind_of,
+    move_from_json,
+    move_to_json,
+)
+from kernelwright.sass.neighbours import Neighbourhood
 from kernelwright.sass.program import Block, Disassembler, Kernel, Program, load
-from kernelwright.sass.schedule import Move, Schedule
+from kernelwright.sass.schedule import Schedule
 
 __all__ = [
+    "MOVE_KINDS",
+    "AnyMove",
     "Block",
     "CheckReport",
+    "ClusterMove",
     "ControlWord",
     "CubinError",
     "Disassembler",
@@ -27,11 +43,18 @@ __all__ = [
     "Kernel",
     "ListingError",
     "Move",
+    "Neighbourhood",
     "MoveError",
     "Program",
+    "ReuseEdit",
     "Schedule",
+    "StallEdit",
     "Violation",
+    "YieldEdit",
     "check",
     "check_report",
+    "kind_of",
     "load",
+    "move_from_json",
+    "move_to_json",
 ]

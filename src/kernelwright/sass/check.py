@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
-from kernelwright.sass.control import INSTRUCTION_BYTES
+from kernelwright.sass.control import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
 from kernelwright.sass.distances import minimum_distances
 from kernelwright.sass.effects import FENCE, SYNC, defs_of, memory_conflict, uses_of, vouches_for
 from kernelwright.sass.elf import CubinImage, read_cubin
@@ -20,7 +20,7 @@ from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import bound_cycles
 from kernelwright.sass.ports import least_spacings, required_spacings
 from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
-from kernelwright.sass.reuse import reuse_spans, same_run
+from kernelwright.sass.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
 from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 
 _CONTROL_RULES = {
@@ -29,6 +29,7 @@ _CONTROL_RULES = {
     "write-barrier": "has another write scoreboard",
     "read-barrier": "has another read scoreboard",
     "wait": "no longer waits as before",
+    "yield": "yields, or no longer does, with a stall so short that the yield itself may cost a cycle",
     "reuse": "keeps an operand for a changed follower",
 }
 _RESOURCE_KINDS = {
@@ -179,6 +180,7 @@ def _stranger(instruction: Instruction, from_elsewhere: bool) -> Violation:
 def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
     violations = []
     spans = reuse_spans(old)
+    undisturbed = {s for s, i in enumerate(order) if i in spans and same_run(order, s, spans[i])}
     for slot, index in enumerate(order):
         before, after = old.instructions[index], new.instructions[slot]
         a, b = before.control, after.control
@@ -188,7 +190,8 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
             "write-barrier": a.write_barrier != b.write_barrier,
             "read-barrier": a.read_barrier != b.read_barrier,
             "wait": a.wait_mask & ~b.wait_mask,
-            "reuse": b.reuse & ~a.reuse or (b.reuse and not same_run(order, slot, spans[index])),
+            "yield": a.yields != b.yields and b.stall < LEAST_STALL_TO_YIELD,
+            "reuse": _keeps_wrongly(new, slot, a.reuse if slot in undisturbed else 0),
         }
         violations += [
             Violation(kind, after.address, f"`{after.text}` {_CONTROL_RULES[kind]}: {a} became {b}")
@@ -197,6 +200,21 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
         ]
     violations += _pinned_crossings(old, order)
     return violations
+
+
+def _keeps_wrongly(new: Kernel, slot: int, explained: int) -> bool:
+    """Whether a reuse bit outside the mask `explained` is not one that `may_keep` allows in this place."""
+    instruction = new.instructions[slot]
+    unexplained = instruction.control.reuse & ~explained
+    if not unexplained:
+        return False
+    if any(block.stop == slot + 1 for block in new.blocks):
+        return True
+    # The disassembler has the last word on which operands there are to be kept.
+    if instruction.text.count(".reuse") != instruction.control.reuse.bit_count():
+        return True
+    follower = new.instructions[slot + 1]
+    return any(unexplained >> k & 1 and not may_keep(instruction, follower, k) for k in OPERAND_SLOTS)
 
 
 def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:

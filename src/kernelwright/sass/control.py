@@ -19,6 +19,8 @@ WORD_MASK = (1 << 128) - 1
 INSTRUCTION_BYTES = 16
 MAX_STALL = 15
 MAX_STALL_WITHOUT_YIELD = 11
+LEAST_STALL_TO_YIELD = 2
+"""ptxas yields with a stall of at least two; whether a yield itself costs a cycle then makes no difference."""
 NO_SCOREBOARD_CODE = 7
 SCOREBOARDS = range(6)
 

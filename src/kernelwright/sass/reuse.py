@@ -1,17 +1,45 @@
-"""The operand cache: how long a `.reuse` bit may matter.
+"""The operand cache: how long a `.reuse` bit may matter, and where one may be set.
 
 A reuse bit keeps one source register of an instruction in a small cache for a later instruction that
-reads the same register in the same operand slot. A bit is kept only where the run from the
-instruction to that reader is unchanged; dropping a bit is always correct.
+reads the same register in the same operand slot. Dropping a bit is always correct. A bit stands where
+
+1. the run from the instruction to that reader is the original one, or
+2. the very next instruction is of the same opcode and reads the same register in the same operand slot
+   whenever the first is executed, the first writes none of the operand's registers, and ptxas was seen
+   to set this bit for this opcode. Nothing can then write the register between the read that fills the
+   cache and the one that uses it up, and a result still outstanding has been waited for by the first.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from kernelwright.sass.control import MAX_STALL_WITHOUT_YIELD, ControlWord
+from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.program import Kernel
 
+OPERAND_SLOTS = range(3)
 _OPERAND_SHIFTS = (24, 32, 64)
 """First bit of the 8-bit register field of operand slots a, b and c."""
 _LONGEST_SPAN = 16
+_WIDEST_OPERAND = 4
+"""Registers of the widest source operand that can be kept: the A fragment of an HMMA."""
+_KEEPABLE = {
+    "FFMA": (0, 1, 2),
+    "FMUL": (0, 1),
+    "FADD": (0,),
+    "HMMA": (0, 1),
+    "IMAD": (0,),
+    "IADD3": (0,),
+    "LOP3": (0, 2),
+    "LEA": (0, 1),
+    "ISETP": (0, 1),
+    "FSETP": (0,),
+    "SHF": (0, 2),
+}
+"""Operand slots that ptxas 12.8 keeps for a direct follower of the same opcode, in the kernels looked at."""
+_PLAIN_REGISTER = re.compile(r"^[-~]?\|?R(\d+)(?:\.reuse)?\|?$")
 
 
 def reuse_spans(kernel: Kernel) -> dict[int, int]:
@@ -38,7 +66,39 @@ def _reader_distance(words: list[int], index: int, shift: int, stop: int) -> int
     return 1
 
 
-def same_run(order: list[int], slot: int, span: int) -> bool:
+def same_run(order: Sequence[int], slot: int, span: int) -> bool:
     """Whether the instruction in `slot` is followed by its original `span` followers."""
     index = order[slot]
     return order[slot : slot + span + 1] == list(range(index, index + span + 1))
+
+
+def may_keep(first: Instruction, follower: Instruction, operand: int) -> bool:
+    """Whether `first` may keep source `operand` for the instruction right behind it, by rule 2.
+
+    The follower must be in the same basic block.
+    """
+    if first.opcode != follower.opcode or operand not in _KEEPABLE.get(first.opcode, ()):
+        return False
+    register = _register(first, operand)
+    if register is None or register != _register(follower, operand):
+        return False
+    # A follower that is switched off would leave the operand in the cache for whoever comes later.
+    if follower.predicate not in (None, first.predicate) or (follower.predicate or "").lstrip("!") in first.defs:
+        return False
+    kept = {f"R{register + i}" for i in range(_WIDEST_OPERAND)}
+    return kept.isdisjoint(first.defs)
+
+
+def _register(instruction: Instruction, operand: int) -> int | None:
+    """Return the register in an operand slot, if its encoding and its text agree that there is one."""
+    number = instruction.word >> _OPERAND_SHIFTS[operand] & 0xFF
+    sources = [text for text in instruction.operands[1:] if not text.lstrip("!").startswith(("P", "UP"))]
+    match = _PLAIN_REGISTER.match(sources[operand]) if operand < len(sources) else None
+    if match is None or int(match[1]) != number or f"R{number}" not in instruction.uses:
+        return None
+    return number
+
+
+def allows_reuse(control: ControlWord) -> bool:
+    """Whether reuse bits have an encoding beside this stall and yield."""
+    return not control.yields and 0 < control.stall <= MAX_STALL_WITHOUT_YIELD

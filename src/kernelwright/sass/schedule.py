@@ -1,33 +1,42 @@
-"""A kernel's schedule as a game state: legal moves, undo, derived stall counts, and the new cubin.
+"""A kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
 
-A move takes one instruction to another slot of its segment. Which moves are legal, and the stall
-count of every instruction, are functions of the order alone, so the same order always gives the same
-bytes whatever path led there, and the original order gives the original bytes.
+A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped
+yield, a flipped reuse bit. Which moves are legal, and every control word, are functions of the state
+alone, so the same state always gives the same bytes whatever path led there, and the original state
+gives the original bytes.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernelwright.sass.control import MAX_STALL, ControlWord
+from kernelwright.sass.control import LEAST_STALL_TO_YIELD, MAX_STALL_WITHOUT_YIELD, ControlWord
 from kernelwright.sass.dependences import BlockConstraints, constrain
 from kernelwright.sass.errors import MoveError
+from kernelwright.sass.moves import AnyMove, ClusterMove, Move, ReuseEdit, StallEdit, YieldEdit, move_to_json
 from kernelwright.sass.program import Kernel, Program
-from kernelwright.sass.reuse import reuse_spans, same_run
+from kernelwright.sass.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
+from kernelwright.sass.timing import retime
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Take the instruction in slot `source` to slot `target`; those in between shift by one."""
+class Edit:
+    """What was changed by hand about one instruction.
 
-    source: int
-    target: int
+    Attributes:
+        extra_stall: cycles beyond the least stall, 0 or more.
+        flips_yield: whether it yields where the original does not, or the other way round.
+        flips_reuse: mask of operands whose reuse bit is set where it would not be, or the other way round.
+    """
 
-    def inverse(self) -> Move:
-        """The move that takes it back."""
-        return Move(self.target, self.source)
+    extra_stall: int = 0
+    flips_yield: bool = False
+    flips_reuse: int = 0
+
+
+_NO_EDIT = Edit()
 
 
 class Schedule:
@@ -43,7 +52,8 @@ class Schedule:
         self.kernel = kernel
         self.constraints: tuple[BlockConstraints, ...] = constrain(kernel)
         self.order: list[int] = list(range(len(kernel.instructions)))
-        self.history: list[Move] = []
+        self.history: list[AnyMove] = []
+        self._edits: dict[int, Edit] = {}
         self._slot = list(self.order)
         self._stalls: list[int] = [i.control.stall for i in kernel.instructions]
         self._spans = reuse_spans(kernel)
@@ -79,9 +89,9 @@ class Schedule:
         last = min((self._slot[v] - 1 for v in constraints.successors[index]), default=high - 1)
         return range(max(low, first), min(high - 1, last) + 1)
 
-    def is_legal(self, move: Move) -> bool:
-        """Whether `move` keeps every dependence and has stall counts that satisfy every distance."""
-        return move.source != move.target and self._retimed(move) is not None
+    def is_legal(self, move: AnyMove) -> bool:
+        """Whether `move` changes something, keeps every dependence and has control words that satisfy all rules."""
+        return self._outcome(move) is not None
 
     def legal_moves(self, max_distance: int | None = None, memory_only: bool = False) -> Iterator[Move]:
         """Yield legal moves.
@@ -133,18 +143,19 @@ class Schedule:
                 return move
         return None
 
-    def play(self, move: Move) -> None:
+    def play(self, move: AnyMove) -> None:
         """Make a legal move.
 
         Raises:
             MoveError: the move is not legal here.
         """
-        if move.source == move.target or (retimed := self._retimed(move)) is None:
-            raise MoveError(f"wanted a legal move, found {move.source} -> {move.target}, which is not")
-        self._apply(move, retimed)
+        outcome = self._outcome(move)
+        if outcome is None:
+            raise MoveError(f"wanted a legal move, found {move_to_json(move)}, which is not")
+        self._apply(outcome)
         self.history.append(move)
 
-    def undo(self) -> Move:
+    def undo(self) -> AnyMove:
         """Take the last move back and return it.
 
         Raises:
@@ -153,22 +164,37 @@ class Schedule:
         if not self.history:
             raise MoveError("wanted a move to undo, found an empty history")
         move = self.history.pop()
-        retimed = self._retimed(move.inverse())
-        if retimed is None:
-            raise AssertionError("the order before a legal move must be legal")
-        self._apply(move.inverse(), retimed)
+        # Every kind of move but a flip has an inverse, and a flip is its own.
+        inverse = move if isinstance(move, YieldEdit | ReuseEdit) else move.inverse()
+        outcome = self._outcome(inverse, must_change=False)
+        if outcome is None:
+            raise AssertionError("the state before a legal move must be legal")
+        self._apply(outcome)
         return move
+
+    def copy(self) -> Schedule:
+        """Return a schedule in the same state with the same history, which goes its own way from here."""
+        twin = object.__new__(Schedule)
+        twin.__dict__ |= self.__dict__
+        twin.order, twin.history = list(self.order), list(self.history)
+        twin._slot, twin._stalls, twin._edits = list(self._slot), list(self._stalls), dict(self._edits)
+        return twin
+
+    def edit_of(self, index: int) -> Edit:
+        """Return what was changed by hand about the instruction with this original index."""
+        return self._edits.get(index, _NO_EDIT)
+
+    def stall_of(self, slot: int) -> int:
+        """Return the stall count in a slot, cycles."""
+        return self._stalls[slot]
+
+    def control(self, slot: int) -> ControlWord:
+        """Return the control word of the instruction in a slot as it will be written."""
+        return self._control(slot, self.edit_of(self.order[slot]))
 
     def controls(self) -> list[ControlWord]:
         """Return the control word of each slot's instruction as it will be written."""
-        instructions = self.kernel.instructions
-        result = []
-        for slot, index in enumerate(self.order):
-            control = instructions[index].control
-            if control.reuse and not same_run(self.order, slot, self._spans[index]):
-                control = replace(control, reuse=0)
-            result.append(control.with_stall(self._stalls[slot]))
-        return result
+        return [self.control(slot) for slot in range(len(self.order))]
 
     def words(self) -> list[int]:
         """Return the 128-bit word of every slot."""
@@ -186,114 +212,125 @@ class Schedule:
         """How many instructions are not in their original slot."""
         return sum(slot != index for slot, index in enumerate(self.order))
 
-    def _retimed(self, move: Move) -> list[int] | None:
-        """Return the stalls of the whole block after `move`, or None when the move is illegal."""
-        segment = self._segment_of.get(move.source)
-        if segment is None or move.target not in self.window(move.source):
+    def _control(self, slot: int, edit: Edit) -> ControlWord:
+        index = self.order[slot]
+        original = self.kernel.instructions[index].control
+        in_place = not original.reuse or same_run(self.order, slot, self._spans[index])
+        if in_place and edit is _NO_EDIT and self._stalls[slot] == original.stall:
+            return original
+        control = replace(original, reuse=0).with_stall(self._stalls[slot])
+        # Flips hold only while they make sense: elsewhere the instruction is as the original has it.
+        if edit.flips_yield and LEAST_STALL_TO_YIELD <= control.stall <= MAX_STALL_WITHOUT_YIELD:
+            control = replace(control, yields=not original.yields)
+        if (original.reuse or edit.flips_reuse) and allows_reuse(control):
+            control = replace(control, reuse=self._reuse(slot, original, edit.flips_reuse))
+        return control
+
+    def _reuse(self, slot: int, original: ControlWord, flips: int) -> int:
+        index = self.order[slot]
+        if original.reuse and same_run(self.order, slot, self._spans[index]):
+            allowed, wanted = original.reuse | flips & self._keepable(slot), original.reuse ^ flips
+        else:
+            allowed, wanted = self._keepable(slot), original.reuse ^ flips
+        return wanted & allowed
+
+    def _keepable(self, slot: int) -> int:
+        """Return the mask of operands that the instruction in `slot` may keep for its present follower."""
+        segment = self._segment_of.get(slot)
+        if segment is None or slot + 1 >= segment[0].block.stop:
+            return 0
+        first, follower = (self.kernel.instructions[self.order[s]] for s in (slot, slot + 1))
+        return sum(1 << operand for operand in OPERAND_SLOTS if may_keep(first, follower, operand))
+
+    def _outcome(self, move: AnyMove, must_change: bool = True) -> _Outcome | None:
+        """Return what `move` leads to, or None when it is illegal."""
+        if isinstance(move, Move):
+            if move.target not in self.window(move.source) or move.source == move.target:
+                return None
+            return self._reordered(move.source, 1, move.target)
+        if isinstance(move, ClusterMove):
+            return self._reordered(move.source, move.count, move.target) if self._fits(move) else None
+        if move.slot not in self._segment_of:
             return None
-        constraints = segment[0]
+        index = self.order[move.slot]
+        edit = self.edit_of(index)
+        if isinstance(move, StallEdit):
+            if move.cycles == 0 or edit.extra_stall + move.cycles < 0:
+                return None
+            block = self._segment_of[move.slot][0]
+            extra = self._extra(block) | {index: edit.extra_stall + move.cycles}
+            stalls = retime(self.order[block.block.start : block.block.stop], block, extra)
+            if stalls is None:
+                return None
+            unchanged = stalls == self._stalls[block.block.start : block.block.stop]
+            if must_change and unchanged:
+                return None
+            return _Outcome(block, None, stalls, index, replace(edit, extra_stall=extra[index]))
+        if isinstance(move, YieldEdit):
+            changed = replace(edit, flips_yield=not edit.flips_yield)
+        elif move.operand in OPERAND_SLOTS:
+            changed = replace(edit, flips_reuse=edit.flips_reuse ^ 1 << move.operand)
+        else:
+            return None
+        if must_change and self._control(move.slot, edit) == self._control(move.slot, changed):
+            return None
+        return _Outcome(self._segment_of[move.slot][0], None, None, index, changed)
+
+    def _fits(self, move: ClusterMove) -> bool:
+        """Whether dependences let the run go there."""
+        segment = self._segment_of.get(move.source)
+        if segment is None or move.count < 1 or move.source == move.target:
+            return False
+        constraints, low, high = segment
+        first, last = min(move.source, move.target), max(move.source, move.target) + move.count
+        if first < low or last > high:
+            return False
+        run = self.order[move.source : move.source + move.count]
+        if move.target > move.source:
+            crossed = self.order[move.source + move.count : last]
+            return all(constraints.successors[index].isdisjoint(crossed) for index in run)
+        crossed = self.order[first : move.source]
+        return all(constraints.successors[index].isdisjoint(run) for index in crossed)
+
+    def _reordered(self, source: int, count: int, target: int) -> _Outcome | None:
+        constraints = self._segment_of[source][0]
+        start, stop = constraints.block.start, constraints.block.stop
+        order = self.order[start:stop]
+        run = order[source - start : source - start + count]
+        del order[source - start : source - start + count]
+        order[target - start : target - start] = run
+        stalls = retime(order, constraints, self._extra(constraints))
+        return None if stalls is None else _Outcome(constraints, order, stalls, None, None)
+
+    def _extra(self, constraints: BlockConstraints) -> dict[int, int]:
         block = constraints.block
-        order = self.order[block.start : block.stop]
-        order.insert(move.target - block.start, order.pop(move.source - block.start))
-        return retime(order, constraints)
+        return {
+            index: edit.extra_stall
+            for index, edit in self._edits.items()
+            if edit.extra_stall and block.start <= index < block.stop
+        }
 
-    def _apply(self, move: Move, stalls: list[int]) -> None:
-        block = self._segment_of[move.source][0].block
-        self.order.insert(move.target, self.order.pop(move.source))
-        for slot in range(min(move.source, move.target), max(move.source, move.target) + 1):
-            self._slot[self.order[slot]] = slot
-        self._stalls[block.start : block.stop] = stalls
-
-
-def retime(order: Sequence[int], constraints: BlockConstraints) -> list[int] | None:
-    """Return the least stall counts for a block's instructions in `order`, or None if there are none.
-
-    The order must already respect every predecessor relation.
-    """
-    floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
-    predecessors = constraints.predecessors
-    ports, spacings = constraints.ports, constraints.spacings
-    latest: list[int | None] = [None] * len(spacings)
-    stalls = [floors[i] for i in order]
-    issued: dict[int, int] = {}
-    time = 0
-    for position, index in enumerate(order):
-        if position:
-            gap = gaps.get(index)
-            if gap is not None and gap > stalls[position - 1]:
-                time += gap - stalls[position - 1]
-                stalls[position - 1] = gap
-        needed = after_entry[index]
-        for u, cycles in predecessors[index].items():
-            earliest = issued[u] + cycles
-            if earliest > needed:
-                needed = earliest
-        port = ports.get(index)
-        if port is not None:
-            for earlier, cycles in spacings[port]:
-                neighbour = latest[earlier]
-                if neighbour is not None and issued[neighbour] + cycles > needed:
-                    needed = issued[neighbour] + cycles
-        if needed > time:
-            missing = needed - time
-            if position and stalls[position - 1] + missing <= MAX_STALL:
-                stalls[position - 1] += missing
-                time = needed
+    def _apply(self, outcome: _Outcome) -> None:
+        block = outcome.constraints.block
+        if outcome.order is not None:
+            self.order[block.start : block.stop] = outcome.order
+            for slot, index in enumerate(outcome.order, block.start):
+                self._slot[index] = slot
+        if outcome.stalls is not None:
+            self._stalls[block.start : block.stop] = outcome.stalls
+        if outcome.index is not None and outcome.edit is not None:
+            if outcome.edit == _NO_EDIT:
+                self._edits.pop(outcome.index, None)
             else:
-                demands = dict(predecessors[index])
-                for earlier, cycles in spacings[port] if port is not None else ():
-                    neighbour = latest[earlier]
-                    if neighbour is not None:
-                        demands[neighbour] = max(cycles, demands.get(neighbour, 0))
-                delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index])
-                if delayed is None:
-                    return None
-                time = delayed
-        if port is not None:
-            latest[port] = index
-        issued[index] = time
-        time += stalls[position]
-    # The last instruction usually transfers control; its own stall is left as it is.
-    last = order[-1]
-    tail = stalls[-1]
-    demands = {i: cycles - tail for i, cycles in constraints.before_exit.items() if i != last}
-    begin = _delay(order[:-1], stalls, issued, issued[last], demands, constraints.duration - tail)
-    return None if begin is None or tail < constraints.before_exit[last] else stalls
+                self._edits[outcome.index] = outcome.edit
 
 
-def _delay(
-    earlier: Sequence[int],
-    stalls: list[int],
-    issued: dict[int, int],
-    time: int,
-    demands: Mapping[int, int],
-    not_before: int,
-) -> int | None:
-    """Raise stalls of `earlier` until the instruction after them issues late enough.
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a legal move changes: the order and stalls of one block, and one instruction's edit; None is as before."""
 
-    The latest instruction absorbs the delay first. Distances that already hold only grow.
-
-    Args:
-        earlier: the instructions before it, in order; `stalls` and `issued` are changed for them.
-        stalls: stall counts by position.
-        issued: issue times by instruction.
-        time: its issue time now.
-        demands: for each u in `earlier`: least distance from u.
-        not_before: least issue time.
-
-    Returns:
-        Its new issue time, or None when no stall counts satisfy the demands.
-    """
-    for position in range(len(earlier) - 1, -2, -1):
-        needed = max([not_before] + [issued[u] + cycles for u, cycles in demands.items()])
-        if needed <= time:
-            return time
-        if position < 0:
-            break
-        added = min(MAX_STALL - stalls[position], needed - time)
-        if added > 0:
-            stalls[position] += added
-            time += added
-            for i in earlier[position + 1 :]:
-                issued[i] += added
-    return None
+    constraints: BlockConstraints
+    order: list[int] | None
+    stalls: list[int] | None
+    index: int | None
+    edit: Edit | None

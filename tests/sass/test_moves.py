@@ -1,0 +1,165 @@
+"""Moves beyond one instruction: clusters, stalls, yields and reuse, all legal, undone and replayed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelwright.sass import (
+    MOVE_KINDS,
+    ClusterMove,
+    MoveError,
+    Neighbourhood,
+    ReuseEdit,
+    Schedule,
+    StallEdit,
+    YieldEdit,
+    check,
+    kind_of,
+    move_from_json,
+    move_to_json,
+)
+from kernelwright.sass.neighbours import loop_slots, play_random
+from sass.support import ALL_SAMPLES, NAMES, build, remembering
+
+seeds = st.integers(0, 2**32)
+
+
+def kinds_in(sample, schedule):
+    return {v.kind for v in check(sample.cubin, schedule.cubin(sample.program), remembering)}
+
+
+@given(st.sampled_from(ALL_SAMPLES), seeds, st.integers(1, 120))
+@settings(max_examples=12, deadline=None)
+def test_any_mixture_of_moves_is_accepted_by_the_checker_and_undone(which, seed, moves):
+    sample = build(*which)
+    schedule = Schedule(sample.kernel)
+    played = play_random(schedule, random.Random(seed), moves)
+    assert check(sample.cubin, schedule.cubin(sample.program), remembering) == []
+    again = Schedule(sample.kernel)
+    for move in played:
+        again.play(move_from_json(move_to_json(move)))
+    assert again.words() == schedule.words()
+    twin = schedule.copy()
+    for move in reversed(played):
+        assert schedule.undo() == move
+    assert schedule.words() == sample.words
+    assert twin.words() == again.words()
+
+
+@pytest.mark.parametrize("kind", MOVE_KINDS)
+def test_every_kind_is_found_and_legal(kind):
+    sample = build("attention_mma", 90)
+    schedule = Schedule(sample.kernel)
+    played = play_random(schedule, random.Random(3), 5, Neighbourhood(kinds=(kind,)))
+    assert len(played) == 5
+    assert {kind_of(move) for move in played} == {kind}
+    assert schedule.words() != sample.words
+    assert kinds_in(sample, schedule) == set()
+
+
+def test_a_stall_never_falls_below_what_is_needed():
+    sample = build("softmax", 80)
+    schedule = Schedule(sample.kernel)
+    slot = schedule.movable_slots[5]
+    assert not schedule.is_legal(StallEdit(slot, -1))
+    assert not schedule.is_legal(StallEdit(slot, 16))
+    before = schedule.stall_of(slot)
+    schedule.play(StallEdit(slot, 2))
+    assert schedule.stall_of(slot) == before + 2
+    assert kinds_in(sample, schedule) == set()
+    schedule.play(StallEdit(slot, -2))
+    assert schedule.words() == sample.words
+
+
+def test_a_cluster_stays_behind_what_it_depends_on():
+    sample = build("gemm_leakyrelu", 80)
+    schedule = Schedule(sample.kernel)
+    refused = 0
+    for slot in schedule.movable_slots[:60]:
+        for shift in (-3, -1, 1, 3):
+            move = ClusterMove(slot, 3, slot + shift)
+            if not schedule.is_legal(move):
+                refused += 1
+                with pytest.raises(MoveError):
+                    schedule.play(move)
+                continue
+            schedule.play(move)
+            assert schedule.order[slot + shift : slot + shift + 3] == [slot, slot + 1, slot + 2]
+            schedule.undo()
+    assert refused > 20
+    assert schedule.words() == sample.words
+
+
+def test_a_yield_that_may_cost_the_cycle_that_is_needed_stays():
+    sample = build("softmax", 80)
+    instructions = sample.kernel.instructions
+    short = next(i for i in Schedule(sample.kernel).movable_slots if instructions[i].control.stall == 1)
+    assert not Schedule(sample.kernel).is_legal(YieldEdit(short))
+    mutated = sample.with_control(short, yields=not instructions[short].control.yields, reuse=0)
+    assert {v.kind for v in check(sample.cubin, mutated, remembering)} == {"yield"}
+
+
+def test_an_operand_is_kept_where_the_follower_reads_it():
+    """ptxas has set every such bit of the original, so the order is changed first."""
+    sample = build("sgemm", 90)
+    schedule = Schedule(sample.kernel)
+    play_random(schedule, random.Random(5), 400, Neighbourhood(kinds=("move",)))
+    before = sum(c.reuse.bit_count() for c in schedule.controls())
+    edits = [ReuseEdit(s, k) for s in schedule.movable_slots for k in range(3)]
+    added = 0
+    for edit in edits:
+        if schedule.is_legal(edit) and not schedule.control(edit.slot).reuse >> edit.operand & 1:
+            schedule.play(edit)
+            added += 1
+    assert added > 0
+    assert sum(c.reuse.bit_count() for c in schedule.controls()) == before + added
+    assert kinds_in(sample, schedule) == set()
+
+
+def test_an_operand_kept_for_nobody_is_refused():
+    sample = build("sgemm", 80)
+    wrong = 0
+    for slot in Schedule(sample.kernel).movable_slots:
+        control = sample.kernel.instructions[slot].control
+        if control.yields or control.reuse or control.stall > 11:
+            continue
+        kinds = {v.kind for v in check(sample.cubin, sample.with_control(slot, reuse=1), remembering)}
+        assert kinds & {"reuse", "encoding", "changed-instruction", "def-use"}, slot
+        wrong += 1
+        if wrong > 5:
+            return
+    pytest.fail("wanted instructions without reuse bits")
+
+
+def test_a_lost_reuse_bit_comes_back_where_the_new_follower_reads_the_same():
+    """Two runs swapped as one keep what they share inside."""
+    sample = build("sgemm", 80)
+    found = 0
+    for slot in Schedule(sample.kernel).movable_slots:
+        control = sample.kernel.instructions[slot].control
+        schedule = Schedule(sample.kernel)
+        move = ClusterMove(slot, 2, slot + 4)
+        if control.reuse and schedule.is_legal(move):
+            schedule.play(move)
+            found += bool(schedule.control(slot + 4).reuse)
+            assert kinds_in(sample, schedule) == set()
+        if found >= 2:
+            break
+    assert found >= 2
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], ["move"], ["move", 1], ["move", 1, "2"], ["jump", 1, 2], "move", ["yield", True]]
+)
+def test_what_spells_no_move(value):
+    with pytest.raises(MoveError, match="wanted a move"):
+        move_from_json(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loops_are_found(name):
+    assert bool(loop_slots(build(name, 80).kernel)) == (name not in ("softmax", "layernorm"))
