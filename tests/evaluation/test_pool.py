@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
-from kernelwright.evaluation import Job, JudgePool, Settings, pool
+from kernelwright.evaluation import Job, JudgePool, Rotation, Settings, pool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 
 from .snippets import RELU, candidate
@@ -29,12 +29,12 @@ def evaluation(task):
 class FakeMember:
     """A process that does what its class is told."""
 
-    act = staticmethod(lambda one: evaluation(one.task))
+    act = staticmethod(lambda one: [evaluation(one.task)])
 
     def __init__(self, device, settings):
         self.started.append(device)
 
-    def evaluate(self, one):
+    def do(self, one):
         return self.act(one)
 
     def kill(self):
@@ -102,7 +102,7 @@ def test_a_process_that_dies_is_replaced_and_its_job_tried_again(member):
         error = next(deaths)
         if error:
             raise error
-        return evaluation(one.task)
+        return [evaluation(one.task)]
 
     member.act = staticmethod(act)
     found = run([job(0), job(1)])
@@ -114,7 +114,7 @@ def test_a_job_that_kills_every_process_is_an_infrastructure_error(member):
     def act(one):
         if one.task.id == "1":
             raise EOFError
-        return evaluation(one.task)
+        return [evaluation(one.task)]
 
     member.act = staticmethod(act)
     found = run([job(n) for n in range(3)])
@@ -163,29 +163,33 @@ class FakeJudge:
             raise TaskError("Wanted another task.")
         return evaluation(task)
 
+    def rotate(self, task, baselines, settings=None):
+        self.seen.append(settings)
+        return [evaluation(task) for _ in baselines]
+
     def close(self):
         self.closed = True
 
 
 def sent(one):
+    together = isinstance(one, Rotation)
     return (
+        together,
         one.task.model_dump_json(),
-        one.candidate.model_dump_json(),
+        [each.model_dump_json() for each in (one.baselines if together else (one.candidate,))],
         one.settings and one.settings.model_dump_json(),
     )
 
 
 def test_an_evaluation_or_an_error_comes_back():
     judge = FakeJudge()
-    kind, value = pool._judge_one(judge, "cuda:3", *sent(job(4)))
-    assert kind == "evaluation"
-    assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(
-        update={"device": "cuda:3"}
-    )
-    kind, error = pool._judge_one(judge, "cuda:3", *sent(job("broken")))
-    assert (kind, type(error), str(error)) == ("error", TaskError, "Wanted another task.")
-    pool._judge_one(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
-    assert judge.seen == [None, None, SETTINGS]
+    (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
+    assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(update={"device": "cuda:3"})
+    error = pool._do(judge, "cuda:3", *sent(job("broken")))
+    assert (type(error), str(error)) == (TaskError, "Wanted another task.")
+    pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
+    assert len(pool._do(judge, "cuda:3", *sent(Rotation(RELU, (candidate(), candidate()), SETTINGS)))) == 2
+    assert judge.seen == [None, None, SETTINGS, SETTINGS]
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -208,7 +212,7 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
         pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert [kind for kind, _ in answers] == ["evaluation"] * count
+    assert [len(answer) for answer in answers] == [1] * count
     assert [judge.closed for judge in judges] == [True] * min(count, 1)
 
 
@@ -246,14 +250,14 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
 def test_a_real_member_judges_dies_and_is_ended():
     member = pool._Member("cpu", SETTINGS)
     try:
-        found = member.evaluate(Job(RELU, candidate()))
+        (found,) = member.do(Job(RELU, candidate()))
         assert found.accepted, found.detail
-        broken = member.evaluate(Job(Task(id="t", source="def ("), candidate()))
+        broken = member.do(Job(Task(id="t", source="def ("), candidate()))
         assert isinstance(broken, KernelwrightError)
         assert isinstance(broken, TaskError)
         os.kill(member._process.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
-            member.evaluate(Job(RELU, candidate()))
+            member.do(Job(RELU, candidate()))
     finally:
         assert member.end() == -signal.SIGKILL
 

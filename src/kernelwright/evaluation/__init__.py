@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelwright.evaluation.judge import Judge, resolve_device
-from kernelwright.evaluation.pool import Job, JudgePool
+from kernelwright.evaluation.pool import Job, JudgePool, Rotation
 from kernelwright.evaluation.settings import Settings
 
-__all__ = ["Job", "Judge", "JudgePool", "Settings", "resolve_device"]
+__all__ = ["Job", "Judge", "JudgePool", "Rotation", "Settings", "resolve_device"]

@@ -9,7 +9,7 @@ import fcntl
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +20,7 @@ from kernelwright.evaluation import guard, sandbox
 from kernelwright.evaluation.check import Checker
 from kernelwright.evaluation.device_state import device_state
 from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.rotation import Rotated, rotate
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import CacheFlush, Timing, time_candidate
@@ -91,15 +92,60 @@ class Judge:
             InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
         """
         started = time.monotonic()
-        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        began = _now()
         verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
         verdict.checks["advice"] = list(guard.advice(candidate.source))
+        with self._workplace(task) as directory:
+            try:
+                self._examine(task, candidate, directory, verdict, settings or self.settings)
+            except (Rejection, WorkerFailure) as failure:
+                verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+    def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
+        """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
+
+        Args:
+            task: What they wrap.
+            baselines: At least one, from a trusted policy.
+            settings: Other than the judge's own; one process of each side answers `blocks` rounds.
+
+        Raises:
+            TaskError: the reference itself does not work.
+            InfrastructureError: this machine failed.
+        """
+        started = time.monotonic()
+        began = _now()
+        with self._workplace(task) as directory:
+            subject = Subject(
+                self._live_task(task),
+                baselines[0],
+                (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})}),
+                self.device,
+                self._zygote,
+                directory,
+                self._gate,
+            )
+            found = rotate(subject, {baseline.sha256: baseline.source for baseline in baselines}, self._flush)
+        records = []
+        for baseline in baselines:
+            one = found[baseline.sha256]
+            verdict = _Verdict(labels=guard.static_labels(baseline.source, task.source))
+            if isinstance(one, Rotated):
+                verdict.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
+            else:
+                verdict.reason, verdict.detail = one.reason, one.detail.strip()
+            verdict.checks["rotation"] = len(baselines)
+            records.append(verdict.record(task, baseline, str(self.device), began, time.monotonic() - started))
+        return records
+
+    @contextlib.contextmanager
+    def _workplace(self, task: Task) -> Iterator[Path]:
+        """A directory of one evaluation; whatever it used is given back afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
         try:
             with _one_thread(self.device):
-                self._examine(task, candidate, directory, verdict, settings or self.settings)
-        except (Rejection, WorkerFailure) as failure:
-            verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+                yield directory
         except torch.OutOfMemoryError as error:
             raise DeviceError(
                 f"Wanted to judge a candidate of {task.id}; the judge's own share of the GPU's memory ran out: "
@@ -109,7 +155,6 @@ class Judge:
             shutil.rmtree(directory, ignore_errors=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
     def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings) -> None:
         live = self._live_task(task)
@@ -202,6 +247,10 @@ class _Verdict:
             started=began,
             elapsed_s=round(elapsed_s, 3),
         )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.evaluation.judge import Judge
@@ -24,6 +24,8 @@ from kernelwright.evaluation.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
 
 _TRIES = 2
+
+W = TypeVar("W", "Job", "Rotation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,19 @@ class Job:
     """Other settings than the pool's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Trusted wrappers of one task to measure together (`Judge.rotate`)."""
+
+    task: Task
+    baselines: tuple[Candidate, ...]
+    settings: Settings | None = None
+
+
 Outcome = Evaluation | KernelwrightError
 """What became of a job; an error is the task's or the machine's, never the candidate's."""
+
+_Found = list[Evaluation] | KernelwrightError
 
 
 class JudgePool:
@@ -54,8 +67,8 @@ class JudgePool:
             raise DeviceError("Wanted at least one device to judge on; found none.")
         self._settings = settings
         self._slots = [device for _ in range(per_device) for device in devices]
-        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Job | Rotation] | None] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[int, _Found]] = queue.SimpleQueue()
         self._members: set[_Member] = set()
         self._closing = False
         self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
@@ -74,8 +87,18 @@ class JudgePool:
             jobs: What to do; taken one by one, as slots become free.
             stop: Asked before each job; True leaves it and all that follow undone.
         """
-        waiting = enumerate(jobs)
-        running: dict[int, Job] = {}
+        for job, found in self._each(jobs, stop):
+            yield job, found if isinstance(found, KernelwrightError) else found[0]
+
+    def rotate(
+        self, rotations: Iterable[Rotation], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
+        """As `evaluate`, one evaluation for each baseline of a rotation."""
+        return self._each(rotations, stop)
+
+    def _each(self, work: Iterable[W], stop: Callable[[], bool] | None) -> Iterator[tuple[W, _Found]]:
+        waiting = enumerate(work)
+        running: dict[int, W] = {}
         while True:
             while len(running) < self.slots and not (stop is not None and stop()):
                 entry = next(waiting, None)
@@ -85,8 +108,8 @@ class JudgePool:
                 self._jobs.put(entry)
             if not running:
                 return
-            index, outcome = self._outcomes.get()
-            yield running.pop(index), outcome
+            index, found = self._found.get()
+            yield running.pop(index), found
 
     def __enter__(self) -> JudgePool:
         return self
@@ -113,7 +136,7 @@ class JudgePool:
         member: _Member | None = None
         while (entry := self._jobs.get()) is not None:
             index, job = entry
-            outcome: Outcome = InfrastructureError("not tried")
+            found: _Found = InfrastructureError("not tried")
             for _ in range(_TRIES):
                 if self._closing:
                     break
@@ -121,17 +144,17 @@ class JudgePool:
                     member = _Member(device, self._settings)
                     self._members.add(member)
                 try:
-                    outcome = member.evaluate(job)
+                    found = member.do(job)
                     break
                 except (EOFError, OSError) as error:
                     status = member.end()
                     self._members.discard(member)
                     member = None
-                    outcome = InfrastructureError(
+                    found = InfrastructureError(
                         f"Wanted an evaluation of {job.task.id} on {device}; its judge died (status {status}, {error!r}) "
                         f"{_TRIES} times. Is there memory left?"
                     )
-            self._outcomes.put((index, outcome))
+            self._found.put((index, found))
         if member is not None:
             member.end()
 
@@ -147,13 +170,19 @@ class _Member:
         self._process.start()
         theirs.close()
 
-    def evaluate(self, job: Job) -> Outcome:
+    def do(self, work: Job | Rotation) -> _Found:
         """Raises EOFError or OSError when the process is gone."""
+        candidates = work.baselines if isinstance(work, Rotation) else (work.candidate,)
         self._connection.send(
-            (job.task.model_dump_json(), job.candidate.model_dump_json(), job.settings and job.settings.model_dump_json())
+            (
+                isinstance(work, Rotation),
+                work.task.model_dump_json(),
+                [candidate.model_dump_json() for candidate in candidates],
+                work.settings and work.settings.model_dump_json(),
+            )
         )
-        kind, value = self._connection.recv()
-        return Evaluation.model_validate_json(value) if kind == "evaluation" else value
+        found = self._connection.recv()
+        return [Evaluation.model_validate_json(one) for one in found] if isinstance(found, list) else found
 
     def kill(self) -> None:
         """End it in the middle of whatever it does; what it started dies with it."""
@@ -184,23 +213,27 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
     try:
         while True:
             try:
-                task_json, candidate_json, changed = connection.recv()
+                message = connection.recv()
             except EOFError:
                 return
             judge = judge or Judge(local, settings)
-            connection.send(_judge_one(judge, device, task_json, candidate_json, changed))
+            connection.send(_do(judge, device, *message))
     finally:
         if judge is not None:
             judge.close()
 
 
-def _judge_one(judge: Judge, device: str, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
+def _do(
+    judge: Judge, device: str, together: bool, task_json: str, candidates_json: list[str], changed: str | None
+) -> list[str] | KernelwrightError:
     try:
-        evaluation = judge.evaluate(
-            Task.model_validate_json(task_json),
-            Candidate.model_validate_json(candidate_json),
-            settings=Settings.model_validate_json(changed) if changed else None,
-        )
+        task = Task.model_validate_json(task_json)
+        candidates = [Candidate.model_validate_json(one) for one in candidates_json]
+        settings = Settings.model_validate_json(changed) if changed else None
+        if together:
+            found = judge.rotate(task, candidates, settings=settings)
+        else:
+            found = [judge.evaluate(task, candidates[0], settings=settings)]
     except KernelwrightError as error:
-        return "error", type(error)(*error.args)
-    return "evaluation", evaluation.model_copy(update={"device": device}).model_dump_json()
+        return type(error)(*error.args)  # without its traceback, which need not survive the journey
+    return [one.model_copy(update={"device": device}).model_dump_json() for one in found]

@@ -15,7 +15,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     thorough: bool = True
-    """False checks the task's own distribution only: for baselines, which nobody claims to be drop-ins."""
+    """False checks the task's own distribution only: for a first look, since it proves little."""
     timed: bool = True
     """False checks correctness only; accepted evaluations then carry the label `not-retimed`."""
     processes_min: int = Field(default=3, ge=1, le=64)

@@ -19,6 +19,7 @@ from kernelwright.evaluation.stage import Shapes, Side
 from kernelwright.evaluation.structure import StructureError, flatten
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Label, Reason
+from kernelwright.records.canonical import sha256_of
 from kernelwright.tasks import InputSet, LiveTask
 
 
@@ -138,7 +139,15 @@ class Subject:
             Rejection, WorkerFailure: the candidate could not be built or is no drop-in.
             TaskError: the reference could not.
         """
-        is_candidate = role == "candidate"
+        if role == "candidate":
+            return self._start(role, self.candidate.source, "ModelNew", "candidate")
+        return self._start(role, self.live.task.source, "Model", "reference")
+
+    def start_wrapper(self, source: str) -> Side:
+        """As `start`, of another module in the candidate's place, whose compiler's caches are its own."""
+        return self._start("candidate", source, "ModelNew", sha256_of(source)[:12])
+
+    def _start(self, role: str, source: str, class_name: str, build: str) -> Side:
         side = Side(
             self.zygote,
             self.settings,
@@ -146,13 +155,13 @@ class Subject:
             role=role,
             device=self.device,
             directory=self.directory,
-            source=self.candidate.source if is_candidate else self.live.task.source,
-            class_name="ModelNew" if is_candidate else "Model",
-            build=self.directory / f"build-{'candidate' if is_candidate else 'reference'}",
+            source=source,
+            class_name=class_name,
+            build=self.directory / f"build-{build}",
         )
         try:
             interface = side.build(self.arguments, self.build_seed)
-            if is_candidate:
+            if role == "candidate":
                 self._check_interface(interface)
             if self.reloads_state and self.oracle.initial_state:
                 side.load_state(self.weights)

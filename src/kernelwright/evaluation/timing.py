@@ -48,7 +48,8 @@ class Timing:
     """What timing found."""
 
     speedup: Interval
-    noise_floor: float
+    noise_floor: float | None
+    """None where no second reference was measured."""
     reference_us: float
     candidate_us: float
     blocks: tuple[TimingBlock, ...]

@@ -1,8 +1,9 @@
 """A suite, its baselines and given candidates, measured in one run by one judge.
 
-Each baseline is a wrapper around the task's own module and is judged like a candidate: paired with eager on the same
-inputs, outputs compared. A baseline that is not a drop-in (an aliased output, other strides) keeps its time, since a user
-could choose it; one that is wrong or does not run has none.
+Candidates are judged in full, each paired with eager in fresh processes. Baselines are wrappers around the task's own
+module; those of one task are measured together, in one rotation with eager on the same inputs, outputs compared. A
+baseline that is not a drop-in (an aliased output, other strides) keeps its time, since a user could choose it; one that
+is wrong or does not run has none.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 
 import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
+from kernelwright.evaluation import Job, JudgePool, Rotation, Settings, resolve_device
+from kernelwright.evaluation.pool import Outcome
 from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
-from kernelwright.records import Candidate, Evaluation, RunDirectory
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, bench_table, render_markdown, tally
@@ -97,49 +99,57 @@ def bench(
     }
     if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
         run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-    jobs = plan(suite, baselines, settings)
-    if not jobs:
+    jobs = [Job(entry.task, entry.candidate) for entry in suite.entries if entry.candidate is not None]
+    rotations = _rotations(suite, baselines, settings)
+    total = len(jobs) + sum(len(rotation.baselines) for rotation in rotations)
+    if not total:
         raise UsageError(
             f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
         )
-    done = {(found.task_sha256, found.candidate_sha256, found.policy): found for found in run.evaluations()}
-    owed = [(what, job) for what, job in jobs if _key(job) not in done]
-    names = {id(job): what for what, job in owed}
+    done = {(found.task_sha256, found.candidate_sha256, found.policy) for found in run.evaluations()}
+    owed = [job for job in jobs if (job.task.sha256, job.candidate.sha256, job.candidate.policy) not in done]
+    # A rotation is measured whole or not at all: its baselines are compared with the same calls of eager.
+    turns = [
+        one for one in rotations if any((one.task.sha256, each.sha256, each.policy) not in done for each in one.baselines)
+    ]
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+    finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
+
+    def keep(task: Task, what: str, outcome: Outcome) -> None:
+        nonlocal finished
+        finished += 1
+        if isinstance(outcome, KernelwrightError):
+            errors[f"{task.id} {what}"] = str(outcome)
+            run.write_json("errors.json", errors)
+        else:
+            run.append(outcome)
+        if on_event is not None:
+            on_event(BenchEvent(task.id, what, outcome, finished, total))
+
     count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
-    finished = len(jobs) - len(owed)
     with JudgePool(devices, settings, count) as pool:
-        for job, outcome in pool.evaluate((job for _, job in owed), stop=deadline):
-            finished += 1
-            if isinstance(outcome, KernelwrightError):
-                errors[f"{job.task.id} {names[id(job)]}"] = str(outcome)
-                run.write_json("errors.json", errors)
-            else:
-                run.append(outcome)
-            if on_event is not None:
-                on_event(BenchEvent(job.task.id, names[id(job)], outcome, finished, len(jobs)))
+        for job, outcome in pool.evaluate(owed, stop=deadline):
+            keep(job.task, "candidate", outcome)
+        for rotation, found in pool.rotate(turns, stop=deadline):
+            for index, baseline in enumerate(rotation.baselines):
+                keep(rotation.task, baseline.techniques[0], found if isinstance(found, KernelwrightError) else found[index])
     return summarise(run, suite, errors)
 
 
-def _key(job: Job) -> tuple[str, str, str]:
-    return (job.task.sha256, job.candidate.sha256, job.candidate.policy)
-
-
-def plan(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[tuple[str, Job]]:
-    """Every job of a run, baseline by baseline so that a run cut short is still of use. Candidates alternate with the
-    first baseline: where one compiles, the other is timed."""
-    # A baseline is measured whatever its form: nobody claims that it is a drop-in.
-    lenient = settings.model_copy(update={"forbid": frozenset(), "thorough": False})
-    jobs: list[tuple[str, Job]] = []
+def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[Rotation]:
     names = [name for name in baselines if name != "eager"]
-    for turn, name in enumerate(names or [None]):
-        for entry in suite.entries:
-            if turn == 0 and entry.candidate is not None:
-                jobs.append(("candidate", Job(entry.task, entry.candidate)))
-            if name is not None:
-                candidate = Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
-                jobs.append((name, Job(entry.task, candidate, lenient)))
-    return jobs
+    return [
+        Rotation(
+            entry.task,
+            tuple(
+                Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
+                for name in names
+            ),
+            settings,
+        )
+        for entry in suite.entries
+        if names
+    ]
 
 
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:

@@ -1,0 +1,171 @@
+"""Baselines of one task, measured together: every side answers every input, in random order.
+
+Pairing each baseline with the reference in processes of its own costs a compilation per process; here one worker of each
+baseline serves the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock
+is believed and outputs are compared as loosely as KernelBench does.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+from kernelwright.evaluation.compare import Distance, distance, farthest
+from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.stage import Answer, Side
+from kernelwright.evaluation.statistics import Interval, ratio_interval
+from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.records import Reason, TimingBlock
+
+TOLERANCE = Distance(rms=1e-2, worst=1e-1)
+"""KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
+
+Failure = Rejection | WorkerFailure
+"""Why a baseline has no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """One baseline's latencies beside the reference's, on the same inputs."""
+
+    speedup: Interval
+    reference_us: float
+    baseline_us: float
+    blocks: tuple[TimingBlock, ...]
+
+
+def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
+    """Measure modules that wrap the task's own.
+
+    Args:
+        subject: The task; its candidate is not used. `settings.blocks` says how many rounds, two inputs each.
+        sources: Text of a module with `ModelNew` for each baseline.
+        flush: Empties the caches.
+
+    Returns:
+        For each baseline its latencies, or why there are none.
+
+    Raises:
+        TaskError: the reference failed.
+    """
+    found: dict[str, Rotated | Failure] = {}
+    reference = subject.start("reference")
+    sides: dict[str, Side] = {}
+    try:
+        with ThreadPoolExecutor(max(1, len(sources))) as threads:
+            starts = {name: threads.submit(subject.start_wrapper, source) for name, source in sources.items()}
+            for name, start in starts.items():
+                try:
+                    sides[name] = start.result()
+                except (Rejection, WorkerFailure) as failure:
+                    found[name] = failure
+        rotation = _Rotation(subject, reference, sides, found, flush)
+        with subject.gate(shared=True):
+            rotation.first_calls()
+        with subject.gate():
+            for index in range(subject.settings.warmup_calls + subject.settings.blocks):
+                rotation.round(keep=index >= subject.settings.warmup_calls)
+        return found | {name: rotation.result(name) for name in sides if name not in found}
+    finally:
+        for side in (reference, *sides.values()):
+            side.close()
+
+
+class _Rotation:
+    """Calls of one set of workers. A side that fails drops out; the others go on."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        reference: Side,
+        sides: dict[str, Side],
+        failures: dict[str, Rotated | Failure],
+        flush: Callable[[], float],
+    ) -> None:
+        self._subject = subject
+        self._reference = reference
+        self._sides = sides
+        self._failures = failures
+        self._flush = flush
+        self._pairs: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {name: [] for name in sides}
+        """For each round, the reference's and the baseline's latencies on the round's two inputs."""
+
+    @property
+    def _running(self) -> list[str]:
+        return [name for name in self._sides if name not in self._failures]
+
+    def first_calls(self) -> None:
+        """The calls in which compilers work, all at once."""
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        wanted = self._reference.call(self._reference.place(inputs, slot=0), seed=seed)
+        names = self._running
+        layouts = {name: self._sides[name].place(inputs, slot=0) for name in names}
+        with ThreadPoolExecutor(max(1, len(names))) as threads:
+            calls = {name: threads.submit(self._sides[name].call, layout, seed=seed) for name, layout in layouts.items()}
+            for name, call in calls.items():
+                try:
+                    self._compare(call.result(), wanted)
+                except (Rejection, WorkerFailure) as failure:
+                    self._failures[name] = failure
+
+    def round(self, *, keep: bool) -> None:
+        """Every side on one fresh input in random order, and in the mirrored order on another."""
+        order = ["", *self._running]  # "" is the reference
+        random.shuffle(order)
+        first, second = self._input(order), self._input(order[::-1])
+        for name in self._running:
+            if keep:
+                self._pairs[name].append(((first[""], second[""]), (first[name], second[name])))
+
+    def _input(self, order: list[str]) -> dict[str, float]:
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        answers: dict[str, Answer] = {}
+        for name in order:
+            if name in self._failures:
+                continue
+            side = self._sides[name] if name else self._reference
+            try:
+                layout = side.place(inputs, slot=random.randrange(2))
+                self._flush()
+                answers[name] = side.call(layout, seed=seed)
+            except WorkerFailure as failure:
+                self._failures[name] = failure
+        for name, answer in answers.items():
+            try:
+                self._compare(answer, answers[""])
+            except Rejection as failure:
+                self._failures[name] = failure
+        return {name: answer.clocks.inner_us for name, answer in answers.items()}
+
+    def _compare(self, answer: Answer, wanted: Answer) -> None:
+        # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
+        if self._subject.stochastic:
+            return
+        found = farthest([distance(a, b) for a, b in zip(answer.outputs, wanted.outputs, strict=True)])
+        if not found.within(TOLERANCE):
+            raise Rejection(
+                Reason.WRONG_OUTPUT,
+                f"the output is {found.rms:.2e} rms, {found.worst:.2e} worst from eager's; "
+                f"allowed {TOLERANCE.rms:.2e} and {TOLERANCE.worst:.2e}",
+            )
+
+    def result(self, name: str) -> Rotated:
+        """What the rounds say of one baseline."""
+        blocks = tuple(
+            TimingBlock(process=0, reference_us=theirs, candidate_us=mine) for theirs, mine in self._pairs[name]
+        )
+        ratios = [
+            math.log(theirs / mine)
+            for block in blocks
+            for theirs, mine in zip(block.reference_us, block.candidate_us, strict=True)
+        ]
+        return Rotated(
+            speedup=ratio_interval([ratios]),
+            reference_us=median(value for block in blocks for value in block.reference_us),
+            baseline_us=median(value for block in blocks for value in block.candidate_us),
+            blocks=blocks,
+        )

@@ -1,0 +1,88 @@
+"""`bench` through the real judge: candidates in full, the baselines of a task in one rotation; and its resumption."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.errors import UsageError
+from kernelwright.evaluation import Settings
+from kernelwright.records import Candidate, RunDirectory, Task
+from kernelwright.rl import bench as module
+from kernelwright.tasks.suites import Suite, SuiteEntry
+
+SETTINGS = Settings.quick(threads=1, timed=False)
+
+
+def source(expression: str) -> str:
+    return f"""import torch
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return {expression}
+
+def get_inputs():
+    return [torch.randn(64), torch.randn(64, 32)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+DIAGONAL = Task(id="diagonal", source=source("torch.diag(a) @ b"))
+SCALED = Task(id="scaled", source=source("a[:, None] * b"))
+BROKEN = Task(id="broken", source=source("a @ missing"))
+FASTER = Candidate(source=source("a[:, None] * b").replace("class Model", "class ModelNew"))
+
+
+@pytest.fixture
+def suite() -> Suite:
+    return Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, None, 1), SuiteEntry(BROKEN, None, 2)))
+
+
+@pytest.fixture
+def cheap(monkeypatch):
+    """Two baselines that need no compiler."""
+    again = (
+        "class ModelNew({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs).clone()\n",
+        "",
+    )
+    wrong = ("class ModelNew({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n", "")
+    monkeypatch.setattr("kernelwright.policies.baselines.BASELINES", {"again": again, "wrong": wrong})
+    monkeypatch.setattr(module, "ALL_BASELINES", ("eager", "again", "wrong"))
+
+
+def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap):
+    events = []
+    arguments = {"baselines": ["eager", "again", "wrong"], "device": "cpu", "out": tmp_path, "settings": SETTINGS}
+    calls = iter([False, True])
+    first = module.bench(suite, **arguments, on_event=events.append, deadline=lambda: next(calls, True))
+    assert [(event.task, event.what, event.done, event.total) for event in events] == [("diagonal", "candidate", 1, 7)]
+    assert not first.errors
+
+    events.clear()
+    result = module.bench(suite, **arguments, on_event=events.append)
+    assert sorted((event.task, event.what) for event in events) == sorted(
+        (task, what) for task in ("diagonal", "scaled", "broken") for what in ("again", "wrong")
+    )
+    assert {event.done for event in events} == set(range(2, 8))
+    assert sorted(result.errors) == ["broken again", "broken wrong"]
+    found = {(one.task, *one.techniques): one for one in RunDirectory(tmp_path).evaluations()}
+    assert found[("diagonal",)].accepted
+    assert not found["scaled", "wrong"].accepted
+    assert {row.baseline for row in result.rows} >= {"eager", "again"}
+
+    events.clear()
+    module.bench(suite, **arguments, on_event=events.append)
+    assert {event.task for event in events} == {"broken"}, "an error is no measurement: it is still owed"
+
+
+@pytest.mark.parametrize(("baselines", "words"), [(["eager", "nonsense"], "nonsense"), (["eager"], "brings no candidates")])
+def test_what_cannot_be_measured_is_said(tmp_path, baselines, words):
+    with pytest.raises(UsageError, match=words):
+        module.bench(Suite("made", (SuiteEntry(SCALED, None, 1),)), baselines=baselines, device="cpu", out=tmp_path)
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path, suite, cheap):
+    module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, settings=SETTINGS, deadline=lambda: True)
+    with pytest.raises(UsageError, match="another `settings`"):
+        module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, deadline=lambda: True)
