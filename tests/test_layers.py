@@ -17,6 +17,7 @@ LAYERS = (
     {"records"},
     {"tasks", "toolchain", "sass"},
     {"evaluation"},
+    {"tuning"},
     {"report", "policies"},
     {"rl"},
     {"api"},

@@ -3,7 +3,8 @@
 Cubins come in two container formats: up to CUDA 12 (ELF ABI version 7) and from CUDA 13 (version 8).
 An nvdisasm prints register live ranges only for its own generation's format on compute capabilities
 below 10.0, and silently leaves them out otherwise, so the match is checked before it runs. The Triton
-wheel ships an nvdisasm beside its ptxas, which is the first to be tried.
+wheel ships an nvdisasm beside its ptxas, which is the first to be tried; the PyPI package
+nvidia-cuda-nvdisasm has one for cubins of nvcc 13.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def disassemble(cubin: bytes) -> str:
 def installed_disassemblers() -> tuple[Disassembler, ...]:
     """Return every nvdisasm found, in order of preference, each once.
 
-    `KERNELWRIGHT_NVDISASM` comes first, then Triton's, then PATH, then the CUDA toolkit.
+    `KERNELWRIGHT_NVDISASM` comes first, then Triton's, then that of the package nvidia-cuda-nvdisasm, then PATH,
+    then the CUDA toolkit.
     """
     found: dict[Path, Disassembler] = {}
     for path in _candidates():
@@ -125,6 +127,9 @@ def _candidates() -> Iterator[Path]:
     triton = importlib.util.find_spec("triton")
     for location in (triton.submodule_search_locations or []) if triton else []:
         yield Path(location) / "backends" / "nvidia" / "bin" / "nvdisasm"
+    nvidia = importlib.util.find_spec("nvidia")
+    for location in (nvidia.submodule_search_locations or []) if nvidia else []:
+        yield from sorted(Path(location).glob("cu[0-9]*/bin/nvdisasm"))
     if on_path := shutil.which("nvdisasm"):
         yield Path(on_path)
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):

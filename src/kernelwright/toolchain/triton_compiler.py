@@ -24,6 +24,7 @@ class CompiledKernel:
         ptx: the PTX it was assembled from.
         num_warps: warps of a thread block.
         shared_bytes: dynamic shared memory of a thread block.
+        scratch_bytes: device memory the launcher must provide, in bytes.
     """
 
     name: str
@@ -32,6 +33,7 @@ class CompiledKernel:
     ptx: str
     num_warps: int
     shared_bytes: int
+    scratch_bytes: int = 0
 
 
 def compile_triton(
@@ -88,4 +90,7 @@ def compile_triton(
         ptx=compiled.asm["ptx"],
         num_warps=compiled.metadata.num_warps,
         shared_bytes=compiled.metadata.shared,
+        scratch_bytes=sum(
+            getattr(compiled.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")
+        ),
     )

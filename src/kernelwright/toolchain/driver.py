@@ -1,0 +1,264 @@
+"""The few calls of the CUDA driver that running a cubin needs, through ctypes.
+
+Not `cuda.bindings`: these two dozen functions have had the same binary interface since CUDA 4, the binding
+ties its major version to the driver's, and the processes that run untrusted schedules are restarted after
+every fault, so they must start without torch and without a large import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from kernelwright.errors import DeviceError
+
+LIBRARY = "libcuda.so.1"
+_ATTRIBUTE_MAJOR = 75
+_ATTRIBUTE_MINOR = 76
+_ATTRIBUTE_L2_BYTES = 38
+_FUNCTION_REGISTERS = 4
+_FUNCTION_MAX_DYNAMIC_SHARED_BYTES = 8
+_STATIC_SHARED_LIMIT_BYTES = 48 << 10
+"""Above this a kernel must be told how much dynamic shared memory it may have (CUDA programming guide, 16.6.2)."""
+
+
+class CudaError(DeviceError):
+    """A driver call failed.
+
+    Attributes:
+        call: the driver's function.
+        status: its numeric result.
+        name: the driver's name for the result, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    """
+
+    def __init__(self, call: str, status: int, name: str) -> None:
+        super().__init__(f"wanted {call} to succeed, found {name} ({status})")
+        self.call = call
+        self.status = status
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[CudaError], tuple[str, int, str]]:
+        return CudaError, (self.call, self.status, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """Which GPU and driver a time or a check belongs to.
+
+    Attributes:
+        name: the GPU's name, such as "NVIDIA H200".
+        architecture: compute capability times ten.
+        driver: highest CUDA release the driver supports, such as "13.0".
+        l2_bytes: size of the level-2 cache.
+    """
+
+    name: str
+    architecture: int
+    driver: str
+    l2_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel of a loaded module; `module` and `function` are the driver's handles."""
+
+    module: int
+    function: int
+    shared_bytes: int
+    registers: int
+
+
+class CudaDriver:
+    """The primary context of one GPU, and calls in it. Use one from the thread that made it.
+
+    Args:
+        device: ordinal of the GPU.
+
+    Raises:
+        DeviceError: there is no driver or no such GPU.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._library = _library()
+        self._call("cuInit", 0)
+        handle = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(handle), device)
+        self._device = handle
+        context = ctypes.c_void_p()
+        # The primary context is the one torch and Triton use, so their pointers and ours are the same.
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        self._call("cuCtxSetCurrent", context)
+
+    def __enter__(self) -> CudaDriver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the context back; what was allocated in it is freed when the process ends."""
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def identity(self) -> GpuIdentity:
+        """Return the name, architecture, driver and cache size of the GPU."""
+        name = ctypes.create_string_buffer(128)
+        self._call("cuDeviceGetName", name, ctypes.c_int(len(name)), self._device)
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        major, minor = self._attribute(_ATTRIBUTE_MAJOR), self._attribute(_ATTRIBUTE_MINOR)
+        return GpuIdentity(
+            name=name.value.decode(errors="replace"),
+            architecture=10 * major + minor,
+            driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
+            l2_bytes=self._attribute(_ATTRIBUTE_L2_BYTES),
+        )
+
+    def load(self, cubin: bytes, entry: str, shared_bytes: int) -> LoadedKernel:
+        """Load a cubin and return its kernel `entry`.
+
+        Args:
+            cubin: the file's bytes.
+            entry: the kernel's name in it.
+            shared_bytes: dynamic shared memory that launches will ask for.
+
+        Raises:
+            CudaError: the driver refuses the image, or there is no such kernel in it.
+        """
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
+        try:
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+            if shared_bytes > _STATIC_SHARED_LIMIT_BYTES:
+                self._call("cuFuncSetAttribute", function, _FUNCTION_MAX_DYNAMIC_SHARED_BYTES, ctypes.c_int(shared_bytes))
+            registers = ctypes.c_int()
+            self._call("cuFuncGetAttribute", ctypes.byref(registers), _FUNCTION_REGISTERS, function)
+        except CudaError:
+            self._library.cuModuleUnload(module)
+            raise
+        return LoadedKernel(module.value or 0, function.value or 0, shared_bytes, registers.value)
+
+    def unload(self, kernel: LoadedKernel) -> None:
+        """Unload the module of a kernel."""
+        self._call("cuModuleUnload", ctypes.c_void_p(kernel.module))
+
+    def launch(
+        self, kernel: LoadedKernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: KernelArguments
+    ) -> None:
+        """Launch on the default stream; returns before the kernel ends."""
+        function = ctypes.c_void_p(kernel.function)
+        self._call("cuLaunchKernel", function, *grid, *block, kernel.shared_bytes, None, arguments.packed, None)
+
+    def launcher(
+        self, kernel: LoadedKernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: KernelArguments
+    ) -> Callable[[], None]:
+        """Return `launch` with everything prepared, for calls in a timed loop."""
+        function, call = ctypes.c_void_p(kernel.function), self._library.cuLaunchKernel
+        values = (function, *grid, *block, kernel.shared_bytes, None, arguments.packed, None)
+
+        def launch() -> None:
+            status = call(*values)
+            if status:
+                raise self._error("cuLaunchKernel", status)
+
+        return launch
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done everything asked of it.
+
+        Raises:
+            CudaError: a kernel failed, with the driver's name for how.
+        """
+        self._call("cuCtxSynchronize")
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of new device memory."""
+        pointer = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(1, size_bytes)))
+        return pointer.value
+
+    def free(self, pointer: int) -> None:
+        """Free what `allocate` returned."""
+        self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+    def upload(self, pointer: int, data: bytes | memoryview) -> None:
+        """Copy host bytes to the device."""
+        view = bytes(data)
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), ctypes.c_char_p(view), ctypes.c_size_t(len(view)))
+
+    def download(self, pointer: int, size_bytes: int) -> bytes:
+        """Copy device memory to the host."""
+        buffer = ctypes.create_string_buffer(max(1, size_bytes))
+        self._call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size_bytes))
+        return buffer.raw[:size_bytes]
+
+    def fill(self, pointer: int, byte: int, size_bytes: int) -> None:
+        """Set device memory to one byte, in stream order."""
+        self._call(
+            "cuMemsetD8Async", ctypes.c_uint64(pointer), ctypes.c_ubyte(byte), ctypes.c_size_t(size_bytes), ctypes.c_void_p()
+        )
+
+    def event(self) -> ctypes.c_void_p:
+        """Return a new event."""
+        event = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+        return event
+
+    def record(self, event: ctypes.c_void_p) -> None:
+        """Let `event` happen when everything before it on the default stream is done."""
+        self._call("cuEventRecord", event, ctypes.c_void_p())
+
+    def elapsed_us(self, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
+        """Wait for `end` and return the time between two recorded events."""
+        self._call("cuEventSynchronize", end)
+        elapsed_ms = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), begin, end)
+        return 1000.0 * elapsed_ms.value
+
+    def _attribute(self, attribute: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
+        return value.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise self._error(name, status)
+
+    def _error(self, call: str, status: int) -> CudaError:
+        text = ctypes.c_char_p()
+        known = self._library.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value is not None
+        return CudaError(call, status, text.value.decode() if known and text.value else "an error without a name")
+
+
+class KernelArguments:
+    """The argument list of a launch, in the form the driver wants.
+
+    Args:
+        values: ctypes values in the kernel's order; device pointers are `c_uint64`.
+    """
+
+    def __init__(self, values: Sequence[ctypes._SimpleCData[Any]]) -> None:
+        self._values = tuple(values)
+        self.packed = (ctypes.c_void_p * len(self._values))(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values)
+        )
+
+
+_loaded: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def _library() -> Any:
+    with _lock:
+        if LIBRARY not in _loaded:
+            try:
+                _loaded[LIBRARY] = ctypes.CDLL(LIBRARY)
+            except OSError as error:
+                raise DeviceError(
+                    f"wanted the CUDA driver, found: {error}; run on a machine with an NVIDIA GPU and its driver"
+                ) from error
+        return _loaded[LIBRARY]

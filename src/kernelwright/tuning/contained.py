@@ -1,0 +1,333 @@
+"""A process of its own for schedules that may fault or hang, and restarting it.
+
+A kernel that accesses wrong memory poisons the CUDA context for good, and one that never ends can only be
+stopped by ending its process. The child holds the context; the parent only talks to it, so that a bad
+schedule costs a restart and is reported as what it is. The child checks the original first: if that does not
+run, the machine is at fault and not the schedule.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import statistics
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from kernelwright.errors import DeviceError
+from kernelwright.toolchain.driver import CudaError, GpuIdentity
+from kernelwright.tuning.buffers import difference
+from kernelwright.tuning.launch_spec import LaunchSpec
+from kernelwright.tuning.launcher import Launcher, LauncherFactory, cuda_launcher
+
+START_TIMEOUT_S = 120.0
+_SETTLING_SEED = 1
+_STOP_TIMEOUT_S = 5.0
+
+
+class Failure(StrEnum):
+    """How running a schedule ended its process."""
+
+    FAULT = "fault"
+    """The driver reported an error, such as an illegal address or instruction."""
+    HANG = "hang"
+    """The schedule did not end within the limit."""
+    CRASH = "crash"
+    """The process ended without an answer."""
+
+
+class ScheduleFailed(Exception):
+    """A schedule ended the process it ran in; the process has been replaced.
+
+    Attributes:
+        failure: how.
+        detail: the driver's name for the error, or what was waited for.
+    """
+
+    def __init__(self, failure: Failure, detail: str) -> None:
+        super().__init__(f"{failure}: {detail}")
+        self.failure = failure
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often a schedule is timed against the original. The numbers are our choice.
+
+    A block is original, schedule, schedule, original: its ratio is free of linear drift.
+
+    Attributes:
+        launches: launches of one sample.
+        coarse: blocks for a first look; a schedule that is clearly slower gets no more.
+        fine: blocks of a schedule that is not.
+        keen: blocks of a schedule that looks better than what is wanted.
+        margin: by how much the first look's median ratio may be below `wanted` without giving up.
+        wanted: the speedup to beat.
+    """
+
+    launches: int = 4
+    coarse: int = 3
+    fine: int = 12
+    keen: int = 36
+    margin: float = 0.02
+    wanted: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What timing gave: one ratio original / schedule for each block, and the original's times."""
+
+    ratios: tuple[float, ...]
+    original_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a started process says of itself."""
+
+    gpu: GpuIdentity
+    original_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeIt:
+    cubin: bytes
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _CompareIt:
+    cubin: bytes
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Faulted:
+    name: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class ContainedLauncher:
+    """The parent's side.
+
+    Args:
+        spec: how to launch.
+        original: the cubin that schedules are compared with.
+        factory: makes the launcher in the child.
+        limit_s: how long one request may take; a schedule that takes longer hangs.
+    """
+
+    spec: LaunchSpec
+    original: bytes
+    factory: LauncherFactory = cuda_launcher
+    limit_s: float = 20.0
+    restarts: int = field(default=0, init=False)
+    _process: Any = field(default=None, init=False)
+    _connection: Any = field(default=None, init=False)
+    _ready: Ready | None = field(default=None, init=False)
+
+    def __enter__(self) -> ContainedLauncher:
+        self.ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ready(self) -> Ready:
+        """Start the process if it is not running, and return what it says of itself.
+
+        Raises:
+            DeviceError: there is no GPU, or the original does not run on it or is not what the spec says.
+        """
+        if self._ready is None:
+            self._start()
+        assert self._ready is not None
+        return self._ready
+
+    def time(self, cubin: bytes, plan: Plan) -> Samples:
+        """Time a schedule interleaved with the original.
+
+        Raises:
+            ScheduleFailed: it faulted, hung or ended the process.
+            DeviceError: the machine is at fault.
+        """
+        answer = self._ask(_TimeIt(cubin, plan))
+        if not isinstance(answer, Samples):
+            raise DeviceError(f"wanted timings from the process that runs schedules, found {answer!r}; report this")
+        return answer
+
+    def compare(self, cubin: bytes, seeds: Sequence[int]) -> str | None:
+        """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None.
+
+        Raises:
+            ScheduleFailed: it faulted, hung or ended the process.
+            DeviceError: the machine is at fault.
+        """
+        answer = self._ask(_CompareIt(cubin, tuple(seeds)))
+        if answer is not None and not isinstance(answer, str):
+            raise DeviceError(f"wanted a comparison from the process that runs schedules, found {answer!r}; report this")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+            self._process.join(_STOP_TIMEOUT_S)
+        self._stop()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, self.factory, self.spec, self.original), daemon=True, name="kernelwright-schedules"
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            answer = self._answer(START_TIMEOUT_S)
+        except ScheduleFailed as failed:
+            self._stop()
+            raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; see the GPU's state") from failed
+        if isinstance(answer, DeviceError):
+            self._stop()
+            raise answer
+        if not isinstance(answer, Ready):
+            self._stop()
+            found = answer.detail or answer.name if isinstance(answer, _Faulted) else repr(answer)
+            raise DeviceError(f"wanted the original of {self.spec.name} to run, found: {found}; check its launch spec")
+        self._ready = answer
+
+    def _ask(self, request: _TimeIt | _CompareIt) -> Any:
+        self.ready()
+        try:
+            self._connection.send(request)
+            answer = self._answer(self.limit_s)
+        except (BrokenPipeError, ConnectionResetError):
+            failed = ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}")
+            self._replace()
+            raise failed from None
+        except ScheduleFailed:
+            self._replace()
+            raise
+        if isinstance(answer, _Faulted):
+            self._replace()
+            raise ScheduleFailed(Failure.FAULT, answer.name)
+        if isinstance(answer, DeviceError):
+            self._stop()
+            raise answer
+        return answer
+
+    def _answer(self, limit_s: float) -> Any:
+        if not self._connection.poll(limit_s):
+            raise ScheduleFailed(Failure.HANG, f"no answer within {limit_s:g} s")
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}") from error
+
+    def _exit_status(self) -> int | None:
+        self._process.join(_STOP_TIMEOUT_S)
+        status: int | None = self._process.exitcode
+        return status
+
+    def _replace(self) -> None:
+        """End the process; the next request starts another, which runs the original first."""
+        self._stop()
+        self.restarts += 1
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            if self._process.is_alive():
+                self._process.kill()
+            self._process.join()
+            self._connection.close()
+        self._process = self._connection = self._ready = None
+
+
+def serve(
+    connection: multiprocessing.connection.Connection, factory: LauncherFactory, spec: LaunchSpec, original: bytes
+) -> None:
+    """Answer requests until the parent goes away; runs in the child."""
+    try:
+        launcher = factory(spec)
+        handle = launcher.load(original)
+        first, again = (launcher.outputs(handle, _SETTLING_SEED) for _ in range(2))
+        changed = difference(spec, first, again)
+        if changed is not None:
+            connection.send(_Faulted("not-repeatable", f"two launches of the original differ: {changed}"))
+            return
+        trivial = [tensor.name for tensor, data in zip(spec.outputs, first, strict=True) if data == data[:1] * len(data)]
+        if trivial:
+            connection.send(_Faulted("trivial", f"the original leaves every byte of {trivial[0]} the same"))
+            return
+        original_us = statistics.median(launcher.sample_us(handle, 4) for _ in range(5))
+        connection.send(Ready(launcher.identity(), original_us))
+    except CudaError as error:
+        connection.send(_Faulted(error.name, str(error)))
+        return
+    except DeviceError as error:
+        connection.send(error)
+        return
+    expected: dict[int, list[bytes]] = {}
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(_answer_to(request, launcher, handle, spec, expected))
+        except CudaError as error:
+            connection.send(_Faulted(error.name, str(error)))
+            return
+        # Whatever else goes wrong in the child must reach the parent as text, or it would look like a crash.
+        except Exception:  # noqa: BLE001
+            connection.send(DeviceError(f"wanted schedules to run, found a defect: {traceback.format_exc()}"))
+            return
+
+
+def _answer_to(
+    request: _TimeIt | _CompareIt, launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
+) -> Samples | str | None:
+    if isinstance(request, _TimeIt):
+        handle = launcher.load(request.cubin)
+        samples = time_blocks(launcher, original, handle, request.plan)
+        launcher.unload(handle)
+        return samples
+    for seed in request.seeds:
+        if seed not in expected:
+            # Only the latest are kept: outputs may be large.
+            while len(expected) >= 2:
+                expected.pop(next(iter(expected)))
+            expected[seed] = launcher.outputs(original, seed)
+    handle = launcher.load(request.cubin)
+    found = None
+    for seed in request.seeds:
+        wanted = expected[seed] if seed in expected else launcher.outputs(original, seed)
+        found = difference(spec, wanted, launcher.outputs(handle, seed))
+        if found is not None:
+            break
+    launcher.unload(handle)
+    return found
+
+
+def time_blocks(launcher: Launcher, original: Any, schedule: Any, plan: Plan) -> Samples:
+    """Time blocks of original, schedule, schedule, original, as many as the plan says."""
+    ratios: list[float] = []
+    originals: list[float] = []
+    wanted = plan.coarse
+    while len(ratios) < wanted:
+        before = launcher.sample_us(original, plan.launches)
+        middle = launcher.sample_us(schedule, plan.launches) + launcher.sample_us(schedule, plan.launches)
+        after = launcher.sample_us(original, plan.launches)
+        ratios.append((before + after) / middle)
+        originals += [before, after]
+        if len(ratios) == plan.coarse and statistics.median(ratios) >= plan.wanted - plan.margin:
+            wanted = max(wanted, plan.fine)
+        if len(ratios) == plan.fine and statistics.median(ratios) > plan.wanted:
+            wanted = max(wanted, plan.keen)
+    return Samples(tuple(ratios), tuple(originals))

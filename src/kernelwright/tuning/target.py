@@ -1,0 +1,192 @@
+"""What is tuned: a cubin and how to launch it, from a file or from a Triton kernel.
+
+A target is named in one of these ways:
+
+    launch.toml, launch.json     a launch file with a cubin or CUDA source
+    kernels.py, kernels.py:NAME  a Python file that defines `SPECS: dict[str, TritonSpec]`
+    corpus:NAME                  a kernel of the built-in corpus
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelwright.errors import UsageError
+from kernelwright.toolchain import compile_triton
+from kernelwright.toolchain.nvcc import compile_cuda
+from kernelwright.tuning.launch_spec import (
+    Argument,
+    LaunchSpec,
+    NullArgument,
+    ScalarArgument,
+    TensorArgument,
+    read_launch_file,
+)
+
+_CORPUS_PREFIX = "corpus:"
+_SPECIALISED_MULTIPLE = 16
+"""Triton promises the compiler that integers and addresses that are divisible by 16 stay so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kernel that can be run: the machine code the compiler made, and how to launch it."""
+
+    spec: LaunchSpec
+    cubin: bytes
+    architecture: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSpec:
+    """A Triton kernel in one configuration, and what it is run on.
+
+    Attributes:
+        kernel: the `@triton.jit` function.
+        arguments: its run-time arguments, in any order, by the names of its parameters.
+        grid: thread blocks along up to three axes.
+        constants: values of its compile-time arguments.
+        num_warps: warps of a thread block.
+        num_stages: depth of software pipelining.
+        settings: further fields of `LaunchSpec`, such as `deterministic` or `cold_l2`.
+    """
+
+    kernel: Any
+    arguments: Sequence[Argument]
+    grid: tuple[int, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, name: str, architecture: int) -> Target:
+        """Compile for an architecture, specialised as Triton's own launcher would be for these arguments.
+
+        Raises:
+            UsageError: arguments are missing or unknown, or the kernel cannot be launched alone.
+            ToolchainError: Triton is missing or refused the kernel.
+        """
+        by_name = {argument.name: argument for argument in self.arguments}
+        names: list[str] = self.kernel.arg_names
+        if set(names) != set(by_name) | set(self.constants) or set(by_name) & set(self.constants):
+            raise UsageError(
+                f"Wanted an argument or a constant for each of {names}, found {[*by_name]} and {[*self.constants]}."
+            )
+        run_time = [by_name[name] for name in names if name in by_name]
+        # Triton compiles an integer argument that is 1 into the code.
+        ones = [a.name for a in run_time if isinstance(a, ScalarArgument) and a.type in ("i32", "i64") and a.value == 1]
+        kept = [argument for argument in run_time if argument.name not in ones]
+        compiled = compile_triton(
+            self.kernel,
+            {argument.name: _triton_type(argument) for argument in kept},
+            {**self.constants, **dict.fromkeys(ones, 1)},
+            architecture,
+            self.num_warps,
+            self.num_stages,
+            frozenset(argument.name for argument in kept if _is_aligned(argument)),
+        )
+        if compiled.scratch_bytes:
+            raise UsageError(
+                f"Wanted a kernel that needs no scratch memory, found {name} to need {compiled.scratch_bytes} bytes; "
+                "it can only be launched by Triton."
+            )
+        grid = (*self.grid, 1, 1, 1)
+        spec = LaunchSpec(
+            name=name,
+            entry=compiled.name,
+            grid=(grid[0], grid[1], grid[2]),
+            block=(32 * compiled.num_warps, 1, 1),
+            shared_bytes=compiled.shared_bytes,
+            arguments=(*kept, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
+            **self.settings,
+        )
+        return Target(spec, compiled.cubin, architecture)
+
+
+def load_target(text: str, architecture: int) -> Target:
+    """Return what a target's name means; see the module's docstring.
+
+    Args:
+        text: the name.
+        architecture: compute capability times ten to compile for where something is compiled.
+
+    Raises:
+        UsageError: it cannot be found or read.
+        ToolchainError: a compiler is missing or refused the kernel.
+    """
+    if text.startswith(_CORPUS_PREFIX):
+        from kernelwright.tuning.corpus import corpus_specs
+
+        return _chosen(corpus_specs(), text.removeprefix(_CORPUS_PREFIX), text).build(
+            text.removeprefix(_CORPUS_PREFIX), architecture
+        )
+    file, _, name = text.partition(":")
+    path = Path(file)
+    if path.suffix == ".py":
+        specs = read_specs(path)
+        chosen = name or (next(iter(specs)) if len(specs) == 1 else "")
+        return _chosen(specs, chosen, text).build(chosen, architecture)
+    described = read_launch_file(Path(text))
+    if described.cubin is not None:
+        return Target(described.spec(), _read(path.parent / described.cubin), architecture)
+    wanted = described.architecture or architecture
+    source = _read(path.parent / (described.source or "")).decode("utf-8", errors="replace")
+    return Target(described.spec(), compile_cuda(source, wanted, described.options), wanted)
+
+
+def read_specs(path: Path) -> dict[str, TritonSpec]:
+    """Run a Python file and return its `SPECS`.
+
+    Raises:
+        UsageError: there is no such file, it fails, or it defines no specs.
+    """
+    name = f"kernelwright_spec_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if found is None or found.loader is None:
+        raise UsageError(f"Wanted a Python file with kernel specs at {path}, found none. Check the path.")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"Wanted {path} to run, found {type(error).__name__}: {error}. Correct the file.") from error
+    specs = getattr(module, "SPECS", None)
+    if not isinstance(specs, dict) or not specs or not all(isinstance(spec, TritonSpec) for spec in specs.values()):
+        raise UsageError(f"Wanted `SPECS: dict[str, TritonSpec]` in {path}, found {type(specs).__name__}. Define it.")
+    return specs
+
+
+def _chosen(specs: Mapping[str, TritonSpec], name: str, text: str) -> TritonSpec:
+    if name not in specs:
+        raise UsageError(f"Wanted one of {', '.join(specs)}, found {text!r}. Name one after a colon.")
+    return specs[name]
+
+
+def _triton_type(argument: Argument) -> str:
+    if isinstance(argument, TensorArgument):
+        return f"*{argument.dtype}"
+    if isinstance(argument, ScalarArgument):
+        return argument.type
+    raise UsageError(f"Wanted tensors and scalars as arguments of a Triton kernel, found the null pointer {argument.name}.")
+
+
+def _is_aligned(argument: Argument) -> bool:
+    if isinstance(argument, TensorArgument):
+        return True
+    return (
+        isinstance(argument, ScalarArgument)
+        and argument.type in ("i32", "i64")
+        and int(argument.value) % _SPECIALISED_MULTIPLE == 0
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"Wanted a file at {path}, found: {error.strerror}. Check the path in the launch file.") from error

@@ -1,0 +1,124 @@
+"""A launcher without a GPU: what a "cubin" does is spelled in its bytes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from kernelwright.errors import DeviceError
+from kernelwright.toolchain.driver import CudaError, GpuIdentity
+from kernelwright.tuning.launch_spec import LaunchSpec
+
+GPU = GpuIdentity("Fake GPU", 90, "13.0", 1 << 20)
+ORIGINAL_US = 20.0
+
+SPEC = LaunchSpec.model_validate(
+    {
+        "name": "fake",
+        "entry": "kernel",
+        "grid": [8, 1, 1],
+        "block": [128, 1, 1],
+        "arguments": [
+            {"kind": "tensor", "name": "x", "dtype": "fp32", "shape": [64]},
+            {"kind": "tensor", "name": "y", "dtype": "fp32", "shape": [64], "role": "output"},
+        ],
+    }
+)
+
+
+class FakeLauncher:
+    """Times and outputs by the words in a cubin's bytes.
+
+    `us=15` takes that long; `wrong`, `fault`, `hang` and `exit` do what they say when launched; `refused` does not
+    load; `rough` is off by one unit in the last place.
+    """
+
+    def __init__(self, spec, defect=""):
+        self.spec = spec
+        self.defect = defect
+        self.samples = 0
+
+    def identity(self):
+        return GPU
+
+    def load(self, cubin):
+        if b"refused" in cubin:
+            raise CudaError("cuModuleLoadData", 200, "CUDA_ERROR_INVALID_IMAGE")
+        return cubin
+
+    def unload(self, handle):
+        pass
+
+    def sample_us(self, handle, launches):
+        self._misbehave(handle)
+        self.samples += 1
+        drift = 1.0 + 0.0001 * self.samples
+        for word in handle.split():
+            if word.startswith(b"us="):
+                return float(word[3:]) * drift
+        return ORIGINAL_US * drift
+
+    def outputs(self, handle, seed):
+        self._misbehave(handle)
+        value = (seed * 7919) % 251
+        outputs = []
+        for tensor in self.spec.outputs:
+            data = bytearray((value + i) % 256 for i in range(tensor.size_bytes))
+            if b"wrong" in handle:
+                data[5] ^= 1
+            if self.defect == "random":
+                data[6] = os.urandom(1)[0]
+            outputs.append(bytes(data) if self.defect != "trivial" else bytes(len(data)))
+        return outputs
+
+    def _misbehave(self, handle):
+        if b"fault" in handle:
+            raise CudaError("cuCtxSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+        if b"hang" in handle:
+            while True:
+                time.sleep(60)
+        if b"exit" in handle:
+            os._exit(41)
+        if b"defect" in handle:
+            raise ValueError("a defect of the launcher")
+
+
+def fake_launcher(spec):
+    return FakeLauncher(spec)
+
+
+def launcher_of_a_random_kernel(spec):
+    return FakeLauncher(spec, "random")
+
+
+def launcher_of_a_trivial_kernel(spec):
+    return FakeLauncher(spec, "trivial")
+
+
+def no_gpu(spec):
+    raise DeviceError("wanted the CUDA driver, found none")
+
+
+class SometimesWrong(FakeLauncher):
+    """A real cubin whose code sections end in an odd byte sum is wrong; used with schedules of real kernels."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.original = None
+
+    def load(self, cubin):
+        if self.original is None:
+            self.original = cubin
+        return cubin
+
+    def sample_us(self, handle, launches):
+        self.samples += 1
+        moved = sum(a != b for a, b in zip(handle, self.original, strict=True))
+        return ORIGINAL_US - 0.001 * moved
+
+    def _misbehave(self, handle):
+        pass
+
+
+def faster_by_every_changed_byte(spec):
+    return SometimesWrong(spec)
