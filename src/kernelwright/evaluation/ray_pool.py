@@ -1,0 +1,352 @@
+"""Many evaluations at once on many machines: Ray actors that each hold a judge. An optional extra.
+
+The counterpart of `JudgePool`, with the same interface. An actor has a whole GPU to itself or, on CPUs, one place of the
+custom resource `kernelwright_judge`, so that Ray puts nothing else there while a candidate is timed. An actor that
+dies, with its process or its machine, is replaced and its job tried once more; Ray's own restarts are off, since they
+would hide that from the count.
+
+Candidates run behind the same walls as under `JudgePool`: the actor's process never runs them, it asks a fork server
+that was started with an environment of its own. When Ray kills an actor, that server sees its channel close and ends
+with all it started.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.evaluation.judge import Judge
+from kernelwright.evaluation.pool import _TRIES, Job, Outcome
+from kernelwright.evaluation.settings import Settings
+from kernelwright.records import Candidate, Evaluation, Task
+
+JUDGE_RESOURCE = "kernelwright_judge"
+"""Custom resource of a node: how many CPU judges may time there. One, unless timing does not matter."""
+
+START_LIMIT_S = 600.0
+"""How long Ray may take to find a place for an actor and start it, such as after a machine is lost. Our choice."""
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Of a Ray started here, whose default is a third of the memory: records are small. Ray refuses less than 75 MiB."""
+
+_ANSWER_LIMIT_S = 20.0
+"""An actor that does nothing answers in milliseconds."""
+
+_CONNECT_LIMIT_S = 10.0
+
+_POLL_S = 1.0
+"""How often a wait looks whether an actor has taken too long to start."""
+
+
+class JudgeLike(Protocol):
+    """What an actor needs of a judge."""
+
+    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
+        """Judge one candidate."""
+        ...
+
+    def close(self) -> None:
+        """End what it started."""
+        ...
+
+
+MakeJudge = Callable[[str, Settings], JudgeLike]
+"""From a device, as its process sees it, and settings to a judge."""
+
+
+class RayPool:
+    """Judges in Ray actors.
+
+    Args:
+        settings: Of jobs that bring none.
+        device: `cuda` takes GPUs, `cpu` takes places of the resource `kernelwright_judge`.
+        slots: Actors at once; all that the cluster has room for when None.
+        address: Of a running cluster, `auto` for the one of this machine; None uses the Ray that this process is
+            connected to or, where there is none, starts one for as long as the pool lives.
+        per_gpu: Judges that share a GPU. They time one after another, by the judge's own lock; more than one lets
+            building and checking overlap with another's timing.
+        cpus: CPU cores that Ray holds back for each actor, beside what it names above.
+        start_limit_s: How long an actor may take to find a place and start.
+        make_judge: What makes an actor's judge; for tests.
+
+    Raises:
+        ConfigError: the extra `ray` is not installed, or an argument is out of range.
+        DeviceError: the cluster cannot be reached or has no room for a judge.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        device: str = "cuda",
+        slots: int | None = None,
+        address: str | None = None,
+        per_gpu: int = 1,
+        cpus: float = 1.0,
+        start_limit_s: float = START_LIMIT_S,
+        make_judge: MakeJudge = Judge,
+    ) -> None:
+        if device not in ("cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
+            raise ConfigError(
+                f"Wanted a device cpu or cuda, at least one judge for each GPU and at least one slot; found device "
+                f"{device}, per_gpu {per_gpu}, slots {slots}. Ray chooses which GPU: name none."
+            )
+        self._ray = _import_ray()
+        self._settings = settings
+        self._start_limit_s = start_limit_s
+        self._owns_ray = not self._ray.is_initialized()
+        if self._owns_ray:
+            _connect(self._ray, address, slots)
+        try:
+            self._slots = slots or self._room(device, per_gpu)
+        except DeviceError:
+            self._leave_ray()
+            raise
+        place: dict[str, Any] = {"num_gpus": 1 / per_gpu} if device == "cuda" else {"resources": {JUDGE_RESOURCE: 1}}
+        # One task at a time, and no restart that we do not see.
+        self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(_JudgeActor)
+        self._start_arguments = (device, settings.model_dump_json(), make_judge)
+        self._idle: list[_Member] = []
+        self._members: set[_Member] = set()
+        self._closing = False
+
+    @property
+    def slots(self) -> int:
+        """How many evaluations go on at once."""
+        return self._slots
+
+    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+        """Do the jobs, in any order; yields each as it ends.
+
+        Args:
+            jobs: What to do; taken one by one, as slots become free.
+            stop: Asked before each job; True leaves it and all that follow undone.
+
+        Raises:
+            InfrastructureError: Ray has been shut down.
+        """
+        if not self._ray.is_initialized():
+            raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
+        waiting = iter(jobs)
+        running: dict[Any, _Run] = {}
+        try:
+            while True:
+                while len(running) < self._slots and not (self._closing or (stop is not None and stop())):
+                    job = next(waiting, None)
+                    if job is None:
+                        break
+                    run = self._begin(job, tries=1)
+                    running[run.reference] = run
+                if not running:
+                    return
+                for reference in self._ended(running):
+                    run = running.pop(reference)
+                    outcome = self._outcome(run)
+                    if outcome is None:
+                        again = self._begin(run.job, tries=run.tries + 1)
+                        running[again.reference] = again
+                    else:
+                        yield run.job, outcome
+        finally:
+            # Whoever stops asking for outcomes leaves actors at work that hold the places of the next ones.
+            for run in running.values():
+                self._discard(run.member)
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(at_once=kind is not None)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the actors, once their judges have ended what they started, or now; leave Ray if we started it."""
+        self._closing = True
+        if not self._ray.is_initialized():
+            return  # Ray has ended, and the actors with it; to speak to it would start another
+        if not at_once:
+            closing = [member.actor.close.remote() for member in self._idle]
+            if closing:
+                self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
+        for member in list(self._members):
+            self._discard(member)
+        self._idle.clear()
+        self._leave_ray()
+
+    def _room(self, device: str, per_gpu: int) -> int:
+        resources = self._ray.cluster_resources()
+        room = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
+        if room:
+            return room
+        what = "a GPU" if device == "cuda" else f"the resource `{JUDGE_RESOURCE}`"
+        do = (
+            "Start nodes that have one, or judge on device cpu."
+            if device == "cuda"
+            else f"""Start each node with `ray start --resources='{{"{JUDGE_RESOURCE}": 1}}' ...`."""
+        )
+        raise DeviceError(f"Wanted a Ray cluster with {what}; found {sorted(resources)}. {do}")
+
+    def _begin(self, job: Job, tries: int) -> _Run:
+        member = self._living() or self._start()
+        changed = job.settings and job.settings.model_dump_json()
+        reference = member.actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
+        return _Run(reference, job, member, tries)
+
+    def _living(self) -> _Member | None:
+        """An idle actor that answers: one that died while it was idle, as with its machine, must not cost a job a try."""
+        while self._idle:
+            member = self._idle.pop()
+            try:
+                self._ray.get(member.actor.ready.remote(), timeout=_ANSWER_LIMIT_S)
+                return member
+            except self._ray.exceptions.RayError:
+                self._discard(member)
+        return None
+
+    def _start(self) -> _Member:
+        actor = self._actor_class.remote(*self._start_arguments)
+        member = _Member(actor, actor.ready.remote(), time.monotonic() + self._start_limit_s)
+        self._members.add(member)
+        return member
+
+    def _ended(self, running: dict[Any, _Run]) -> list[Any]:
+        """References of runs that have ended or whose actor found no place in time; waits for at least one."""
+        while True:
+            ended, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_S)
+            if ended:
+                return list(ended)
+            late = [reference for reference, run in running.items() if self._is_late(run.member)]
+            if late:
+                return late
+
+    def _is_late(self, member: _Member) -> bool:
+        if member.ready is not None and self._ray.wait([member.ready], timeout=0)[0]:
+            member.ready = None
+        return member.ready is not None and time.monotonic() > member.start_by
+
+    def _outcome(self, run: _Run) -> Outcome | None:
+        """What became of a job; None when its actor died and it is to be tried again."""
+        if self._is_late(run.member):
+            self._discard(run.member)
+            return InfrastructureError(
+                f"Wanted a judge for {run.job.task.id}; Ray found no place for one within {self._start_limit_s:g} s. "
+                "Is a machine gone, or do others hold its GPUs? `ray status` says."
+            )
+        try:
+            kind, value = self._ray.get(run.reference)
+        except self._ray.exceptions.RayError as error:
+            self._discard(run.member)
+            if run.tries < _TRIES and not self._closing:
+                return None
+            cause = str(error).strip().splitlines() or [""]
+            return InfrastructureError(
+                f"Wanted an evaluation of {run.job.task.id}; its judge died ({type(error).__name__}: {cause[0]} "
+                f"{cause[-1]}) {run.tries} times. Is there memory left? Ray's logs say more."
+            )
+        run.member.ready = None
+        self._idle.append(run.member)
+        return Evaluation.model_validate_json(value) if kind == "evaluation" else value
+
+    def _discard(self, member: _Member) -> None:
+        if member in self._members:
+            self._members.discard(member)
+            self._ray.kill(member.actor, no_restart=True)
+
+    def _leave_ray(self) -> None:
+        if self._owns_ray:
+            self._ray.shutdown()
+            self._owns_ray = False
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """An actor."""
+
+    actor: Any
+    ready: Any | None
+    """Reference that is there once the actor runs; None when it is known to."""
+    start_by: float
+    """`time.monotonic()` after which waiting for `ready` ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A job that an actor has been given."""
+
+    reference: Any
+    job: Job
+    member: _Member
+    tries: int
+
+
+class _JudgeActor:
+    """What runs in the actor's process."""
+
+    def __init__(self, device: str, settings_json: str, make_judge: MakeJudge) -> None:
+        self._device = device
+        self._settings = Settings.model_validate_json(settings_json)
+        self._make_judge = make_judge
+        self._judge: JudgeLike | None = None
+
+    def ready(self) -> int:
+        """The process's id: answered once it runs."""
+        return os.getpid()
+
+    def evaluate(self, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
+        """An evaluation as JSON, or an error that is the task's or the machine's."""
+        try:
+            if self._judge is None:
+                # Ray has set CUDA_VISIBLE_DEVICES to the one GPU of this actor.
+                self._judge = self._make_judge("cuda:0" if self._device == "cuda" else "cpu", self._settings)
+            evaluation = self._judge.evaluate(
+                Task.model_validate_json(task_json),
+                Candidate.model_validate_json(candidate_json),
+                settings=Settings.model_validate_json(changed) if changed else None,
+            )
+        except KernelwrightError as error:
+            return "error", type(error)(*error.args)
+        where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}
+        return "evaluation", evaluation.model_copy(update=where).model_dump_json()
+
+    def close(self) -> None:
+        """End the judge's processes."""
+        if self._judge is not None:
+            self._judge.close()
+            self._judge = None
+
+    def _device_name(self) -> str:
+        """The device as the node counts it."""
+        return "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            f"Wanted Ray, to judge on many machines; {error}. Install it with `pip install 'kernelwright[ray]'`."
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None, slots: int | None) -> None:
+    quiet = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
+    try:
+        if address is not None:
+            host, colon, port = address.rpartition(":")
+            if colon and "//" not in host:
+                # Ray asks for minutes; a port that nobody listens on is known at once.
+                socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(resources={JUDGE_RESOURCE: slots or 1}, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"Wanted the Ray cluster at {address or 'this machine'}; {error}. Start it with `ray start --head`."
+        ) from error

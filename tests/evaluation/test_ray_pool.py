@@ -1,0 +1,326 @@
+"""Judges in Ray actors: every job gets one outcome, whatever happens to the process that has it. A real Ray, on CPUs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
+from kernelwright.evaluation import Job, JudgePool, Settings
+from kernelwright.evaluation.evaluator import Evaluator
+from kernelwright.evaluation.ray_pool import JUDGE_RESOURCE, OBJECT_STORE_BYTES, RayPool
+from kernelwright.records import Candidate, Task
+
+from .snippets import RELU, candidate
+
+ray = pytest.importorskip("ray")
+
+SETTINGS = Settings.quick(threads=1, timed=False)
+PLACES = 3
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def ray_home():
+    """A short path: Unix sockets lie in it. Ray keeps its token in HOME."""
+    patch = pytest.MonkeyPatch()
+    home = tempfile.mkdtemp(prefix="kwray")
+    patch.setenv("HOME", home)
+    patch.setenv("RAY_TMPDIR", home)
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    yield home
+    patch.undo()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_home):
+    """A Ray with three places for CPU judges and two GPUs that only Ray believes in."""
+    ray.init(
+        num_cpus=8,
+        num_gpus=2,
+        resources={JUDGE_RESOURCE: PLACES},
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    yield
+    ray.shutdown()
+
+
+def make_fake():
+    """A judge that does what the candidate's text says; defined in here so that Ray sends it by value."""
+
+    class FakeJudge:
+        def __init__(self, device, settings):
+            self.device = device
+
+        def evaluate(self, task, candidate, *, settings=None):
+            import os
+            import time
+            from pathlib import Path
+
+            from kernelwright.errors import TaskError
+            from kernelwright.records import Evaluation, Verdict
+
+            act, _, argument = candidate.source.partition(" ")
+            if act == "die":
+                os.abort()
+            if act == "broken-task":
+                raise TaskError("Wanted another task.")
+            if act == "bug":
+                raise ZeroDivisionError("a fault of the judge")
+            if act == "block-once" and not Path(argument, "seen").exists():
+                Path(argument, "seen").touch()
+                with open(Path(argument, "pid"), "w") as pipe:  # waits for a reader
+                    pipe.write(str(os.getpid()))
+                time.sleep(1000)  # until it is killed
+            if act == "wait":
+                Path(argument).read_text()  # waits for a writer
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            checks = {"pid": os.getpid(), "device": self.device, "visible": visible, "changed": settings is not None}
+            return Evaluation(
+                task=task.id, task_sha256=task.sha256, candidate_sha256="b", verdict=Verdict.ACCEPTED, checks=checks
+            )
+
+        def close(self):
+            pass
+
+    return FakeJudge
+
+
+def job(number, act=""):
+    return Job(Task(id=str(number), source="x"), Candidate(source=act))
+
+
+def fake_pool(**options):
+    return RayPool(SETTINGS, **{"device": "cpu", "make_judge": make_fake(), **options})
+
+
+def run(pool, jobs, stop=None):
+    found = {}
+    for one, outcome in pool.evaluate(jobs, stop):
+        assert one.task.id not in found
+        found[one.task.id] = outcome
+    return found
+
+
+@pytest.fixture(scope="module")
+def pool(cluster):
+    """One for most tests: each process of an actor imports torch."""
+    with fake_pool() as made:
+        yield made
+
+
+def pids(found):
+    return {outcome.checks["pid"] for outcome in found.values()}
+
+
+def wait_until_gone(handles):
+    """Wait for processes, by handles that were taken while they lived."""
+    for handle in handles:
+        assert select.select([handle], [], [], LIMIT_S)[0], "a process was left behind"
+        os.close(handle)
+
+
+def descendants(pid):
+    """Of a process, itself included, as handles (pidfd_open)."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    family = [pid]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return [os.pidfd_open(member) for member in family]
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kernelwright\[ray\]'"):
+        RayPool(SETTINGS)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda:1"}, {"per_gpu": 0}, {"slots": 0}])
+def test_what_makes_no_sense_is_refused(options):
+    with pytest.raises(ConfigError, match="Wanted"):
+        RayPool(SETTINGS, **options)
+
+
+@pytest.mark.parametrize("kind", [JudgePool, RayPool])
+def test_both_pools_are_evaluators(kind):
+    for name in ("slots", "evaluate", "close", "__enter__", "__exit__"):
+        assert hasattr(kind, name)
+    for name in ("evaluate", "close"):
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(Evaluator, name))
+
+
+def test_every_place_of_the_cluster_is_a_slot(pool):
+    assert pool.slots == PLACES
+    found = run(pool, (job(n) for n in range(9)))
+    assert set(found) == {str(n) for n in range(9)}
+    assert all(outcome.accepted and outcome.device == "cpu" and outcome.checks["node"] for outcome in found.values())
+    assert pids(run(pool, [job(n) for n in range(3)])) <= pids(found)
+
+
+def test_a_killed_process_in_the_middle_of_a_job_loses_nothing(pool, tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    killed = []
+
+    def kill():
+        killed.append(int((tmp_path / "pid").read_text()))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    jobs = [job(n, f"block-once {tmp_path}" if n == 4 else "") for n in range(12)]
+    answers = list(pool.evaluate(jobs))
+    killer.join(LIMIT_S)
+    assert Counter(one.task.id for one, _ in answers) == Counter(str(n) for n in range(12))
+    found = {one.task.id: outcome for one, outcome in answers}
+    assert all(outcome.accepted for outcome in found.values())
+    assert found["4"].checks["pid"] not in killed
+
+
+def test_what_fails_twice_is_an_infrastructure_error_and_errors_of_the_task_keep_their_type(pool):
+    found = run(pool, [job(0), job("dies", "die"), job("task", "broken-task"), job("fault", "bug"), job(1)])
+    assert isinstance(found["dies"], InfrastructureError)
+    assert "died" in str(found["dies"])
+    assert "2 times" in str(found["dies"])
+    assert (type(found["task"]), str(found["task"])) == (TaskError, "Wanted another task.")
+    assert isinstance(found["fault"], InfrastructureError)
+    assert "a fault of the judge" in str(found["fault"])
+    assert found["0"].accepted
+    assert found["1"].accepted
+
+
+def test_actors_that_die_while_idle_cost_no_job_a_try(pool):
+    first = pids(run(pool, [job(n) for n in range(PLACES)]))
+    handles = [os.pidfd_open(pid) for pid in first]
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(handles)
+    found = run(pool, [job(n) for n in range(PLACES)])
+    assert all(outcome.accepted for outcome in found.values())
+    assert not pids(found) & first
+
+
+def test_outcomes_come_as_they_end_and_jobs_are_taken_as_slots_become_free(pool, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    taken = []
+
+    def jobs():
+        for number in range(6):
+            taken.append(number)
+            yield job(number, f"wait {tmp_path / 'gate'}" if number == 0 else "")
+
+    outcomes = pool.evaluate(jobs())
+    assert {next(outcomes)[0].task.id for _ in range(5)} == set("12345")
+    assert len(taken) == 6
+    (tmp_path / "gate").write_text("go")
+    assert [one.task.id for one, _ in outcomes] == ["0"]
+
+
+def test_stopping_leaves_the_rest_undone(pool):
+    answers = iter([False, False])
+    assert len(run(pool, [job(n) for n in range(9)], lambda: next(answers, True))) == 2
+
+
+def test_a_caller_that_walks_away_leaves_no_place_taken(pool, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    outcomes = pool.evaluate([job(0), *(job(n, f"wait {tmp_path / 'gate'}") for n in range(1, PLACES))])
+    next(outcomes)
+    outcomes.close()
+    assert len(run(pool, [job(n) for n in range(PLACES * 2)])) == PLACES * 2
+
+
+def test_settings_of_a_job_reach_its_judge(pool):
+    ((_, outcome),) = pool.evaluate([Job(Task(id="0", source="x"), Candidate(source=""), SETTINGS)])
+    assert outcome.checks["changed"]
+
+
+def test_each_judge_sees_the_one_gpu_that_ray_gave_it(cluster, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    with fake_pool(device="cuda") as pool:
+        assert pool.slots == 2
+        outcomes = pool.evaluate([job(0, f"wait {tmp_path / 'gate'}"), job(1)])
+        (_, second) = next(outcomes)
+        (tmp_path / "gate").write_text("go")
+        (_, first) = next(outcomes)
+    assert {first.checks["visible"], second.checks["visible"]} == {"0", "1"}
+    assert {first.checks["device"], second.checks["device"]} == {"cuda:0"}
+    assert {first.device, second.device} == {"cuda:0", "cuda:1"}
+
+
+def test_a_job_for_which_there_is_no_place_is_an_infrastructure_error(pool, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    held = pool.evaluate([job(n, f"wait {tmp_path / 'gate'}" if n else "") for n in range(PLACES + 1)])
+    next(held)
+    with fake_pool(slots=1, start_limit_s=0.0) as crowded:
+        ((_, outcome),) = crowded.evaluate([job(9)])
+    held.close()
+    assert isinstance(outcome, InfrastructureError)
+    assert "no place" in str(outcome)
+
+
+def test_ending_at_once_ends_what_is_running(cluster, tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    handles = []
+
+    def interrupted():
+        yield job(0, f"block-once {tmp_path}")
+        handles.append(os.pidfd_open(int((tmp_path / "pid").read_text())))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), fake_pool() as pool:
+        list(pool.evaluate(interrupted()))
+    wait_until_gone(handles)
+
+
+def test_the_real_judge_works_in_an_actor_and_leaves_nothing_when_it_is_killed(cluster):
+    with RayPool(SETTINGS, device="cpu", slots=1) as pool:
+        wrong = candidate("return torch.relu(self.linear(x)) + 1")
+        walls = candidate(top="open('/tmp/escaped', 'w')\n")
+        found = [outcome for _, outcome in pool.evaluate([Job(RELU, candidate()), Job(RELU, wrong), Job(RELU, walls)])]
+        assert [outcome.accepted for outcome in found] == [True, False, False], found
+        assert found[1].reason == "wrong-output"
+        assert "Permission denied" in found[2].detail
+        (member,) = pool._members
+        handles = descendants(ray.get(member.actor.ready.remote()))
+        assert len(handles) >= 2  # the actor and its fork server
+        ray.kill(member.actor)
+        wait_until_gone(handles)
+
+
+def test_a_cluster_that_is_not_there_is_a_device_error(ray_home):
+    ray.shutdown()
+    for address in ("127.0.0.1:1", "auto"):
+        with pytest.raises(DeviceError, match=f"Wanted the Ray cluster at {address}"):
+            RayPool(SETTINGS, device="cpu", address=address)
+
+
+def test_a_ray_of_its_own_ends_with_the_pool(ray_home):
+    ray.shutdown()
+    with fake_pool(slots=1) as pool:
+        assert len(run(pool, [job(n) for n in range(2)])) == 2
+        with pytest.raises(DeviceError, match="with a GPU"):
+            RayPool(SETTINGS)
+        assert ray.is_initialized()
+    assert not ray.is_initialized()
+    with pytest.raises(InfrastructureError, match="shut down"):
+        run(pool, [job(0)])
+    assert not ray.is_initialized()
