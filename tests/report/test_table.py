@@ -12,6 +12,7 @@ from kernelwright.report.table import (
     BEST,
     Row,
     TaskResult,
+    baseline_table,
     bench_table,
     render_markdown,
     statistics_of,
@@ -196,7 +197,9 @@ def test_markdown_states_both_variants() -> None:
     solved = text.index(f"| all | eager | 2.33x | 4.00x | 3.00x | 2.00x | 1.50x | 2.00x | {shared}")
     filled = text.index(f"| all | eager | 1.80x | 4.00x | 2.00x | 1.00x | 1.00x | 1.52x | {shared}")
     assert text.index("left out") < solved < text.index("count as 1.00x") < filled
-    assert "5 tasks: 3 accepted, 1 rejected, 1 without a candidate. 1 are improvements" in text
+    assert "5 tasks, 1 without a candidate. Of the candidates 4 build, 3 are accepted and 1 rejected;" in text
+    assert "3 of the accepted are clean" in text
+    assert "1 are improvements" in text
     assert "Rejected for wrong-output 1." in text
     assert text.endswith("\n")
 
@@ -206,3 +209,23 @@ def test_markdown_of_nothing_solved_prints_dashes_and_three_figures_otherwise() 
     assert "| 1 | eager | - | - | - | - | - | - | 0.0 % | 0.0 % | 0.0 % | 0/1 | 0/1 |" in text
     for speedup, shown in ((0.9541, "0.954x"), (1.004, "1.00x"), (12.34, "12.3x"), (368.2, "368x")):
         assert f"| {shown} |" in render_markdown(bench_table([TaskResult("x", 1, {}, accepted(speedup))]))
+
+
+def test_a_suite_without_candidates_has_a_table_of_its_baselines_alone() -> None:
+    results = [
+        TaskResult("a", 1, {"eager": 8.0, "compile": 2.0, "cudnn": 16.0}, None),
+        TaskResult("b", 1, {"eager": 9.0, "cudnn": 3.0}, None),
+        TaskResult("c", 1, {}, None),
+    ]
+    rows = {row.baseline: row for row in baseline_table(results)}
+    assert {name: (row.ran, row.speedups.largest) for name, row in rows.items()} == {
+        "compile": (1, 4.0),
+        "cudnn": (2, 3.0),
+        "best": (2, 4.0),
+    }
+    assert rows["best"].speedups.mean == pytest.approx(3.5)
+    assert rows["cudnn"].speedups.geomean == pytest.approx(1.5**0.5)
+    text = render_markdown(bench_table(results), tally(results), baseline_table(results))
+    assert "Speedups of the solved" not in text
+    assert "| cudnn | 2 | 1.75x | 3.00x |" in text
+    assert baseline_table([TaskResult("a", 1, {"eager": 8.0}, None)]) == []

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelwright.errors import UsageError
-from kernelwright.records import Evaluation, Verdict
+from kernelwright.records import Evaluation, Label, Reason, Verdict
 
 REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
@@ -28,6 +28,12 @@ ABOVE = 1.01
 FAST_P = (1.0, 1.5, 2.0)
 
 UNSOLVED_SPEEDUP = 1.0
+
+
+NOT_BUILT = frozenset({Reason.SYNTAX_ERROR, Reason.NO_MODEL_NEW, Reason.BUILD_FAILED, Reason.BUILD_TIMEOUT})
+
+UNCLEAN = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.ALIASED_OUTPUT, Label.GLOBAL_FLAGS})
+"""Labels of candidates that compute the right thing and are no drop-ins all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +130,37 @@ class Tally:
     tasks: int
     without_candidate: int
     accepted: int
+    built: int
+    """Candidates that could be imported and constructed."""
+    clean: int
+    """Accepted and carrying no label of `UNCLEAN`."""
     improved: int
     """Accepted, and the interval's lower end clears the noise floor against the reference."""
     rejected: dict[str, int] = field(default_factory=dict)
     """By reason code, most frequent first."""
     labels: dict[str, int] = field(default_factory=dict)
     """Of the accepted, most frequent first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRow:
+    """One baseline against the reference, without any candidate."""
+
+    baseline: str
+    ran: int
+    """Tasks on which it runs and is right."""
+    speedups: Statistics
+    """Against the reference, over those tasks; `BEST` includes the reference itself."""
+
+
+def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
+    """What each baseline gains over the reference, and what always choosing the fastest would."""
+    timed = [result.latencies_us for result in results if REFERENCE in result.latencies_us]
+    names = [name for name in dict.fromkeys(name for found in timed for name in found) if name != REFERENCE]
+    gains = {name: [found[REFERENCE] / found[name] for found in timed if name in found] for name in names}
+    if names:
+        gains[BEST] = [found[REFERENCE] / min(found.values()) for found in timed]
+    return [BaselineRow(name, len(speedups), statistics_of(speedups)) for name, speedups in gains.items()]
 
 
 def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[Row]:
@@ -218,24 +249,42 @@ def tally(results: Iterable[TaskResult]) -> Tally:
         tasks=len(results),
         without_candidate=len(results) - len(evaluations),
         accepted=len(accepted),
+        built=sum(evaluation.reason not in NOT_BUILT for evaluation in evaluations),
+        clean=sum(not UNCLEAN & set(evaluation.labels) for evaluation in accepted),
         improved=sum(evaluation.is_improvement for evaluation in accepted),
         rejected=dict(reasons.most_common()),
         labels=dict(labels.most_common()),
     )
 
 
-def render_markdown(rows: Sequence[Row], counts: Tally | None = None) -> str:
-    """The table as Markdown, once for each variant, its terms explained; the tally first, where given."""
+def render_markdown(
+    rows: Sequence[Row], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()
+) -> str:
+    """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first."""
     parts = [] if counts is None else [_render_tally(counts)]
-    parts += [
-        "Speedups of the solved tasks; unsolved ones are left out:",
-        _render_rows(rows, filled=False),
-        f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
-        _render_rows(rows, filled=True),
-        f"`{BEST}` is the fastest baseline of each task. fast_p is the share of all tasks that are solved "
-        "and more than p times as fast. Counts and fast_p are the same in both tables.",
-    ]
+    if counts is None or counts.without_candidate < counts.tasks:
+        parts += [
+            "Speedups of the solved tasks; unsolved ones are left out:",
+            _render_rows(rows, filled=False),
+            f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
+            _render_rows(rows, filled=True),
+            f"`{BEST}` is the fastest baseline of each task. fast_p is the share of all tasks that are solved "
+            "and more than p times as fast. Counts and fast_p are the same in both tables.",
+        ]
+    if baselines:
+        parts += [f"The baselines themselves against {REFERENCE}, where they run:", _render_baselines(baselines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _render_baselines(rows: Sequence[BaselineRow]) -> str:
+    heads = ["Baseline", "Tasks", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
+    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+    lines += [_line([row.baseline, str(row.ran), *map(_times, _numbers(row.speedups))]) for row in rows]
+    return "\n".join(lines)
+
+
+def _numbers(of: Statistics) -> tuple[float | None, ...]:
+    return (of.mean, of.largest, of.p75, of.p50, of.p25, of.geomean)
 
 
 def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
@@ -244,8 +293,7 @@ def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
     heads += ["Success", f">{ABOVE:g}x"]
     lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)])]
     for row in rows:
-        of = row.filled if filled else row.solved
-        numbers = (of.mean, of.largest, of.p75, of.p50, of.p25, of.geomean)
+        numbers = _numbers(row.filled if filled else row.solved)
         cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
         cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
         cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}"]
@@ -255,9 +303,9 @@ def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
 
 def _render_tally(counts: Tally) -> str:
     lines = [
-        f"{counts.tasks} tasks: {counts.accepted} accepted, {sum(counts.rejected.values())} rejected, "
-        f"{counts.without_candidate} without a candidate. {counts.improved} are improvements: the lower end "
-        "of their interval clears the noise floor."
+        f"{counts.tasks} tasks, {counts.without_candidate} without a candidate. Of the candidates {counts.built} build, "
+        f"{counts.accepted} are accepted and {sum(counts.rejected.values())} rejected; {counts.clean} of the accepted are "
+        f"clean drop-ins. {counts.improved} are improvements: the lower end of their interval clears the noise floor."
     ]
     if counts.rejected:
         lines.append("Rejected for " + _counted(counts.rejected) + ".")

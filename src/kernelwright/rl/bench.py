@@ -24,7 +24,7 @@ from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import Row, Tally, TaskResult, bench_table, render_markdown, tally
+from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
 JUDGES_PER_GPU = 2
@@ -158,9 +158,14 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     for evaluation in run.evaluations():
         found.setdefault(evaluation.task_sha256, []).append(evaluation)
     results = [_result(entry, found.get(entry.task.sha256, [])) for entry in suite.entries]
-    rows, counts = bench_table(results), tally(results)
-    run.write_json("table.json", {"rows": [_row_json(row) for row in rows], "tally": asdict(counts)})
-    run.write_text("table.md", render_markdown(rows, counts))
+    rows, counts, own = bench_table(results), tally(results), baseline_table(results)
+    table = {
+        "rows": [_row_json(row) for row in rows],
+        "tally": asdict(counts),
+        "baselines": [asdict(row) for row in own],
+    }
+    run.write_json("table.json", table)
+    run.write_text("table.md", render_markdown(rows, counts, own))
     write_report(run, run.path / "report.html")
     return BenchResult(run.path, rows, counts, errors)
 
