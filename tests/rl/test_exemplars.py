@@ -127,7 +127,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path):
     with pytest.raises(ExemplarDatabaseError, match="something else"):
         ExemplarDatabase(other)
     with pytest.raises(ExemplarDatabaseError, match="Choose another path"):
-        ExemplarDatabase(text / "below-a-file.sqlite")
+        ExemplarDatabase(text / "below-a-file.sqlite").counts()
 
 
 def _write(path, barrier, writer):

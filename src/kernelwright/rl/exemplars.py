@@ -104,7 +104,7 @@ class ExemplarDatabase:
     a CPU and of a GPU are kept apart; those of different GPU models are not, so use a file for each model.
 
     Args:
-        path: The file; created, with parents, when missing.
+        path: The file; created, with parents, at the first use when missing.
 
     Raises:
         ExemplarDatabaseError: the file is something else, or of another version.
@@ -113,7 +113,7 @@ class ExemplarDatabase:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            self._create()
+            return
         with self._connection() as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -224,6 +224,8 @@ class ExemplarDatabase:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
+        if not self.path.exists():
+            self._create()
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)

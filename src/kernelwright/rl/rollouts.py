@@ -1,15 +1,21 @@
-"""Rollouts on disk: every answer of a model with what it was asked and what became of it, one JSON line each."""
+"""Rollouts on disk: every answer of a model with what it was asked and what became of it, one JSON line each.
+
+With the evaluations they are all that a reward needs, so a run can be scored again with another one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from kernelwright.policies.chat import Message
-from kernelwright.records import Evaluation, Reason, Verdict
-from kernelwright.rl.answers import AnswerFailure
+from kernelwright.policies.chat import Completion, Message, Sampling
+from kernelwright.records import Evaluation, Reason, Task, Verdict, sha256_of
+from kernelwright.rl.answers import AnswerFailure, parse_completion
+from kernelwright.rl.prompts import AnswerForm, Prompt, whole_source
 from kernelwright.rl.rewards import Reward
 
 
@@ -25,14 +31,19 @@ class Rollout(BaseModel):
     step: int
     """Of the stage, from 0; of a search, the number of the prompt."""
     sample: int
-    """Which answer to the prompt, from 0."""
+    """Which answer of the step, from 0."""
     model: str
     """The model's name."""
     temperature: float
+    seed: int
+    """Of the sampling."""
+    form: AnswerForm = "module"
+    """What the answer's code was to be."""
     prompt_sha256: str
     prompt: tuple[Message, ...] = ()
+    """The conversation; in the file it stands with the first rollout that has it."""
     exemplars: tuple[str, ...] = ()
-    """Hashes of the candidates shown in the prompt."""
+    """Hashes of the candidates shown in the prompt, worst first."""
     completion: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,37 +51,146 @@ class Rollout(BaseModel):
     failure: AnswerFailure | None = None
     """Why the answer holds no candidate."""
     detail: str = ""
+    """The failure in words."""
     candidate_sha256: str | None = None
     verdict: Verdict | None = None
-    """None where it is not judged, or was judged by a search: then it is in `evaluations.jsonl`."""
+    """None where it was not judged, or by a search: then the verdict is in `evaluations.jsonl`."""
     reason: Reason | None = None
     reward: float | None = None
     """As the named reward gives it."""
     smoothed: float | None = None
     """After the rolling normalisation."""
     started: str = ""
-    """UTC, ISO 8601."""
+    """When it was written down: UTC, ISO 8601."""
+
+    @field_validator("completion", "detail", mode="before")
+    @classmethod
+    def _encodable(cls, text: str) -> str:
+        """Half a surrogate pair, as a cut stream may leave it, has no UTF-8."""
+        return text.encode("utf-8", "replace").decode()
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        prompt: Prompt,
+        completion: Completion,
+        *,
+        stage: str,
+        step: int,
+        sample: int,
+        model: str,
+        sampling: Sampling,
+        form: AnswerForm = "module",
+    ) -> Rollout:
+        """The record of an answer that is not judged yet; parses it."""
+        answer = parse_completion(completion)
+        return cls(
+            task=task.id,
+            task_sha256=task.sha256,
+            stage=stage,
+            step=step,
+            sample=sample,
+            model=model,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            form=form,
+            prompt_sha256=prompt.sha256,
+            prompt=prompt.messages,
+            exemplars=tuple(exemplar.candidate_sha256 for exemplar in prompt.shown),
+            completion=completion.text,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            finish_reason=completion.finish_reason,
+            failure=answer.failure,
+            detail=answer.detail,
+            candidate_sha256=None if answer.source is None else sha256_of(whole_source(task, answer.source, form)),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def source(self, task: Task) -> str | None:
+        """The candidate's text, parsed from the answer again; None when there is none."""
+        if self.candidate_sha256 is None:
+            return None
+        answer = parse_completion(
+            Completion(
+                text=self.completion,
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=self.completion_tokens,
+                finish_reason=self.finish_reason,
+            )
+        )
+        return None if answer.source is None else whole_source(task, answer.source, self.form)
+
+    def judged(self, evaluation: Evaluation | None, reward: Reward, smoothed: float | None = None) -> Rollout:
+        """With what became of it; without an evaluation the answer held no candidate."""
+        return self.model_copy(
+            update={
+                "verdict": evaluation.verdict if evaluation else None,
+                "reason": evaluation.reason if evaluation else None,
+                "reward": reward(evaluation),
+                "smoothed": smoothed,
+            }
+        )
 
 
 class RolloutLog:
     """Appends to and reads `rollouts.jsonl` of a run directory; a torn last line is skipped.
 
     Args:
-        directory: The run directory.
+        directory: The run directory; created at the first append when missing.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "rollouts.jsonl"
+        self._written: set[str] = set()
 
     def append(self, rollouts: Iterable[Rollout]) -> None:
-        """Write rollouts and wait until they are on disk. A prompt's text is kept once."""
-        raise NotImplementedError
+        """Write rollouts and wait until they are on disk. Each process writes a prompt's text once."""
+        lines = []
+        for rollout in rollouts:
+            known = rollout.prompt_sha256 in self._written
+            lines.append((rollout.model_copy(update={"prompt": ()}) if known else rollout).model_dump_json() + "\n")
+            self._written.add(rollout.prompt_sha256)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file:
+            # A line torn by an earlier kill must not swallow the next one.
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    lines.insert(0, "\n")
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def rollouts(self) -> Iterator[Rollout]:
         """Every whole record, in order of writing, prompts filled in."""
-        raise NotImplementedError
+        if not self.path.exists():
+            return
+        prompts: dict[str, tuple[Message, ...]] = {}
+        with self.path.open("r", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    rollout = Rollout.model_validate_json(line)
+                except ValidationError:
+                    continue
+                if rollout.prompt:
+                    prompts[rollout.prompt_sha256] = rollout.prompt
+                yield rollout.model_copy(update={"prompt": prompts.get(rollout.prompt_sha256, ())})
 
 
 def rescored(rollouts: Iterable[Rollout], evaluations: Iterable[Evaluation], reward: Reward) -> list[Rollout]:
-    """Rollouts with verdict, reason and reward computed again from the recorded evaluations."""
-    raise NotImplementedError
+    """Rollouts with verdict, reason and reward computed again from the recorded evaluations.
+
+    Of several evaluations of a candidate the last counts. A candidate that was never judged keeps no reward; an answer
+    without a candidate gets the floor.
+    """
+    found = {(each.task_sha256, each.candidate_sha256): each for each in evaluations}
+    scored = []
+    for rollout in rollouts:
+        evaluation = found.get((rollout.task_sha256, rollout.candidate_sha256 or ""))
+        if evaluation is None and rollout.candidate_sha256 is not None:
+            scored.append(rollout.model_copy(update={"verdict": None, "reason": None, "reward": None, "smoothed": None}))
+        else:
+            scored.append(rollout.judged(evaluation, reward))
+    return scored
