@@ -106,6 +106,7 @@ def test_opening_again_finds_what_was_there(database):
 
 
 def test_another_version_is_refused(database):
+    database.add(accepted())
     connection = sqlite3.connect(database.path)
     connection.execute("PRAGMA user_version = 99")
     connection.commit()

@@ -105,8 +105,8 @@ class ContrastivePolicy:
         if not found:
             listed = ", ".join(f"{number} times {what}" for what, number in fruitless.most_common())
             raise NothingUsableError(
-                f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {fruitless.total()} answers in "
-                f"a row held none ({listed}). Read {self._log.path}; try another model, a higher temperature or more tokens."
+                f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {fruitless.total()} answers "
+                f"in a row held none ({listed}). Read {self._log.path}; try another model, a higher temperature or more tokens."
             )
         return found[:count]
 

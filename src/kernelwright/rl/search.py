@@ -17,6 +17,7 @@ from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
+from kernelwright.rl.model_policy import NothingUsableError
 
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
@@ -35,6 +36,8 @@ class SearchEvent:
     """Set when one has just finished."""
     number: int = 0
     """Evaluations finished, confirmations left out."""
+    lasting: bool = False
+    """Whether the message matters after the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,13 @@ def _search(
         tell(SearchEvent("proposing", number=len(history)))
         known = {found.candidate_sha256 for found in history}
         now = Context(task=context.task, device=context.device, history=tuple(history), seed=context.seed)
-        proposed = policy.propose(now, min(pool.slots, budget - len(history)))
+        try:
+            proposed = policy.propose(now, min(pool.slots, budget - len(history)))
+        except NothingUsableError as error:
+            if not history:
+                raise
+            tell(SearchEvent(str(error), number=len(history), lasting=True))
+            return
         fresh = [candidate for candidate in proposed if candidate.sha256 not in known]
         if not fresh:
             tell(SearchEvent("the policy has nothing more to try", number=len(history)))
