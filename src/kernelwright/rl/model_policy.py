@@ -106,7 +106,7 @@ class ContrastivePolicy:
             listed = ", ".join(f"{number} times {what}" for what, number in fruitless.most_common())
             raise NothingUsableError(
                 f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {fruitless.total()} answers "
-                f"in a row held none ({listed}). Read {self._log.path}; try another model, a higher temperature or more tokens."
+                f"in a row held none ({listed}). Read {self._log.path}; try another model, temperature or token limit."
             )
         return found[:count]
 
