@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import datetime
-import fcntl
 import shutil
 import tempfile
 import time
@@ -19,6 +18,7 @@ from kernelwright.errors import DeviceError
 from kernelwright.evaluation import guard, sandbox
 from kernelwright.evaluation.check import Checker
 from kernelwright.evaluation.device_state import device_state
+from kernelwright.evaluation.gate import DeviceGate
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.rotation import Rotated, rotate
 from kernelwright.evaluation.settings import Settings
@@ -72,7 +72,6 @@ class Judge:
         sandbox.hide_memory()
         self._flush = CacheFlush(self.device)
         self._live: dict[str, LiveTask] = {}
-        self._gate_path = Path(tempfile.gettempdir()) / f"kernelwright-{_device_name(self.device)}.lock"
 
     def __enter__(self) -> Judge:
         return self
@@ -124,7 +123,7 @@ class Judge:
                 self.device,
                 self._zygote,
                 directory,
-                self._gate,
+                DeviceGate(self.device),
             )
             found = rotate(subject, {baseline.sha256: baseline.source for baseline in baselines}, self._flush)
         records = []
@@ -162,7 +161,9 @@ class Judge:
             ast.parse(candidate.source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
-        subject = Subject(live, candidate, settings, self.device, self._zygote, directory, self._gate)
+        gate = DeviceGate(self.device)
+        verdict.checks["device_s"] = gate.held_s
+        subject = Subject(live, candidate, settings, self.device, self._zygote, directory, gate)
         subject.checks, subject.labels = verdict.checks, verdict.labels
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")
@@ -179,7 +180,9 @@ class Judge:
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if settings.timed:
                 sides[1].worker.pause()
+                gate.phase = "timing"
                 self._time(subject, verdict)
+                gate.phase = "check"
                 sides[1].worker.resume()
             else:
                 verdict.labels.add(Label.NOT_RETIMED)
@@ -199,16 +202,6 @@ class Judge:
         if task.sha256 not in self._live:
             self._live = {task.sha256: bring_to_life(task)}
         return self._live[task.sha256]
-
-    @contextlib.contextmanager
-    def _gate(self, *, shared: bool = False) -> Iterator[None]:
-        """Use of the device among all judges of this machine: exclusive, or with others while nobody measures."""
-        with self._gate_path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class _Verdict:
@@ -251,12 +244,6 @@ class _Verdict:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"gpu-{torch.cuda.get_device_properties(device).uuid}"
-    return "cpu"
 
 
 @contextlib.contextmanager
