@@ -192,7 +192,7 @@ class ContainedLauncher:
             answer = self._answer(START_TIMEOUT_S)
         except ScheduleFailed as failed:
             self._stop()
-            raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; see the GPU's state") from failed
+            raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; check the GPU") from failed
         if isinstance(answer, DeviceError):
             self._stop()
             raise answer
