@@ -6,22 +6,19 @@ import hashlib
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from kernelwright.policies.fusion.groups import Signature, allocate
 from kernelwright.policies.fusion.nest import (
     COLUMNS,
     POINTWISE,
     WHOLE,
     Dim,
-    Nest,
+    Kernel,
     Pass,
+    dense_nest,
     evaluated_again,
-    nest_of,
     points,
     schedule,
+    stores_everything,
 )
 from kernelwright.policies.fusion.program import Operand, Program
 
@@ -94,49 +91,20 @@ _library = _build()
 
 def accepts(program: Program) -> bool:
     """Whether this printer can print a program; stores do not matter, because they are dense."""
-    signature = Signature(
-        tuple((0, program.refine(load.strides)) for load in program.loads.values()),
-        tuple((index, True, ()) for index in program.values.values()),
-    )
-    nest = nest_of(program, signature)
-    loads = len(signature.loads)
-    if any(stride not in (0, 1) for stride in nest.lanes.strides[:loads]):
+    nest, signature = dense_nest(program)
+    if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
         return False
     if nest.kind == COLUMNS and len(nest.reduced) > 1:
         return False
     if nest.kind == WHOLE:
-        full = any(
-            program.level_of_shape(tuple(node.meta["val"].shape)) == "full"
-            for node in program.values
-            if any(user not in program.values for user in node.users)
-        )
-        return len(nest.reduced) == 1 and not full and len(schedule(program, ()).passes) == 1
+        return len(nest.reduced) == 1 and not stores_everything(program) and len(schedule(program, ()).passes) == 1
     return True
 
 
-class CppKernel:
-    """A C++ function and the Python function that calls it.
-
-    Args:
-        name: Of both functions.
-        program: What is computed.
-        signature: What is read and written.
-        strides: Of the inputs, as they were traced.
-    """
+class CppKernel(Kernel):
+    """A C++ function and the Python function of the same name that calls it."""
 
     device_test = "is_cpu"
-
-    def __init__(
-        self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]
-    ) -> None:
-        self.__name__ = name
-        self.program = program
-        self.signature = signature
-        self.strides = strides
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Its outputs as fake tensors."""
-        return allocate(inputs, self.signature)
 
     def definition(self) -> str:
         """The Python function."""
@@ -181,8 +149,7 @@ class Printer:
 
     def __init__(self, kernel: CppKernel) -> None:
         self.kernel, self.program = kernel, kernel.program
-        self.nest: Nest = nest_of(kernel.program, kernel.signature)
-        self.load_steps = list(kernel.program.loads)
+        self.nest, self.load_steps = kernel.nest, kernel.load_steps
         self.full_stores = [
             (number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full
         ]

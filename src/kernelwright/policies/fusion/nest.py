@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from kernelwright.policies.fusion.groups import Signature
+import torch
+
+from kernelwright.policies.fusion.groups import Signature, allocate
 from kernelwright.policies.fusion.program import FULL, REDUCERS, ROW, Program
 from kernelwright.policies.graph import contiguous_strides
 
@@ -65,6 +68,47 @@ def nest_of(program: Program, signature: Signature) -> Nest:
     if inner:
         return Nest(outer, reduced, inner, COLUMNS)
     return Nest(outer, reduced, (), ROWS if outer else WHOLE)
+
+
+def dense_nest(program: Program) -> tuple[Nest, Signature]:
+    """The nest of a program whose loads lie as they were traced and whose stores are dense."""
+    signature = Signature(
+        tuple((0, program.refine(load.strides)) for load in program.loads.values()),
+        tuple((index, True, ()) for index in program.values.values()),
+    )
+    return nest_of(program, signature), signature
+
+
+def stores_everything(program: Program) -> bool:
+    """Whether a value of full size is used outside the program, as one pass of a whole reduction cannot provide."""
+    return any(
+        program.level_of_shape(tuple(node.meta["val"].shape)) == FULL
+        for node in program.values
+        if any(user not in program.values for user in node.users)
+    )
+
+
+class Kernel:
+    """What both printers' kernels are: a program and the Python function that launches it.
+
+    Args:
+        name: Of the Python function.
+        program: What is computed.
+        signature: What is read and written.
+        strides: Of the inputs, as they were traced.
+    """
+
+    def __init__(self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        self.__name__ = name
+        self.program = program
+        self.signature = signature
+        self.strides = strides
+        self.nest = nest_of(program, signature)
+        self.load_steps = list(program.loads)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Its outputs as fake tensors."""
+        return allocate(inputs, self.signature)
 
 
 def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, end: int) -> tuple[Dim, ...]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from kernelwright.policies.fusion.groups import Signature, allocate
 from kernelwright.policies.fusion.nest import (
     COLUMNS,
     POINTWISE,
     WHOLE,
     Dim,
+    Kernel,
+    dense_nest,
     evaluated_again,
-    nest_of,
     points,
     schedule,
+    stores_everything,
 )
 from kernelwright.policies.fusion.program import FULL, REDUCERS, Operand, Program
 
@@ -111,49 +109,19 @@ def _column_block(rows: int) -> int:
 
 def accepts(program: Program) -> bool:
     """Whether this printer can print a program."""
-    signature = Signature(
-        tuple((0, program.refine(load.strides)) for load in program.loads.values()),
-        tuple((index, True, ()) for index in program.values.values()),
-    )
-    nest = nest_of(program, signature)
+    nest, _ = dense_nest(program)
     reduced = points(nest.reduced) if nest.reduced else 1
     if nest.kind == COLUMNS:
         return len(nest.reduced) == 1 and _power_of_two(reduced) * 16 <= LARGEST_TILE
     if nest.kind == WHOLE:
-        full = any(
-            program.level_of_shape(tuple(node.meta["val"].shape)) == FULL
-            for node in program.values
-            if any(user not in program.values for user in node.users)
-        )
-        return not full and len(schedule(program, ()).passes) == 1
+        return not stores_everything(program) and len(schedule(program, ()).passes) == 1
     return True
 
 
-class TritonKernel:
-    """A Triton kernel and the Python function that launches it.
-
-    Args:
-        name: Of the Python function.
-        program: What is computed.
-        signature: What is read and written.
-        strides: Of the inputs, as they were traced.
-    """
+class TritonKernel(Kernel):
+    """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
-
-    def __init__(
-        self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]
-    ) -> None:
-        self.__name__ = name
-        self.program = program
-        self.signature = signature
-        self.strides = strides
-        self.nest = nest_of(program, signature)
-        self.load_steps = list(program.loads)
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Its outputs as fake tensors."""
-        return allocate(inputs, self.signature)
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
