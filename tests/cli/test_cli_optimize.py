@@ -129,7 +129,7 @@ def test_a_failing_policy_is_infrastructure(place, search, capsys):
     ("arguments", "status", "words"),
     [
         (["--policy", "nonsense"], 2, "nonsense"),
-        (["--policy", "api"], 3, "no language-model policies"),
+        (["--policy", "local"], 3, "Wanted a language model"),
         (["--budget", "0"], 2, "--budget"),
         (["--budget", "many"], 2, "--budget"),
     ],

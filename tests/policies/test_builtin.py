@@ -114,7 +114,7 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_policies_that_do_not_exist() -> None:
-    with pytest.raises(PolicyError, match="no language-model policies yet"):
+    with pytest.raises(PolicyError, match="does not say which language model"):
         policy_named("api")
     with pytest.raises(ConfigError, match="policies are: builtin"):
         policy_named("oracle")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelwright.cli import options
+from kernelwright.cli import model_options, options
 from kernelwright.cli.output import (
     emit_json,
     format_speedup,
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 @click.argument("task")
 @options.device_option
 @click.option(
-    "--policy", default="builtin", show_default=True, metavar="NAME", help="What proposes candidates."
+    "--policy",
+    default="builtin",
+    show_default=True,
+    metavar="NAME",
+    help="What proposes candidates: builtin, or a language model: api, local.",
 )
 @click.option(
     "--budget",
@@ -45,35 +49,38 @@ if TYPE_CHECKING:
     help="Run directory; the same one resumes. Default: a new one in runs/.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@model_options.model_options
 @options.judge_options
 def command(
-    task: str, device: str, policy: str, budget: int, out: Path | None, as_json: bool, **judge: Any
+    task: str, device: str, policy: str, budget: int, out: Path | None, as_json: bool, **further: Any
 ) -> None:
     """Search for a faster drop-in for TASK, and write what was confirmed.
 
     Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, config.json and
     environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
     """
-    settings = options.judge_settings(**judge)
+    asked = {name: further.pop(name) for name in model_options.NAMES}
+    settings = options.judge_settings(**further)
 
-    from kernelwright.policies import policy_named
     from kernelwright.rl.search import optimize
     from kernelwright.tasks import load_task
 
     loaded = load_task(task)
-    proposer = policy_named(policy)
     chosen = options.resolve_device(device, say)
     path = out or options.fresh_run_path("optimize", loaded.id)
+    proposer = model_options.proposer(policy, chosen, path, **asked)
     with says_what_was_kept(lambda: options.kept_in(path)), progress_console().status("starting") as status:
         result = optimize(
             loaded,
-            policy=proposer,
+            policy=proposer.policy,
             device=chosen,
             budget=budget,
             out=path,
             settings=settings,
             on_event=_Progress(status, budget),
         )
+    for line in proposer.finish(path):
+        say(line)
     if as_json:
         emit_json(as_contract(result, loaded.id, chosen))
     else:
@@ -90,6 +97,8 @@ class _Progress:
     def __call__(self, event: SearchEvent) -> None:
         if event.evaluation is not None:
             say(f"{event.number:>4}/{self._budget}  {evaluation_line(event.evaluation)}")
+        elif event.lasting:
+            say(printable(event.message))
         self._status.update(printable(event.message))
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.policies.protocol import Context, Policy
 
-PLANNED = ("api", "local")
-"""Names that the command line knows and that have no implementation in this version."""
+LANGUAGE_MODELS = ("api", "local")
+"""Policies that are more than a name: which model, and where its answers are kept."""
 
 
 def policy_named(name: str) -> Policy:
     """A policy by its name.
 
     Raises:
-        PolicyError: it is a known one that this version does not have yet.
+        PolicyError: it is a language model, and so cannot be had by its name alone.
         ConfigError: there is no policy of this name.
     """
     if name == "builtin":
@@ -21,11 +21,12 @@ def policy_named(name: str) -> Policy:
         from kernelwright.policies.builtin import BuiltinPolicy
 
         return BuiltinPolicy()
-    if name in PLANNED:
+    if name in LANGUAGE_MODELS:
         raise PolicyError(
-            f"Wanted the policy '{name}'; this version has no language-model policies yet. Use 'builtin'."
+            f"Wanted a policy; '{name}' alone does not say which language model. Run `kernelwright optimize --policy {name} "
+            "--model NAME`, or pass what kernelwright.rl.model_policy.policy_for_run returns."
         )
-    raise ConfigError(f"Wanted a policy; found '{name}'. The policies are: builtin.")
+    raise ConfigError(f"Wanted a policy; found '{name}'. The policies are: builtin, {', '.join(LANGUAGE_MODELS)}.")
 
 
 __all__ = ["Context", "Policy", "policy_named"]

@@ -68,7 +68,7 @@ class ContrastivePolicy:
     ) -> None:
         self.name = f"{model.name}+{sampler.name}"
         self._model = model
-        self._database = database
+        self.database = database
         self._sampler = sampler
         self._log = rollouts
         self._sampling = sampling or Sampling()
@@ -87,7 +87,7 @@ class ContrastivePolicy:
             PromptTooLongError: the task does not fit into a prompt.
             PolicyError: the model cannot be reached, or refuses all work.
         """
-        self._database.add_all(context.history)
+        self.database.add_all(context.history)
         if self._rollouts is None:
             self._rollouts = [found for found in self._log.rollouts() if found.task_sha256 == context.task.sha256]
         seen = {found.candidate_sha256 for found in context.history}
@@ -148,7 +148,7 @@ class ContrastivePolicy:
         return answered
 
     def _prompt(self, context: Context, rng: random.Random) -> Prompt:
-        known = self._database.exemplars(context.task.sha256, device=context.device)
+        known = self.database.exemplars(context.task.sha256, device=context.device)
         return contrastive_prompt(
             context.task,
             self._sampler.sample(known, self._exemplars, rng),

@@ -1,0 +1,153 @@
+"""Options of `optimize` that say which language model proposes candidates, and how it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kernelwright.errors import PolicyError, UsageError
+
+if TYPE_CHECKING:
+    from kernelwright.policies import Policy
+    from kernelwright.policies.chat import ChatModel
+    from kernelwright.rl.model_policy import ContrastivePolicy
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+MODEL_POLICIES = ("api", "local")
+
+_FOR_MODEL = ("model", "base_url", "key_variable", "adapter")
+"""Passed to the model under the same names."""
+
+NAMES = (
+    *_FOR_MODEL,
+    *("model_settings", "sampler", "exemplars", "exemplar_database", "temperature", "max_tokens", "samples", "patience"),
+)
+
+
+def model_options(function: Function) -> Function:
+    """Options for the policies `api` and `local`; each is None where it was not given."""
+    options = [
+        click.option(
+            "--model",
+            metavar="NAME",
+            help="Language model: an endpoint's name for it; or a folder, a GGUF file or a hub name.",
+        ),
+        click.option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, up to and with /v1."),
+        click.option("--key-variable", metavar="NAME", help="Environment variable with the endpoint's key."),
+        click.option("--adapter", type=click.Path(path_type=Path), metavar="DIR", help="LoRA adapter of a local model."),
+        click.option(
+            "--model-settings",
+            type=click.Path(path_type=Path),
+            metavar="FILE.toml",
+            help="Any settings of the model, as in docs/models.md. The options above win over it.",
+        ),
+        click.option(
+            "--sampler",
+            type=click.Choice(["bucket", "island", "random", "none"]),
+            help="How earlier candidates are chosen for a prompt.  [default: bucket]",
+        ),
+        click.option(
+            "--exemplars", type=click.IntRange(0, 16), metavar="N", help="Earlier candidates in a prompt.  [default: 2]"
+        ),
+        click.option(
+            "--exemplar-database",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Where candidates are kept; several searches may share one. Default: in DIR.",
+        ),
+        click.option("--temperature", type=click.FloatRange(0, 5), metavar="X", help="Of sampling.  [default: 1]"),
+        click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Of one answer.  [default: 4096]"),
+        click.option("--samples", type=click.IntRange(1), metavar="N", help="Answers to one prompt.  [default: 1]"),
+        click.option(
+            "--patience",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Answers in a row without a new candidate after which to end.  [default: 16]",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """A policy, and its parts where it is a language model."""
+
+    policy: Policy
+    contrastive: ContrastivePolicy | None = None
+    model: ChatModel | None = None
+
+    def finish(self, run: Path) -> list[str]:
+        """Keep what the run confirmed as exemplars; returns lines for people on what the model cost."""
+        if self.contrastive is None or self.model is None:
+            return []
+        self.contrastive.database.import_run(run)
+        usage = getattr(self.model, "usage", None)
+        if usage is None:
+            return []
+        cost = getattr(self.model, "cost", None)
+        price = "" if cost is None else f", at a cost of {cost:.4g}"
+        return [
+            f"the model answered {usage.requests} requests with {usage.prompt_tokens} prompt tokens and "
+            f"{usage.completion_tokens} answer tokens{price}"
+        ]
+
+
+def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
+    """The policy that the options ask for.
+
+    Args:
+        name: `builtin`, `api` or `local`.
+        device: As resolved.
+        directory: The run directory.
+        given: The options of `model_options`, by name.
+
+    Raises:
+        UsageError: an option does not go with the policy.
+        PolicyError: the model cannot be reached or loaded, or a package is missing.
+    """
+    from kernelwright.policies import policy_named
+
+    options = {key: value for key, value in given.items() if value is not None}
+    if name not in MODEL_POLICIES:
+        policy = policy_named(name)
+        if options:
+            flag = "--" + next(iter(options)).replace("_", "-")
+            raise UsageError(f"Wanted {flag} with a language model; the policy is {name}. Add --policy api or local.")
+        return Proposer(policy)
+
+    from kernelwright import config
+    from kernelwright.policies.chat import Sampling
+    from kernelwright.policies.factory import chat_model
+    from kernelwright.rl.model_policy import policy_for_run
+
+    settings_file = options.pop("model_settings", None)
+    settings = config.read_toml(settings_file) if settings_file else {}
+    settings |= {key: str(options.pop(key)) for key in _FOR_MODEL if key in options}
+    if name == "local":
+        settings |= {"path": settings.pop("model")} if "model" in settings else {}
+        if not settings.get("path"):
+            raise PolicyError(
+                "Wanted a language model; none was named. Give a folder, a GGUF file or a hub name as --model."
+            )
+    model = chat_model(name, **settings)
+    sampling = Sampling(**{key: options.pop(key) for key in ("temperature", "max_tokens") if key in options})
+    database = options.pop("exemplar_database", None)
+    policy = policy_for_run(model, directory, database=database, sampling=sampling, hardware=_hardware(device), **options)
+    return Proposer(policy, policy, model)
+
+
+def _hardware(device: str) -> str:
+    """The GPU's name, for prompts; empty for a CPU, or where it cannot be asked."""
+    from kernelwright.records import capture_environment
+
+    kind, _, index = device.partition(":")
+    gpus = capture_environment(device).get("gpu") or [] if kind == "cuda" else []
+    number = int(index or 0)
+    return str(gpus[number]["name"]) if number < len(gpus) else ""
