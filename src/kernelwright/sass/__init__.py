@@ -10,6 +10,9 @@ assert not sass.check(cubin, schedule.cubin(program), toolchain.disassemble)
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from kernelwright.sass.check import CheckReport, Violation, check, check_report
 from kernelwright.sass.control import ControlWord
 from kernelwright.sass.errors import CubinError, ListingError, MoveError
@@ -58,3 +61,13 @@ __all__ = [
     "move_from_json",
     "move_to_json",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Give `kernelwright.sass.jit`, the decorator for Triton functions; see `docs/deploy.md`.
+
+    It lives in a layer above and is found by name when it is asked for, so that this package needs no torch.
+    """
+    if name == "jit":
+        return importlib.import_module("kernelwright.tuning.triton_jit").jit
+    raise AttributeError(f"module 'kernelwright.sass' has no attribute {name!r}")

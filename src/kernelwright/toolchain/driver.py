@@ -84,10 +84,8 @@ class CudaDriver:
 
     def __init__(self, device: int = 0) -> None:
         self._library = _library()
-        self._call("cuInit", 0)
-        handle = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(handle), device)
-        self._device = handle
+        self._ordinal = device
+        self._device = handle = _device(self._library, device)
         context = ctypes.c_void_p()
         # The primary context is the one torch and Triton use, so their pointers and ours are the same.
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
@@ -105,17 +103,7 @@ class CudaDriver:
 
     def identity(self) -> GpuIdentity:
         """Return the name, architecture, driver and cache size of the GPU."""
-        name = ctypes.create_string_buffer(128)
-        self._call("cuDeviceGetName", name, ctypes.c_int(len(name)), self._device)
-        version = ctypes.c_int()
-        self._call("cuDriverGetVersion", ctypes.byref(version))
-        major, minor = self._attribute(_ATTRIBUTE_MAJOR), self._attribute(_ATTRIBUTE_MINOR)
-        return GpuIdentity(
-            name=name.value.decode(errors="replace"),
-            architecture=10 * major + minor,
-            driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
-            l2_bytes=self._attribute(_ATTRIBUTE_L2_BYTES),
-        )
+        return gpu_identity(self._ordinal)
 
     def load(self, cubin: bytes, entry: str, shared_bytes: int) -> LoadedKernel:
         """Load a cubin and return its kernel `entry`.
@@ -162,7 +150,7 @@ class CudaDriver:
         def launch() -> None:
             status = call(*values)
             if status:
-                raise self._error("cuLaunchKernel", status)
+                raise _error(self._library, "cuLaunchKernel", status)
 
         return launch
 
@@ -218,20 +206,8 @@ class CudaDriver:
         self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), begin, end)
         return 1000.0 * elapsed_ms.value
 
-    def _attribute(self, attribute: int) -> int:
-        value = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
-        return value.value
-
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*arguments)
-        if status:
-            raise self._error(name, status)
-
-    def _error(self, call: str, status: int) -> CudaError:
-        text = ctypes.c_char_p()
-        known = self._library.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value is not None
-        return CudaError(call, status, text.value.decode() if known and text.value else "an error without a name")
+        _call(self._library, name, *arguments)
 
 
 class KernelArguments:
@@ -246,6 +222,50 @@ class KernelArguments:
         self.packed = (ctypes.c_void_p * len(self._values))(
             *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values)
         )
+
+
+def gpu_identity(device: int = 0) -> GpuIdentity:
+    """Return the name, architecture, driver and cache size of a GPU, without a context on it.
+
+    Raises:
+        DeviceError: there is no driver or no such GPU.
+    """
+    library = _library()
+    handle = _device(library, device)
+    name = ctypes.create_string_buffer(128)
+    _call(library, "cuDeviceGetName", name, ctypes.c_int(len(name)), handle)
+    version = ctypes.c_int()
+    _call(library, "cuDriverGetVersion", ctypes.byref(version))
+    numbers = []
+    for attribute in (_ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_L2_BYTES):
+        value = ctypes.c_int()
+        _call(library, "cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
+        numbers.append(value.value)
+    return GpuIdentity(
+        name=name.value.decode(errors="replace"),
+        architecture=10 * numbers[0] + numbers[1],
+        driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
+        l2_bytes=numbers[2],
+    )
+
+
+def _device(library: Any, ordinal: int) -> ctypes.c_int:
+    _call(library, "cuInit", 0)
+    handle = ctypes.c_int()
+    _call(library, "cuDeviceGet", ctypes.byref(handle), ordinal)
+    return handle
+
+
+def _call(library: Any, name: str, *arguments: Any) -> None:
+    status = getattr(library, name)(*arguments)
+    if status:
+        raise _error(library, name, status)
+
+
+def _error(library: Any, call: str, status: int) -> CudaError:
+    text = ctypes.c_char_p()
+    known = library.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value is not None
+    return CudaError(call, status, text.value.decode() if known and text.value else "an error without a name")
 
 
 _loaded: dict[str, Any] = {}

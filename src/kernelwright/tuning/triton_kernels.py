@@ -1,0 +1,81 @@
+"""Putting another cubin into a kernel that Triton has compiled, by Triton's public classes.
+
+Pinned to Triton 3.6 and 3.7.1; every name used here is checked by a test. A `CompiledKernel` is built anew from the
+same metadata and the other cubin, and takes the old one's place in the function's kernel cache. Nothing is
+written to Triton's cache on disk, where the compiler's own cubin stays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kernelwright.toolchain.errors import CompilerMissing
+from kernelwright.tuning.launch_spec import launch_signature
+
+_CUBIN = ".cubin"
+_WARP_SIZE = 32
+
+
+def signature_of(kernel: Any) -> str:
+    """Return the launch signature of a `CompiledKernel`."""
+    types = [str(kind) for kind in kernel.src.signature.values() if kind != "constexpr"]
+    metadata = kernel.metadata
+    return launch_signature(metadata.name, types, _WARP_SIZE * metadata.num_warps, metadata.shared)
+
+
+def with_cubin(kernel: Any, cubin: bytes) -> Any:
+    """Return a `CompiledKernel` like `kernel` with another cubin, not loaded yet.
+
+    Raises:
+        OSError: the files of Triton's cache that describe the kernel are gone.
+    """
+    try:
+        from triton.compiler import CompiledKernel
+    except ImportError as error:
+        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
+    with tempfile.TemporaryDirectory(prefix="kernelwright-tuned-") as folder:
+        files = dict(kernel.metadata_group)
+        for name in [name for name in files if name.endswith(_CUBIN)]:
+            path = Path(folder) / name
+            path.write_bytes(cubin)
+            files[name] = str(path)
+        made = CompiledKernel(kernel.src, files, kernel.hash)
+    made.metadata_group = kernel.metadata_group
+    return made
+
+
+def load(kernel: Any) -> None:
+    """Load a `CompiledKernel` onto the current device, as its first launch would."""
+    getattr(kernel, "run")  # noqa: B009 - a property that loads.
+
+
+def jit_function(function: Any) -> Any:
+    """Return the `JITFunction` under autotuners, heuristics and other wrappers.
+
+    Raises:
+        TypeError: there is none.
+    """
+    inner = function
+    while not hasattr(inner, "device_caches"):
+        inner = getattr(inner, "fn", None)
+        if inner is None:
+            raise TypeError(f"wanted a function decorated with @triton.jit, found {function!r}; decorate it first")
+    return inner
+
+
+def put_in_place(function: Any, old: Any, new: Any) -> bool:
+    """Let launches that used the `CompiledKernel` `old` use `new`; return whether `old` was in use."""
+    for kernels, key in _places(jit_function(function), old):
+        kernels[key] = new
+        return True
+    return False
+
+
+def _places(function: Any, kernel: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
+    for kernels, *_ in function.device_caches.values():
+        for key, value in kernels.items():
+            if value is kernel:
+                yield kernels, key
