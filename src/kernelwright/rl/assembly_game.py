@@ -1,18 +1,21 @@
-"""The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment.
+"""The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment, in two versions.
 
 ## Description
 
 The player re-orders the machine code of one kernel, one legal move after another, to make it faster.
 Every state that can be reached computes the same: illegal moves are masked, and stall counts are derived
-anew after each move (`kernelwright.sass`).
+anew after each move (`kernelwright.sass`). `docs/assembly-game.md` describes both versions.
 
 ## Action space
 
-`Discrete(candidates * offsets + 1)`. Action `c * len(offsets) + o` takes the c-th candidate instruction
-`offsets[o]` slots further; the last action stops the episode. Candidates are numbered by their place in the
-original code and keep their number while they move. By default they are the memory instructions and the
-offsets are (-1, 1), as in the paper; `memory_only=False` and other offsets go beyond it. `action_masks()`
-says which actions are legal now; an illegal one raises `MoveError`.
+`Discrete(candidates * operations + 1)`. Action `c * len(operations) + o` applies the o-th operation to the
+c-th candidate instruction; the last action stops the episode. Candidates are numbered by their place in the
+original code and keep their number while they move. `action_masks()` says which actions are legal now; an
+illegal one raises `MoveError`.
+
+`kernelwright/AssemblyGame-v0` is the paper's game: candidates are the memory instructions, operations take
+one a slot up or down; `memory_only=False` and other offsets widen that. `kernelwright/AssemblyGame-v1` goes
+beyond it: `BEYOND` names its operations, and candidates are up to `max_candidates` instructions of any kind.
 
 ## Observation space
 
@@ -31,100 +34,98 @@ says which actions are legal now; an illegal one raises `MoveError`.
 | 15 | pinned |
 | 16, 17 | how far it may go up, down by its dependences / instructions |
 
+Version 1 has seven more: 18 opcode, as a fraction of the kernel's opcodes; 19 first register written,
+20-22 first three registers read, (number + 1) / 256; 23 inside a loop; 24 reuse bits / 7.
+
 ## Reward
 
-`100 * (cost before - cost after) / cost of the original`, where the backend says what cost is. A move that
-costs nothing gives 0.
+Version 0: `100 * (cost before - cost after) / cost of the original`. Version 1: the relative gain of
+throughput in percent, `100 * (1 / cost after - 1 / cost before) * cost of the original`, as in the paper. The
+backend says what cost is. A move that costs nothing gives 0. A schedule that has no cost, because it fails,
+gives `FAILED_REWARD` and ends the episode.
 
 ## Start state, end
 
-The original schedule. `terminated` after the stop action, `truncated` after `horizon` moves.
+The original schedule. `terminated` after the stop action or a failure, `truncated` after `horizon` moves.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+import re
+from collections.abc import Iterable
+from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from kernelwright.errors import UsageError
-from kernelwright.sass import Move, MoveError, Program, Schedule
+from kernelwright.rl.assembly_backends import (
+    Backend,
+    Measurement,
+    RecordedTimings,
+    SimulatedIssue,
+    StaticIssueCycles,
+    measure,
+    schedule_digest,
+)
+from kernelwright.sass import (
+    AnyMove,
+    ClusterMove,
+    Move,
+    MoveError,
+    Program,
+    ReuseEdit,
+    Schedule,
+    StallEdit,
+    YieldEdit,
+    move_to_json,
+)
 from kernelwright.sass.control import MAX_STALL
+from kernelwright.sass.neighbours import loop_slots
 from kernelwright.sass.opcodes import Pipe
+from kernelwright.sass.reuse import OPERAND_SLOTS
+
+__all__ = [
+    "BEYOND",
+    "BEYOND_ID",
+    "ENVIRONMENT_ID",
+    "AssemblyGameEnv",
+    "Backend",
+    "BeyondGameEnv",
+    "Measurement",
+    "RecordedTimings",
+    "SimulatedIssue",
+    "StaticIssueCycles",
+    "replay",
+    "schedule_digest",
+]
 
 ENVIRONMENT_ID = "kernelwright/AssemblyGame-v0"
+BEYOND_ID = "kernelwright/AssemblyGame-v1"
 PAPER_OFFSETS = (-1, 1)
 PAPER_HORIZON = 32
+"""Moves of an episode in CuAsmRL's code."""
+FAILED_REWARD = -1.0
+"""Reward of a schedule that fails its test, in CuAsmRL's code."""
+BEYOND = (
+    "move-16", "move-4", "move-1", "move+1", "move+4", "move+16",
+    "cluster-4", "cluster-1", "cluster+1", "cluster+4",
+    "stall+1", "stall-1", "yield", "reuse0", "reuse1", "reuse2",
+)  # fmt: skip
+"""Operations of version 1; our choice."""
+MAX_CANDIDATES = 64
+_OPERATION = re.compile(r"^(?:(move|cluster|stall)([+-][1-9]\d*)|(yield)|(reuse)([0-2]))$")
+_LONGEST_CLUSTER = 8
 _COLUMNS = 18
+_MORE_COLUMNS = 7
+_REGISTERS = 256
 _PIPES = {pipe: index for index, pipe in enumerate(Pipe)}
 
 Observation = npt.NDArray[np.float32]
 
 
-class Backend(Protocol):
-    """Says what a schedule costs.
-
-    Attributes:
-        name: what is measured or simulated.
-        unit: unit of the cost.
-    """
-
-    name: str
-    unit: str
-
-    def cost(self, schedule: Schedule) -> float:
-        """Return the cost of a schedule, more than zero; less is better."""
-        ...
-
-
-class StaticIssueCycles:
-    """Sum of stall counts: cycles in which one warp issues each instruction once. Not a time of any GPU.
-
-    It knows neither loops, waits for memory nor other warps. It is for tests and for sorting moves.
-    """
-
-    name = "static-issue-cycles"
-    unit = "issue cycles"
-
-    def cost(self, schedule: Schedule) -> float:
-        """Return the sum of stall counts."""
-        return float(schedule.issue_cycles)
-
-
-class RecordedTimings:
-    """Times measured earlier, by the digest of the schedule's code; see `schedule_digest`."""
-
-    name = "recorded-timings"
-    unit = "us"
-
-    def __init__(self, times_us: Mapping[str, float]) -> None:
-        self.times_us = dict(times_us)
-
-    def cost(self, schedule: Schedule) -> float:
-        """Return the recorded time.
-
-        Raises:
-            UsageError: this schedule was not recorded.
-        """
-        digest = schedule_digest(schedule)
-        if digest not in self.times_us:
-            raise UsageError(
-                f"wanted a recorded time of schedule {digest[:12]}, found none among {len(self.times_us)}; "
-                "record it, or use another backend"
-            )
-        return self.times_us[digest]
-
-
-def schedule_digest(schedule: Schedule) -> str:
-    """Return the SHA-256 of a schedule's instruction words, in hexadecimal."""
-    return hashlib.sha256(b"".join(word.to_bytes(16, "little") for word in schedule.words())).hexdigest()
-
-
-def replay(program: Program, moves: Iterable[Move], kernel_name: str | None = None) -> Schedule:
+def replay(program: Program, moves: Iterable[AnyMove], kernel_name: str | None = None) -> Schedule:
     """Return the schedule that a list of moves leads to from the original.
 
     Raises:
@@ -137,7 +138,7 @@ def replay(program: Program, moves: Iterable[Move], kernel_name: str | None = No
 
 
 class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
-    """The environment; the module's docstring describes spaces and reward.
+    """Version 0 of the environment; the module's docstring describes spaces and reward.
 
     Args:
         program: the cubin to play on.
@@ -146,6 +147,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         offsets: by how many slots a move takes an instruction; none may be zero.
         memory_only: whether only memory instructions may be moved.
         horizon: moves after which an episode is truncated.
+        may_stop: whether the stop action is allowed where another one is; the paper masks it in training.
 
     Raises:
         UsageError: an offset or the horizon makes no sense, or nothing can be moved.
@@ -162,31 +164,50 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         memory_only: bool = True,
         horizon: int = PAPER_HORIZON,
         render_mode: str | None = None,
+        may_stop: bool = True,
     ) -> None:
         if not offsets or 0 in offsets or len(set(offsets)) != len(offsets):
             raise UsageError(f"wanted distinct offsets other than zero, found {offsets}")
+        self.offsets = offsets
+        self._memory_only = memory_only
+        self._may_stop = may_stop
+        operations = tuple(f"move{offset:+d}" for offset in offsets)
+        self._set_up(program, kernel_name, backend, operations, horizon, render_mode)
+
+    def _set_up(
+        self,
+        program: Program,
+        kernel_name: str | None,
+        backend: Backend | None,
+        operations: tuple[str, ...],
+        horizon: int,
+        render_mode: str | None,
+    ) -> None:
         if horizon < 1:
             raise UsageError(f"wanted a horizon of at least one move, found {horizon}")
         self.program = program
         self.backend: Backend = StaticIssueCycles() if backend is None else backend
-        self.offsets = offsets
+        self.operations = operations
+        self._operations = tuple(_parsed(operation) for operation in operations)
         self.horizon = horizon
         self.render_mode = render_mode
         self.schedule = Schedule(program.kernel(kernel_name))
-        instructions = self.schedule.kernel.instructions
-        self.candidates = tuple(
-            slot
-            for slot in self.schedule.movable_slots
-            if not memory_only or instructions[slot].traits.is_memory
-        )
+        self.candidates = self._candidates()
         if not self.candidates:
             raise UsageError(f"wanted something to move in {self.schedule.kernel.name}, found nothing")
-        self.stop_action = len(self.candidates) * len(offsets)
+        self.stop_action = len(self.candidates) * len(operations)
         self.action_space = gymnasium.spaces.Discrete(self.stop_action + 1)
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (len(instructions), _COLUMNS), np.float32)
-        self._initial_cost = self._cost = self.backend.cost(self.schedule)
-        self._steps = 0
         self._constant = self._constant_columns()
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, self._constant.shape, np.float32)
+        self._initial = self._now = measure(self.backend, self.schedule)
+        if self._initial.relative is None:
+            raise UsageError(f"wanted a cost of the original, found {self._initial.status}: {self._initial.detail}")
+        self._steps = 0
+
+    def _candidates(self) -> tuple[int, ...]:
+        instructions = self.schedule.kernel.instructions
+        slots = self.schedule.movable_slots
+        return tuple(s for s in slots if not self._memory_only or instructions[s].traits.is_memory)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -195,7 +216,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         super().reset(seed=seed)
         while self.schedule.history:
             self.schedule.undo()
-        self._cost = self._initial_cost
+        self._now = self._initial
         self._steps = 0
         return self._observation(), self._info()
 
@@ -213,23 +234,51 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         if move is None:
             raise MoveError(f"wanted an action that the mask allows, found {int(action)}")
         self.schedule.play(move)
-        before, self._cost = self._cost, self.backend.cost(self.schedule)
-        reward = 100.0 * (before - self._cost) / self._initial_cost
+        before, self._now = self._now, measure(self.backend, self.schedule)
+        if self._now.relative is None or before.relative is None:
+            return self._observation(), FAILED_REWARD, True, truncated, self._info()
+        reward = self._reward(before.relative, self._now.relative)
         return self._observation(), reward, False, truncated, self._info()
 
-    def move_of(self, action: int) -> Move | None:
+    def _reward(self, before: float, after: float) -> float:
+        return 100.0 * (before - after)
+
+    def move_of(self, action: int) -> AnyMove | None:
         """Return the move that an action stands for now, or None if it is illegal or stops."""
         if not 0 <= action < self.stop_action:
             return None
-        candidate, offset = divmod(action, len(self.offsets))
-        source = self.schedule.slot_of(self.candidates[candidate])
-        move = Move(source, source + self.offsets[offset])
+        candidate, number = divmod(action, len(self._operations))
+        slot = self.schedule.slot_of(self.candidates[candidate])
+        kind, amount = self._operations[number]
+        move: AnyMove
+        if kind == "move":
+            move = Move(slot, slot + amount)
+        elif kind == "cluster":
+            move = ClusterMove(slot, self._run_length(slot), slot + amount)
+        elif kind == "stall":
+            move = StallEdit(slot, amount)
+        elif kind == "yield":
+            move = YieldEdit(slot)
+        else:
+            move = ReuseEdit(slot, amount)
         return move if self.schedule.is_legal(move) else None
 
+    def _run_length(self, slot: int) -> int:
+        """Return how many instructions from `slot` on are of one kind: what a cluster move takes along, at least 2."""
+        instructions, order = self.schedule.kernel.instructions, self.schedule.order
+        opcode = instructions[order[slot]].opcode
+        stop = slot + 1
+        while stop < min(len(order), slot + _LONGEST_CLUSTER) and instructions[order[stop]].opcode == opcode:
+            stop += 1
+        return max(2, stop - slot)
+
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return which actions are legal; the name is the one MaskablePPO looks for."""
+        """Return which actions are legal; the name is the one MaskablePPO looks for.
+
+        Stopping is, where nothing else is or `may_stop` was given.
+        """
         mask = [self.move_of(action) is not None for action in range(self.stop_action)]
-        return np.array([*mask, True])
+        return np.array([*mask, self._may_stop or not any(mask)])
 
     def render(self) -> str:
         """Return the current schedule as text."""
@@ -241,10 +290,14 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         return {
             "backend": self.backend.name,
             "unit": self.backend.unit,
-            "cost": self._cost,
-            "initial_cost": self._initial_cost,
-            "moves": [(move.source, move.target) for move in self.schedule.history],
+            "status": self._now.status,
+            "cost": self._now.cost,
+            "initial_cost": self._initial.cost,
+            "moves": self._moves_played(),
         }
+
+    def _moves_played(self) -> list[Any]:
+        return [(move.source, move.target) for move in self.schedule.history if isinstance(move, Move)]
 
     def _constant_columns(self) -> Observation:
         """Rows of what an instruction takes along when it moves, by its original index."""
@@ -264,7 +317,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         return rows
 
     def _observation(self) -> Observation:
-        rows = self._constant[self.schedule.order].copy()
+        rows: Observation = self._constant[self.schedule.order].copy()
         count = len(rows)
         for slot, control in enumerate(self.schedule.controls()):
             window = self.schedule.window(slot)
@@ -275,4 +328,86 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         return rows
 
 
+class BeyondGameEnv(AssemblyGameEnv):
+    """Version 1 of the environment: any instruction, farther moves, and edits of control words.
+
+    Candidates are taken from inside loops first, and memory instructions and tensor operations before others.
+
+    Args:
+        program: the cubin to play on.
+        kernel_name: which of its kernels, when there are several.
+        backend: what a schedule costs; `StaticIssueCycles` when None.
+        operations: names out of `move`, `cluster` and `stall` with a signed number, `yield`, and `reuse0` to `reuse2`.
+        max_candidates: how many instructions may be chosen.
+        may_stop: whether the stop action is allowed where another one is; the paper masks it.
+        horizon: moves after which an episode is truncated.
+
+    Raises:
+        UsageError: an operation, the number of candidates or the horizon makes no sense, or nothing can be moved.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        kernel_name: str | None = None,
+        backend: Backend | None = None,
+        operations: tuple[str, ...] = BEYOND,
+        max_candidates: int = MAX_CANDIDATES,
+        may_stop: bool = False,
+        horizon: int = PAPER_HORIZON,
+        render_mode: str | None = None,
+    ) -> None:
+        if not operations or len(set(operations)) != len(operations) or max_candidates < 1:
+            raise UsageError(f"wanted distinct operations and candidates, found {operations} and {max_candidates}")
+        self._max_candidates = max_candidates
+        self._may_stop = may_stop
+        self._set_up(program, kernel_name, backend, operations, horizon, render_mode)
+
+    def _candidates(self) -> tuple[int, ...]:
+        instructions = self.schedule.kernel.instructions
+        inside = loop_slots(self.schedule.kernel)
+
+        def rank(slot: int) -> tuple[bool, bool, int]:
+            traits = instructions[slot].traits
+            return slot not in inside, not (traits.is_memory or traits.pipe is Pipe.TENSOR), slot
+
+        return tuple(sorted(sorted(self.schedule.movable_slots, key=rank)[: self._max_candidates]))
+
+    def _reward(self, before: float, after: float) -> float:
+        return 100.0 * (1.0 / after - 1.0 / before)
+
+    def _moves_played(self) -> list[Any]:
+        return [move_to_json(move) for move in self.schedule.history]
+
+    def _constant_columns(self) -> Observation:
+        kernel = self.schedule.kernel
+        rows = np.zeros((len(kernel.instructions), _MORE_COLUMNS), np.float32)
+        opcodes = sorted({instruction.opcode for instruction in kernel.instructions})
+        inside = loop_slots(kernel)
+        for index, instruction in enumerate(kernel.instructions):
+            written = sorted(int(name[1:]) for name in instruction.defs if name[0] == "R")
+            read = sorted(int(name[1:]) for name in instruction.uses if name[0] == "R")
+            rows[index, 0] = opcodes.index(instruction.opcode) / len(opcodes)
+            rows[index, 1] = (written[0] + 1) / _REGISTERS if written else 0.0
+            for column, number in enumerate(read[:3], 2):
+                rows[index, column] = (number + 1) / _REGISTERS
+            rows[index, 5] = index in inside
+        return np.concatenate([super()._constant_columns(), rows], axis=1)
+
+    def _observation(self) -> Observation:
+        rows = super()._observation()
+        most = (1 << len(OPERAND_SLOTS)) - 1
+        rows[:, _COLUMNS + 6] = [control.reuse / most for control in self.schedule.controls()]
+        return rows
+
+
+def _parsed(operation: str) -> tuple[str, int]:
+    match = _OPERATION.match(operation)
+    if match is None:
+        raise UsageError(f"wanted an operation such as move+4, stall-1, yield or reuse0, found {operation!r}")
+    signed, amount, plain, reuse, operand = match.groups()
+    return signed or plain or reuse, int(amount or operand or 0)
+
+
 gymnasium.register(id=ENVIRONMENT_ID, entry_point="kernelwright.rl.assembly_game:AssemblyGameEnv")
+gymnasium.register(id=BEYOND_ID, entry_point="kernelwright.rl.assembly_game:BeyondGameEnv")

@@ -63,11 +63,12 @@ class Schedule:
             for start, stop in constraints.segments
             for slot in range(start, stop)
         }
+        self._movable = tuple(sorted(self._segment_of))
 
     @property
     def movable_slots(self) -> tuple[int, ...]:
         """Slots whose instruction may be taken elsewhere, in order."""
-        return tuple(sorted(self._segment_of))
+        return self._movable
 
     @property
     def issue_cycles(self) -> int:

@@ -1,0 +1,219 @@
+"""Who plays the assembly game: three searches that need nothing but chance, and one interface for all.
+
+An agent plays until its ledger's budget is spent. What it does follows from its seed and from the costs it
+is told, so that a run which is repeated on the same records repeats itself. PPO is in `assembly_ppo`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kernelwright.errors import UsageError
+from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger
+from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule
+
+PAPER_HORIZON = 32
+"""Moves of an episode in CuAsmRL's code."""
+PAPER_TEMPERATURE = 1.0
+PAPER_COOLING = 0.003
+PAPER_LAST_TEMPERATURE = 0.05
+"""Start, share lost a step and end of the temperature in CuAsmRL's code for simulated annealing."""
+_IDLE_ROUNDS = 256
+"""Rounds in which nothing new was found to measure before a search gives up: the space may be exhausted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What an agent sits down to.
+
+    Attributes:
+        program: the cubin.
+        kernel_name: which of its kernels, when there are several.
+        ledger: where schedules are measured, and the budget.
+        seed: where chance starts.
+        moves: `paper` for the swaps of memory instructions of CuAsmRL, `beyond` for moves of every kind.
+        horizon: moves of an episode, for agents that play episodes.
+        directory: where an agent may keep files of its own; None keeps none.
+    """
+
+    program: Program
+    kernel_name: str | None
+    ledger: Ledger
+    seed: int = 0
+    moves: str = "beyond"
+    horizon: int = PAPER_HORIZON
+    directory: Path | None = None
+
+    @property
+    def neighbourhood(self) -> Neighbourhood:
+        """The moves that searches without a numbering of actions may make."""
+        return NEIGHBOURHOODS[self.moves]
+
+    def schedule(self) -> Schedule:
+        """Return the original schedule."""
+        return Schedule(self.program.kernel(self.kernel_name))
+
+
+NEIGHBOURHOODS = {
+    "paper": Neighbourhood(kinds=("move",), max_distance=1, memory_only=True, hot_share=0.0),
+    "beyond": Neighbourhood(kinds=MOVE_KINDS),
+}
+
+
+class Agent(Protocol):
+    """Plays until the budget is spent or nothing more comes to its mind."""
+
+    def __call__(self, table: Table) -> None:
+        """Play.
+
+        Raises:
+            BudgetSpent: the budget is spent, which is the ordinary end.
+        """
+        ...
+
+
+def play(name: str, table: Table) -> None:
+    """Let the agent of this name play until its budget is spent.
+
+    Raises:
+        UsageError: there is no such agent.
+        InfrastructureError: the agent needs a package that is not installed.
+    """
+    agent = agent_named(name)
+    try:
+        agent(table)
+    except BudgetSpent:
+        return
+
+
+def agent_named(name: str) -> Agent:
+    """Return the agent of this name.
+
+    Raises:
+        UsageError: there is none.
+        InfrastructureError: it needs a package that is not installed.
+    """
+    if name == "ppo":
+        from kernelwright.rl.assembly_ppo import require_ppo_packages
+
+        require_ppo_packages()
+        return _play_ppo
+    if name not in _SEARCHES:
+        raise UsageError(f"wanted an agent out of {', '.join(AGENTS)}, found {name!r}")
+    return _SEARCHES[name]
+
+
+def _play_ppo(table: Table) -> None:
+    from kernelwright.rl.assembly_ppo import train
+
+    train(table)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One of several searches that go on side by side, each with chance of its own."""
+
+    rng: random.Random
+    schedule: Schedule
+    relative: float = 1.0
+    misses: int = 0
+
+
+def _chains(table: Table) -> list[_Chain]:
+    return [_Chain(random.Random(f"{table.seed}/{lane}"), table.schedule()) for lane in range(table.ledger.lanes)]
+
+
+def play_randomly(table: Table) -> None:
+    """Episodes of random legal moves from the original on, every schedule on the way measured."""
+    chains = _chains(table)
+    idle = 0
+    while idle < _IDLE_ROUNDS:
+        before = table.ledger.spent
+        for chain in chains:
+            move = None
+            if len(chain.schedule.history) < table.horizon:
+                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if move is None:
+                chain.schedule = table.schedule()
+                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if move is None:
+                return
+            chain.schedule.play(move)
+        table.ledger.measured_all([chain.schedule for chain in chains])
+        idle = 0 if table.ledger.spent > before else idle + 1
+
+
+def climb(table: Table) -> None:
+    """Hill climbing: keep a random move if the schedule is cheaper for it, take it back otherwise.
+
+    After `_PATIENCE` moves in vain, some more are played without looking at the cost.
+    """
+
+    def judge(chain: _Chain, relative: float) -> bool:
+        return relative < chain.relative
+
+    _walk(table, judge, kicks=True)
+
+
+_PATIENCE = 200
+_KICK_MOVES = 3
+
+
+def anneal(table: Table) -> None:
+    """Simulated annealing with CuAsmRL's temperatures, costs in percent of the original's.
+
+    Whenever the last temperature is reached, it goes on from the best schedule at half the first temperature.
+    """
+    temperature = PAPER_TEMPERATURE
+
+    def judge(chain: _Chain, relative: float) -> bool:
+        nonlocal temperature
+        worse = 100.0 * (relative - chain.relative)
+        accepted = worse < 0 or chain.rng.random() < math.exp(-worse / temperature)
+        temperature *= 1.0 - PAPER_COOLING
+        if temperature <= PAPER_LAST_TEMPERATURE:
+            temperature = PAPER_TEMPERATURE / 2
+        return accepted
+
+    _walk(table, judge, kicks=False)
+
+
+def _walk(table: Table, judge: Callable[[_Chain, float], bool], kicks: bool) -> None:
+    """Walk from schedule to schedule, one move at a time, taking back the moves that `judge` does not accept."""
+    chains = _chains(table)
+    best: tuple[float, Schedule] = (1.0, table.schedule())
+    idle = 0
+    while idle < _IDLE_ROUNDS:
+        before = table.ledger.spent
+        for chain in chains:
+            if kicks and chain.misses >= _PATIENCE:
+                chain.schedule, chain.relative, chain.misses = best[1].copy(), math.inf, 0
+                for _ in range(_KICK_MOVES - 1):
+                    kick = table.neighbourhood.draw(chain.schedule, chain.rng)
+                    if kick is not None:
+                        chain.schedule.play(kick)
+            move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if move is None:
+                return
+            chain.schedule.play(move)
+        for chain, measurement in zip(chains, table.ledger.measured_all([c.schedule for c in chains]), strict=True):
+            relative = measurement.relative
+            if relative is None or not judge(chain, relative):
+                chain.schedule.undo()
+                chain.misses += 1
+                continue
+            chain.misses = chain.misses + 1 if relative >= chain.relative else 0
+            chain.relative = relative
+            if relative < best[0]:
+                best = (relative, chain.schedule.copy())
+        idle = 0 if table.ledger.spent > before else idle + 1
+
+
+_SEARCHES: dict[str, Agent] = {"anneal": anneal, "greedy": climb, "random": play_randomly}
+AGENTS = ("ppo", *_SEARCHES)
+"""Names of the agents."""
