@@ -104,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         fake.gate.wait()
         try:
             self._answer(body, fault)
+        except ConnectionError:
+            # The client had enough.
+            self.close_connection = True
         finally:
             with fake.lock:
                 fake.in_flight -= 1

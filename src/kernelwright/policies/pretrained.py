@@ -1,0 +1,132 @@
+"""Loading a causal language model and its tokenizer: a folder, a name on the Hugging Face hub, or a GGUF file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kernelwright.errors import PolicyError
+
+log = logging.getLogger(__name__)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
+    "{{ 'assistant:\\n' if add_generation_prompt else '' }}"
+)
+"""For tokenizers that have none, such as those of base models. Our choice; training and sampling must share it."""
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_text|>", "<end_of_turn>", "<｜end▁of▁sentence｜>")
+"""What ends an assistant's turn in known templates; not every file names it as its end-of-sequence token."""
+
+
+class Weights(BaseModel):
+    """Which model, and how it is held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """A folder, a GGUF file, or a name on the hub."""
+    gguf_file: str = ""
+    """A GGUF file within `path`, when that is a folder or a name on the hub."""
+    adapter: str = ""
+    """A LoRA adapter, folder or hub name, merged into the weights."""
+    device: str = "auto"
+    """`auto`: the first GPU, else the CPU."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """`auto`: bfloat16 on a GPU, float32 on a CPU."""
+
+    @property
+    def label(self) -> str:
+        """What records call the model: the last part of where it lies."""
+        name = self.gguf_file or (Path(self.path).name if Path(self.path).exists() else self.path)
+        return f"{name}+{Path(self.adapter).name}" if self.adapter else name
+
+
+def load_pretrained(weights: Weights) -> tuple[Any, Any]:
+    """Model and tokenizer; a GGUF's weights are unpacked, so that the model can be trained and sampled as any other.
+
+    Raises:
+        PolicyError: it is not there, or not such a model, or a package that it needs is missing.
+    """
+    where, options = _location(weights)
+    device = weights.device if weights.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = weights.dtype if weights.dtype != "auto" else ("bfloat16" if device.startswith("cuda") else "float32")
+    unpacked = _unpacking() if options else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options, **unpacked
+        )
+        if weights.adapter:
+            model = _with_adapter(model, weights.adapter)
+        model = model.to(device)
+    except ImportError as error:
+        raise PolicyError(
+            f"Wanted to load {weights.path}; {_first_line(error)} Install it with pip install 'kernelwright[local]'."
+        ) from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise PolicyError(
+            f"Wanted a causal language model from {weights.path}; {_first_line(error)} Give a folder with config.json, "
+            "weights and tokenizer, a GGUF file, or a name on the hub that this machine can reach."
+        ) from error
+    if options:
+        _forget_packing(model)
+    return model.eval(), prepare_tokenizer(tokenizer)
+
+
+def prepare_tokenizer(tokenizer: Any) -> Any:
+    """Give a tokenizer without a chat template `CHAT_TEMPLATE`, so that training and sampling spell prompts alike."""
+    if not tokenizer.chat_template:
+        log.info("the tokenizer has no chat template; a plain one is used")
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end an answer."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    found = set(configured if isinstance(configured, list | tuple) else [configured])
+    found.add(tokenizer.eos_token_id)
+    known = tokenizer.get_vocab()
+    found |= {known[end] for end in TURN_ENDS if end in known and end in tokenizer.chat_template}
+    return tuple(sorted(found - {None}))
+
+
+def _location(weights: Weights) -> tuple[str, dict[str, str]]:
+    """What `from_pretrained` is told."""
+    path = Path(weights.path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise PolicyError(f"Wanted a GGUF file at {path}; there is none. Give the path of one.")
+        return str(path.parent), {"gguf_file": path.name}
+    return weights.path, {"gguf_file": weights.gguf_file} if weights.gguf_file else {}
+
+
+def _unpacking() -> dict[str, Any]:
+    from transformers import GgufConfig
+
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _forget_packing(model: Any) -> None:
+    """Nothing is quantised any more, and what trains or saves the model must not think so."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.is_quantized = False
+
+
+def _with_adapter(model: Any, adapter: str) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no reason given'}".rstrip(".") + "."
