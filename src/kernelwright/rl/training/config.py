@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernelwright import config
 from kernelwright.evaluation import Settings
+from kernelwright.policies.chat import Sampling
 
 
 class _Section(BaseModel):
@@ -94,8 +95,10 @@ class PromptSection(_Section):
     answer: Literal["module", "subclass"] = "subclass"
     """`module`: the answer is a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above the
     answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
-    exemplar_chars: int = Field(default=4000, ge=100)
-    """A longer exemplar is not shown. Our choice."""
+    limit_characters: int = Field(default=12_000, ge=500)
+    """Of a whole prompt; exemplars that do not fit are left out. Our choice, about 3,000 tokens."""
+    hardware: str = ""
+    """The device's name for people, such as `NVIDIA H200`."""
 
 
 class SamplingSection(_Section):
@@ -108,30 +111,39 @@ class SamplingSection(_Section):
     """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
-    backend: Literal["local", "transformers", "continuous"] = "local"
-    """`local`: the package's own batched sampler; `transformers`: plain `generate`; `continuous`: transformers' continuous
-    batching, in the contrastive stage only."""
+    backend: Literal["local", "generate", "continuous"] = "local"
+    """`local`: the package's own batched sampler. In the contrastive stage also `generate`, TRL's call of transformers'
+    `generate`, and `continuous`, its continuous batching; everywhere else these mean `local`."""
+
+    def of(self, seed: int) -> Sampling:
+        """As a sampler takes it."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=seed)
 
 
 class OptimiserSection(_Section):
     """The gradient step."""
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel, KernelBench-RLVR-120b); 1e-4 for LoRA
-    of models of a billion parameters and below is our choice."""
-    batch_size: int = Field(default=16, ge=1)
-    """Examples in one optimiser step. Our choice."""
+    """Not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel, KernelBench-RLVR-120b); 1e-4
+    for LoRA of models of a billion parameters and below is our choice."""
     micro_batch: int = Field(default=4, ge=1)
-    """Examples on the device at once; must divide `batch_size`."""
-    epochs: float = Field(default=2.0, gt=0)
-    """Passes over the examples. Our choice."""
+    """Examples on the device at once; must divide those of a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    gradient_checkpointing: bool = False
+
+
+class FittingSection(OptimiserSection):
+    """The gradient steps on a set of examples."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Examples in one step. Our choice."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the examples. Our choice."""
     max_length: int = Field(default=3072, ge=16)
     """Tokens of prompt and answer together. A longer example is left out and counted, never cut."""
-    gradient_checkpointing: bool = False
 
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> Self:
@@ -154,8 +166,8 @@ class AugmentationSection(_Section):
     answer_chars: int = Field(default=2400, ge=50)
     """Longer answers are not tried. Our choice, about 600 tokens."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The paper's
-    stage 1 has none (Table 2); a small model needs to have seen the form."""
+    """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
+    paper's stage 1 has none (Table 2); a small model needs to have seen the form."""
 
 
 class SupervisedConfig(_Section):
@@ -167,7 +179,7 @@ class SupervisedConfig(_Section):
     judge: JudgeSection = JudgeSection()
     prompt: PromptSection = PromptSection()
     augmentation: AugmentationSection = AugmentationSection()
-    optimiser: OptimiserSection = OptimiserSection()
+    optimiser: FittingSection = FittingSection()
     save_steps: int = Field(default=20, ge=1)
 
 
@@ -183,7 +195,7 @@ class SelfSupervisedConfig(_Section):
     judge: JudgeSection = JudgeSection()
     prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
-    optimiser: OptimiserSection = OptimiserSection(epochs=1.0)
+    optimiser: FittingSection = FittingSection(epochs=1.0)
     rounds: int = Field(default=4, ge=1)
     """Not in the paper. Our choice."""
     tasks_per_round: int = Field(default=32, ge=1)
@@ -201,15 +213,15 @@ class ExemplarSection(_Section):
     """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
     temperature: float = Field(default=0.5, gt=0)
     """tau of Eq. 1. Not in the paper; our choice."""
-    seeded: bool = False
-    """Fill the database from the supervised stage's timed evaluations of the training tasks."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories whose timed evaluations fill the database before the first step."""
 
 
 class RewardSection(_Section):
     """From an evaluation's record to a number (paper 2.4.4 and 3.2)."""
 
     name: str = "speedup"
-    """As in docs: `speedup`, `log`, `clamped`, `milestone`."""
+    """`speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
     smoothing: bool = True
     """Rolling normalisation and clip (Eq. 6)."""
     reverify: bool = True
@@ -260,7 +272,9 @@ class ContrastiveConfig(_Section):
     def _whole_groups(self) -> Self:
         rollouts = self.grpo.group_size * self.grpo.groups
         if rollouts % self.optimiser.micro_batch:
-            raise ValueError(f"optimiser.micro_batch {self.optimiser.micro_batch} does not divide {rollouts} rollouts a step")
+            raise ValueError(
+                f"optimiser.micro_batch {self.optimiser.micro_batch} does not divide {rollouts} rollouts a step"
+            )
         return self
 
 

@@ -123,18 +123,18 @@ def shingles_of(task: Task) -> frozenset[tuple[str, ...]]:
 class _Anonymous(ast.NodeTransformer):
     """Drops docstrings and type hints; numbers become 0, variables and upper-case constants become `v`."""
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802 - the name is ast's
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):
             return None
         return self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
         numeric = isinstance(node.value, int | float) and not isinstance(node.value, bool)
         return ast.copy_location(ast.Constant(0), node) if numeric else node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(arg=node.arg if node.arg == "self" else "v")
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         known = node.id in {"self", "super", "torch", "nn", "F", "Model"}
         return node if known else ast.copy_location(ast.Name("v", node.ctx), node)

@@ -1,0 +1,119 @@
+"""Stage 1's data (paper 2.2): teachers write variations of every training task until each has a few that are correct."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from kernelwright.policies import Context, Policy
+from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
+from kernelwright.rl.exemplars import ExemplarDatabase
+from kernelwright.rl.prompts import AnswerForm, Prompt, contrastive_prompt, plain_prompt
+from kernelwright.rl.training.config import SupervisedConfig
+from kernelwright.rl.training.equipment import Equipment
+from kernelwright.rl.training.examples import Example, example_of, write_examples
+from kernelwright.rl.training.judging import JudgedRun, Proposal
+from kernelwright.rl.training.teachers import teacher_named
+
+Make = Callable[[str, AnswerForm, int, int], Policy]
+
+
+def augment(
+    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, equipment: Equipment, *, make: Make = teacher_named
+) -> list[Example] | None:
+    """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
+
+    Stopped at any moment, it goes on with what is not judged yet. A teacher is asked about a task until it has
+    `successes` correct variations or has made `attempts`.
+
+    Returns:
+        The examples; None when the time was up.
+
+    Raises:
+        ConfigError: there is no such teacher.
+        InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
+    """
+    settings = config.augmentation
+    judged = JudgedRun(run, equipment.judges, equipment.say)
+    teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
+    exhausted: set[tuple[str, str]] = set()
+    while not equipment.must_stop():
+        batch: list[Proposal] = []
+        for task in tasks:
+            for teacher in teachers:
+                if (task.sha256, teacher.name) in exhausted:
+                    continue
+                wanted = _wanted(judged.history(task), teacher, settings.attempts, settings.successes)
+                context = Context(task=task, device=equipment.device, history=judged.history(task), seed=config.seed)
+                proposed = teacher.propose(context, wanted) if wanted else []
+                if not proposed:
+                    exhausted.add((task.sha256, teacher.name))
+                batch += [Proposal(task, candidate) for candidate in proposed]
+        if not batch:
+            break
+        equipment.say(f"augmentation: judging {len(batch)} variations")
+        found = judged.judge(batch, stop=equipment.must_stop)
+        # A candidate that could not be judged would be proposed for ever.
+        exhausted |= {(item.task.sha256, item.candidate.policy) for item in batch if item.key not in found}
+    else:
+        return None
+    examples = _examples(config, tasks, judged, run, equipment.device)
+    write_examples(run.path / "examples.jsonl", examples)
+    solved = len({example.task for example in examples})
+    equipment.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
+    return examples
+
+
+def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:
+    own = [found for found in history if found.policy == teacher.name]
+    return max(0, min(attempts - len(own), successes - sum(found.accepted for found in own)))
+
+
+def _examples(
+    config: SupervisedConfig, tasks: Sequence[Task], judged: JudgedRun, run: RunDirectory, device: str
+) -> list[Example]:
+    share = config.augmentation.exemplars_share
+    database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
+    if database is not None:
+        database.add_all(judged.evaluations())
+    examples = []
+    for task in tasks:
+        accepted = [found for found in judged.history(task) if found.accepted]
+        for evaluation in accepted:
+            prompt = _prompt(config, task, evaluation, database, device, share)
+            examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
+    return examples
+
+
+def _prompt(
+    config: SupervisedConfig,
+    task: Task,
+    evaluation: Evaluation,
+    database: ExemplarDatabase | None,
+    device: str,
+    share: float,
+) -> Prompt:
+    """A plain prompt or, for a share of the examples, one that shows slower variations than the answer."""
+    section = config.prompt
+    rng = random.Random(sha256_of(f"{config.seed} {evaluation.candidate_sha256}"))
+    if database is not None and rng.random() < share:
+        slower = [
+            exemplar
+            for exemplar in database.exemplars(task.sha256, device=device)
+            if exemplar.candidate_sha256 != evaluation.candidate_sha256
+            and evaluation.speedup_low is not None
+            and (exemplar.score or 0.0) < evaluation.speedup_low
+        ]
+        if slower:
+            shown = rng.sample(slower, min(2, len(slower)))
+            return contrastive_prompt(
+                task,
+                shown,
+                device=device,
+                hardware=section.hardware,
+                form=section.answer,
+                limit_characters=section.limit_characters,
+            )
+    return plain_prompt(
+        task, device=device, hardware=section.hardware, form=section.answer, limit_characters=section.limit_characters
+    )

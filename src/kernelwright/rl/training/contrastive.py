@@ -1,0 +1,201 @@
+"""Stage 3, contrastive RL (paper 2.4), and its two special cases.
+
+The same score is used twice: it is the reward of a GRPO step, and it stands beside the code in later prompts. Without
+exemplars that is vanilla GRPO; without the step it is evolutionary search with a frozen model (paper 2.4, first paragraphs).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelwright.records import RunDirectory, Task
+from kernelwright.rl.exemplars import ExemplarDatabase
+from kernelwright.rl.rewards import RewardSmoother, reward_named
+from kernelwright.rl.training.config import ContrastiveConfig
+from kernelwright.rl.training.equipment import Equipment, StageResult, claim
+from kernelwright.rl.training.fitting import last_checkpoint, quiet, save_final, trainer_arguments
+from kernelwright.rl.training.judging import JudgedRun
+from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
+from kernelwright.rl.training.models import model_name
+from kernelwright.rl.training.prompting import PromptMaker, prompt_maker
+from kernelwright.rl.training.sampling import draw, drawn
+from kernelwright.rl.training.scoring import Scored, Scorer
+from kernelwright.rl.training.split import TaskSplit
+
+
+def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+    """Run the stage that the configuration describes; `final` holds the trained adapter or model, if one was trained.
+
+    Raises:
+        UsageError: the directory belongs to another run, or a run to seed the database from is missing.
+        ConfigError: a sampler or reward does not exist.
+        PolicyError: the model cannot be loaded or sampled from.
+        InfrastructureError: candidates cannot be judged, or packages are missing.
+    """
+    claim(run, "contrastive", config, equipment.device)
+    if (run.path / "final").is_dir() and _steps_done(run) >= config.steps:
+        return StageResult(True, str(run.path / "final"), config.steps)
+    database = ExemplarDatabase(run.path / "exemplars.sqlite")
+    for seeding in config.exemplars.seeds:
+        database.import_run(seeding)
+    judged = JudgedRun(run, equipment.judges, equipment.say)
+    # Evaluations of a step that was cut off are on disk but may not be in the database yet.
+    database.add_all(judged.evaluations())
+    database.add_all(judged.confirmed.values())
+    scorer = Scorer(
+        judged,
+        reward_named(config.reward.name),
+        form=config.prompt.answer,
+        stage="contrastive",
+        model=model_name(config.model),
+        sampling=config.sampling.of(config.seed),
+        database=database,
+        smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
+        verification=equipment.verification(config.reward.reverify),
+    )
+    prompts = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
+    with MetricsLog(run.path) as metrics:
+        stage = _Stage(config, split.train, run, equipment, scorer, prompts, metrics)
+        return stage.update() if config.update else stage.evolve()
+
+
+def _steps_done(run: RunDirectory) -> int:
+    return int((run.read_json("state.json") or {"steps": 0})["steps"])
+
+
+class _Stage:
+    """One run of the stage; the two ways to run it share prompts, judging and metrics."""
+
+    def __init__(
+        self,
+        config: ContrastiveConfig,
+        tasks: Sequence[Task],
+        run: RunDirectory,
+        equipment: Equipment,
+        scorer: Scorer,
+        prompts: PromptMaker,
+        metrics: MetricsLog,
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._run = run
+        self._equipment = equipment
+        self._scorer = scorer
+        self._prompts = prompts
+        self._metrics = metrics
+
+    def evolve(self) -> StageResult:
+        """Sample, judge, keep, and show what was found: no gradient."""
+        config = self._config
+        model, tokenizer = self._equipment.load(config.model, config.seed)
+        chat = self._equipment.sampler(model, tokenizer, model_name(config.model))
+        for step in range(_steps_done(self._run), config.steps):
+            if self._equipment.must_stop():
+                return StageResult(False, None, step)
+            asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
+            attempts = drawn(
+                self._run.path / "steps" / f"{step:05d}.json",
+                lambda asked=asked, step=step: draw(  # type: ignore[misc]
+                    chat, asked, config.grpo.group_size, config.sampling, step=step, seed=config.seed
+                ),
+            )
+            self._metrics.write(step, self._note(step, self._scorer.score(attempts)))
+            self._run.write_json("state.json", {"steps": step + 1})
+        return StageResult(True, None, config.steps)
+
+    def _tasks_of_step(self, step: int) -> list[Task]:
+        """Tasks in turn, shuffled anew each time round."""
+        count = min(self._config.grpo.groups, len(self._tasks))
+        turns = len(self._tasks) // count
+        shuffled = list(self._tasks)
+        random.Random(self._config.seed * 1_000_003 + step // turns).shuffle(shuffled)
+        start = (step % turns) * count
+        return shuffled[start : start + count]
+
+    def update(self) -> StageResult:
+        """GRPO by TRL, with prompts rebuilt at each step."""
+        from datasets import Dataset
+        from trl.trainer.grpo_config import GRPOConfig
+
+        from kernelwright.policies.local import LocalModel
+        from kernelwright.policies.pretrained import stop_ids
+        from kernelwright.rl.training.grpo import STATE_NAME, ContrastiveTrainer, GroupReward, Keeper, LocalRollouts
+
+        config = self._config
+        model, tokenizer = self._equipment.load(config.model, config.seed)
+        ends = frozenset(stop_ids(model, tokenizer))
+        checkpoints = self._run.path / "checkpoints"
+        checkpoint = last_checkpoint(checkpoints)
+        if checkpoint is not None and (held := json.loads((Path(checkpoint) / STATE_NAME).read_text())["smoother"]):
+            self._scorer.smoother = RewardSmoother.from_state(held)
+        rollouts = None
+        if config.sampling.backend == "local":
+            local = LocalModel.from_module(model, tokenizer, name=model_name(config.model))
+            rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
+        trainer = ContrastiveTrainer(
+            tasks=self._tasks,
+            prompts=self._prompts,
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=[GroupReward(self._scorer, self._tasks, ends, self._note)],
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": ""}], "task": number} for number in range(len(self._tasks))]
+            ),
+            rollout_func=rollouts,
+            args=GRPOConfig(**self._arguments(model, checkpoints)),
+            callbacks=[Keeper(self._scorer, self._equipment, self._logged)],
+        )
+        quiet(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        steps = int(trainer.state.global_step)
+        if steps < config.steps:
+            return StageResult(False, None, steps)
+        save_final(trainer.accelerator.unwrap_model(trainer.model), tokenizer, self._run.path / "final")
+        self._run.write_json("state.json", {"steps": steps})
+        return StageResult(True, str(self._run.path / "final"), steps)
+
+    def _arguments(self, model: Any, checkpoints: Path) -> dict[str, Any]:
+        config = self._config
+        rollouts = config.grpo.group_size * config.grpo.groups
+        shared = trainer_arguments(model, config.optimiser)
+        return shared | {
+            "output_dir": str(checkpoints),
+            "gradient_accumulation_steps": rollouts // config.optimiser.micro_batch,
+            "max_steps": config.steps * config.grpo.iterations,
+            "num_generations": config.grpo.group_size,
+            "generation_batch_size": rollouts,
+            "num_iterations": config.grpo.iterations,
+            "max_completion_length": config.sampling.max_tokens,
+            "temperature": config.sampling.temperature,
+            "top_p": config.sampling.top_p,
+            "epsilon": config.grpo.epsilon,
+            "beta": config.grpo.beta,
+            # Eq. 4: the mean over tokens of each answer, then over answers; rewards normalised within their group.
+            "loss_type": "grpo",
+            "scale_rewards": "group",
+            "mask_truncated_completions": config.grpo.mask_truncated,
+            "use_transformers_continuous_batching": config.sampling.backend == "continuous",
+            "seed": config.seed,
+            "data_seed": config.seed,
+            "save_strategy": "steps",
+            "save_steps": config.save_steps,
+            "save_total_limit": config.checkpoints_kept,
+        }
+
+    def _note(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
+        """Metrics of a step, said and returned."""
+        found = {(e.task_sha256, e.candidate_sha256): e for e in self._scorer.judged.evaluations()}
+        values = rollout_metrics([item.rollout for item in scored], found)
+        self._equipment.say(
+            f"contrastive: step {step}: success {values.get('success_rate', 0.0):.2f}, "
+            f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"
+        )
+        return {f"contrastive/{name}": value for name, value in values.items()}
+
+    def _logged(self, step: int, values: Mapping[str, float]) -> None:
+        kept = {name if "/" in name else f"grpo/{name}": value for name, value in values.items()}
+        self._metrics.write(step, kept)

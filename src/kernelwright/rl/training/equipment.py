@@ -1,0 +1,150 @@
+"""What a stage works with: judges, a way to load the model, a way to sample from it, and a clock that may end it early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import kernelwright
+from kernelwright.errors import DeviceError
+from kernelwright.evaluation import JudgePool, resolve_device
+from kernelwright.policies.chat import ChatModel
+from kernelwright.records import RunDirectory, sha256_of
+from kernelwright.rl.hacks import Checker
+from kernelwright.rl.training.config import JudgeSection, ModelSection, StageConfig
+from kernelwright.rl.training.judging import Judges, Say
+from kernelwright.rl.training.models import load_for_training
+from kernelwright.rl.training.scoring import Verification
+
+Loader = Callable[[ModelSection, int], tuple[Any, Any]]
+"""Loads a model and its tokenizer; the number seeds a new adapter."""
+
+
+def sampler_of(model: Any, tokenizer: Any, name: str) -> ChatModel:
+    """The package's own batched sampler over a model in this process; it reads the weights as they are at each call."""
+    from kernelwright.policies.local import LocalModel
+
+    return LocalModel.from_module(model, tokenizer, name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """Everything a stage needs that is not its configuration. Tests put other judges and models in."""
+
+    judges: Judges
+    device: str
+    """Where candidates run, resolved: `cpu`, `cuda` or `cuda:N`."""
+    verifiers: Mapping[str, JudgePool] | None = None
+    """For measuring suspicious speedups again, by device; None leaves that out."""
+    checker: Checker | None = None
+    """Reads improvements for signs of cheating."""
+    confirmers: Judges | None = None
+    """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
+    load: Loader = load_for_training
+    sampler: Callable[[Any, Any, str], ChatModel] = sampler_of
+    say: Say = lambda line: None
+    deadline: float | None = None
+    """On `time.monotonic`'s clock: a stage that reaches it saves what it has and returns unfinished."""
+    out_of_time: Callable[[], bool] = field(default=lambda: False)
+
+    def verification(self, wanted: bool) -> Verification | None:
+        """How suspicious candidates are looked at again, where that is wanted and possible."""
+        return Verification(pools=self.verifiers, checker=self.checker) if wanted and self.verifiers else None
+
+    def must_stop(self) -> bool:
+        """Whether the time is up."""
+        return self.out_of_time() or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """How a stage ended."""
+
+    finished: bool
+    """False when the time was up; the same call goes on."""
+    final: str | None
+    """Folder of the trained adapter or model; None while unfinished, or when nothing was trained."""
+    steps: int
+    """Steps or rounds done."""
+
+
+@contextmanager
+def equipped(
+    section: JudgeSection, *, say: Say = lambda line: None, limit_s: float | None = None, checker: Checker | None = None
+) -> Iterator[Equipment]:
+    """Judges as the configuration asks for.
+
+    Args:
+        section: The judge's part of a stage's configuration.
+        say: Told about progress.
+        limit_s: Seconds after which a stage saves and returns.
+        checker: Reads improvements for signs of cheating.
+
+    Raises:
+        DeviceError: there is no such device.
+        ConfigError: a setting of the judge is wrong.
+    """
+    devices = devices_of(section.device)
+    settings = section.judge_settings()
+    confirming = section.confirming_settings()
+    on_gpu = devices[0].startswith("cuda")
+    with ExitStack() as stack:
+        pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
+        verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
+        confirmers = stack.enter_context(JudgePool(devices, confirming))
+        yield Equipment(
+            judges=pool,
+            device="cuda" if on_gpu else "cpu",
+            verifiers=verifiers,
+            confirmers=confirmers,
+            checker=checker,
+            say=say,
+            deadline=None if limit_s is None else time.monotonic() + limit_s,
+        )
+
+
+def devices_of(name: str) -> list[str]:
+    """Every device that a name stands for: `cuda` and `auto` mean all visible GPUs.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    first = resolve_device(name)
+    if first.type == "cpu" or ":" in name:
+        return [str(first)]
+    import torch
+
+    found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if not found:
+        raise DeviceError(f"Wanted a GPU for judging ({name}); found none.")
+    return found
+
+
+def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bool:
+    """Say what a run directory is, or see that it belongs to the same configuration.
+
+    The number of steps may differ, so that a finished run can be taken further, and so may the folders of the model.
+
+    Returns:
+        Whether the directory is new.
+
+    Raises:
+        UsageError: it belongs to another run.
+    """
+    values = config.model_dump(mode="json")
+    compared = {name: value for name, value in values.items() if name not in ("steps", "rounds")}
+    model = config.model
+    compared["model"] = values["model"] | {
+        "base": model.base.rpartition("/")[2],
+        "adapter": model.adapter and model.adapter.name,
+    }
+    whole = {
+        "kind": f"train {stage}",
+        "config": values,
+        "config_sha256": sha256_of(compared),
+        "kernelwright": kernelwright.__version__,
+    }
+    return run.claim(whole, same=("kind", "config_sha256"), device=device)

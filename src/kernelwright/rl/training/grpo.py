@@ -1,0 +1,173 @@
+"""TRL's GRPO with prompts that are rebuilt from the exemplar database at each step. Needs TRL; imported on demand.
+
+TRL takes prompts from a data set that is fixed before training; here a prompt must show what the judge found a step ago. So
+`_generate_and_score_completions`, which is handed a batch of examples, replaces their prompts first. It is a private method:
+`extra.TRL_SERIES` pins the series and a test guards that it is called with the examples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from kernelwright.errors import ConfigError
+from kernelwright.policies.chat import Completion, Message
+from kernelwright.policies.local import LocalModel
+from kernelwright.records import Task
+from kernelwright.rl.prompts import Prompt
+from kernelwright.rl.training.config import SamplingSection
+from kernelwright.rl.training.equipment import Equipment
+from kernelwright.rl.training.prompting import PromptMaker
+from kernelwright.rl.training.scoring import Attempt, Scored, Scorer
+
+STATE_NAME = "contrastive.json"
+"""In each checkpoint: what TRL does not know of."""
+
+
+class ContrastiveTrainer(GRPOTrainer):
+    """GRPO whose groups each get a fresh prompt.
+
+    Args:
+        tasks: What the column `task` of the data set counts.
+        prompts: Makes a task's prompt.
+        rest: As of `GRPOTrainer`.
+    """
+
+    def __init__(self, *, tasks: Sequence[Task], prompts: PromptMaker, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._tasks = tasks
+        self._maker = prompts
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Give each group of `num_generations` examples one new prompt, then go on as usual."""
+        training = bool(getattr(self.model, "training", True))
+        size = int((self.num_generations if training else self.num_generations_eval) or 1)
+        if len(inputs) % size:
+            raise ConfigError(f"Wanted whole groups of {size} rollouts in a process; found {len(inputs)}. Use one process.")
+        fresh: list[dict[str, Any]] = []
+        for start in range(0, len(inputs), size):
+            group = inputs[start : start + size]
+            number = group[0]["task"]
+            if any(item["task"] != number for item in group):
+                raise ConfigError("Wanted groups of one task each; TRL hands out another order than it used to.")
+            prompt = self._maker.prompt(self._tasks[number], self.state.global_step)
+            said = [{"role": message.role, "content": message.content} for message in prompt.messages]
+            fresh += [item | {"prompt": said, "made": prompt, "sample": index} for index, item in enumerate(group)]
+        result: dict[str, Any] = super()._generate_and_score_completions(fresh)
+        return result
+
+
+class GroupReward:
+    """The reward function that TRL calls: scores a whole batch of answers at once."""
+
+    __name__ = "judge"
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        tasks: Sequence[Task],
+        eos_ids: frozenset[int],
+        on_scored: Callable[[int, list[Scored]], Mapping[str, float]],
+    ) -> None:
+        self._scorer = scorer
+        self._tasks = tasks
+        self._eos_ids = eos_ids
+        self._on_scored = on_scored
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Sequence[Mapping[str, str]]],
+        completion_ids: Sequence[Sequence[int]],
+        task: Sequence[int],
+        made: Sequence[Prompt],
+        sample: Sequence[int],
+        trainer_state: Any,
+        log_metric: Callable[[str, float], None],
+        **rest: Any,
+    ) -> list[float | None]:
+        """A reward for each answer; None for one that could not be judged."""
+        step = int(trainer_state.global_step)
+        attempts = [
+            Attempt(
+                task=self._tasks[number],
+                prompt=prompt,
+                completion=Completion(
+                    text=completion[0]["content"],
+                    prompt_tokens=0,
+                    completion_tokens=len(ids),
+                    finish_reason="stop" if ids and ids[-1] in self._eos_ids else "length",
+                ),
+                step=step,
+                sample=index,
+            )
+            for number, prompt, completion, ids, index in zip(task, made, completions, completion_ids, sample, strict=True)
+        ]
+        scored = self._scorer.score(attempts)
+        for name, value in self._on_scored(step, scored).items():
+            log_metric(name, value)
+        return [item.reward for item in scored]
+
+
+class LocalRollouts:
+    """TRL's `rollout_func`: answers come from the package's own sampler, which keeps a GPU busier than `generate`.
+
+    TRL hands it every prompt `num_generations` times; a group is sampled as one prompt.
+    """
+
+    def __init__(self, local: LocalModel, eos_id: int, sampling: SamplingSection, seed: int) -> None:
+        self._local = local
+        self._eos_id = eos_id
+        self._sampling = sampling
+        self._seed = seed
+
+    def __call__(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
+        """Tokens of prompts and answers; TRL computes the log-probabilities itself."""
+        size = trainer.num_generations
+        asked = [
+            self._local.prompt_ids([Message(item["role"], item["content"]) for item in prompt]) for prompt in prompts[::size]
+        ]
+        sampling = self._sampling.of(self._seed * 1_000_003 + int(trainer.state.global_step))
+        answers = [[self._eos_id]] * len(prompts)
+        for group, number, found in self._local.sample_ids(asked, count=size, sampling=sampling):
+            # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor.
+            if found is not None and found.tokens:
+                answers[group * size + number] = [*found.tokens, self._eos_id] if found.stopped else found.tokens
+        return {
+            "prompt_ids": [ids for ids in asked for _ in range(size)],
+            "completion_ids": answers,
+            "logprobs": None,
+        }
+
+
+class Keeper(TrainerCallback):
+    """Keeps the smoother's statistics with each checkpoint, passes metrics on, and ends training when the time is up."""
+
+    def __init__(self, scorer: Scorer, equipment: Equipment, on_log: Callable[[int, Mapping[str, float]], None]) -> None:
+        self._scorer = scorer
+        self._equipment = equipment
+        self._on_log = on_log
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Ask for a last checkpoint when the time is up."""
+        if self._equipment.must_stop():
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Add our own state to the checkpoint."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        smoother = self._scorer.smoother
+        held = smoother.state() if smoother is not None else None
+        (folder / STATE_NAME).write_text(json.dumps({"smoother": held}), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+        """Pass numbers on."""
+        self._on_log(
+            state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        )

@@ -1,0 +1,60 @@
+"""Which prompt a task gets at a step: the exemplars that the sampler draws from the database, put into words."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from kernelwright.records import Task, sha256_of
+from kernelwright.rl.exemplar_samplers import ExemplarSampler, sampler_named
+from kernelwright.rl.exemplars import ExemplarDatabase
+from kernelwright.rl.prompts import Prompt, contrastive_prompt
+from kernelwright.rl.training.config import ExemplarSection, PromptSection
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Makes prompts; a prompt follows from the task, the draw's number, the seed and what the database holds."""
+
+    section: PromptSection
+    device: str
+    """Where candidates run: `cpu` or `cuda...`."""
+    sampler: ExemplarSampler
+    count: int
+    """Exemplars in a prompt, at most."""
+    database: ExemplarDatabase | None
+    seed: int
+
+    def prompt(self, task: Task, draw: int) -> Prompt:
+        """The prompt of a task.
+
+        Args:
+            task: What to speed up.
+            draw: Tells one draw of exemplars from another: a step's number.
+
+        Raises:
+            PromptTooLongError: the task alone is too long.
+        """
+        known = self.database.exemplars(task.sha256, device=self.device) if self.database is not None else []
+        rng = random.Random(sha256_of(f"{self.seed} {draw} {task.sha256}"))
+        return contrastive_prompt(
+            task,
+            self.sampler.sample(known, self.count, rng),
+            device=self.device,
+            hardware=self.section.hardware,
+            form=self.section.answer,
+            limit_characters=self.section.limit_characters,
+        )
+
+
+def prompt_maker(
+    section: PromptSection, exemplars: ExemplarSection, *, device: str, database: ExemplarDatabase | None, seed: int
+) -> PromptMaker:
+    """The maker that a configuration asks for.
+
+    Raises:
+        ConfigError: the sampler's options are out of range.
+    """
+    options = {"temperature": exemplars.temperature} if exemplars.sampler in ("bucket", "island") else {}
+    sampler = sampler_named(exemplars.sampler, **options)
+    return PromptMaker(section, device, sampler, exemplars.count, database, seed)

@@ -1,0 +1,46 @@
+"""Drawing a batch of answers once: what was sampled is on disk before it is judged, so that a kill costs no second draw."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from kernelwright.policies.chat import ChatModel
+from kernelwright.records import Task
+from kernelwright.rl.prompts import Prompt
+from kernelwright.rl.training.config import SamplingSection
+from kernelwright.rl.training.scoring import Attempt
+
+
+def draw(
+    model: ChatModel, prompts: Sequence[tuple[Task, Prompt]], count: int, section: SamplingSection, *, step: int, seed: int
+) -> list[Attempt]:
+    """Answer each prompt `count` times."""
+    attempts: list[Attempt] = []
+    at_once = max(1, section.batch // count)
+    for start in range(0, len(prompts), at_once):
+        part = prompts[start : start + at_once]
+        sampling = section.of(seed * 1_000_003 + step * 1_009 + start)
+        answers = model.sample([prompt.messages for _, prompt in part], count=count, sampling=sampling)
+        attempts += [
+            Attempt(task=task, prompt=prompt, completion=completion, step=step, sample=number)
+            for (task, prompt), completions in zip(part, answers, strict=True)
+            for number, completion in enumerate(completions)
+        ]
+    return attempts
+
+
+def drawn(path: Path, sample: Callable[[], list[Attempt]]) -> list[Attempt]:
+    """The answers kept at `path`; drawn and kept first when there are none yet."""
+    known: TypeAdapter[list[Attempt]] = TypeAdapter(list[Attempt])
+    if path.exists():
+        return known.validate_json(path.read_bytes())
+    attempts = sample()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(known.dump_json(attempts))
+    temporary.replace(path)
+    return attempts

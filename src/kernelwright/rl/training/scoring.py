@@ -1,0 +1,200 @@
+"""From answers to rewards: parse, judge, measure the suspicious again, keep exemplars, and write every rollout down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelwright.evaluation import JudgePool
+from kernelwright.policies.chat import Completion, Sampling
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.rl.exemplars import ExemplarDatabase
+from kernelwright.rl.hacks import Checker, deeper
+from kernelwright.rl.prompts import AnswerForm, Prompt
+from kernelwright.rl.rewards import Reverification, Reward, RewardSmoother, is_suspicious, reverify
+from kernelwright.rl.rollouts import Rollout, RolloutLog
+from kernelwright.rl.training.judging import JudgedRun, Key, Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One answer to be scored, and where it belongs."""
+
+    task: Task
+    prompt: Prompt
+    completion: Completion
+    step: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What became of an attempt."""
+
+    attempt: Attempt
+    rollout: Rollout
+    evaluation: Evaluation | None
+    """None for an answer without a candidate, and for one that could not be judged."""
+    reward: float | None
+    """What training maximises; None for what could not be judged, which must not count either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """How suspicious candidates are looked at again."""
+
+    pools: Mapping[str, JudgePool]
+    """One for each device, by its name."""
+    checker: Checker | None = None
+    """Reads improvements for signs of cheating; its vote leads to deeper checks, which decide."""
+
+
+class Scorer:
+    """Scores the answers of one run.
+
+    Args:
+        judged: Where evaluations come from and are kept.
+        reward: From an evaluation to a number.
+        form: What an answer's code is.
+        stage: The stage's name in rollouts.
+        model: The model's name in rollouts.
+        sampling: How answers were drawn, for the record.
+        database: Where judged candidates go, to be shown in later prompts.
+        smoother: Normalises rewards; None leaves them as they are.
+        verification: For candidates too good to be believed at once; None believes the judge's first word.
+    """
+
+    def __init__(
+        self,
+        judged: JudgedRun,
+        reward: Reward,
+        *,
+        form: AnswerForm,
+        stage: str,
+        model: str,
+        sampling: Sampling,
+        database: ExemplarDatabase | None = None,
+        smoother: RewardSmoother | None = None,
+        verification: Verification | None = None,
+    ) -> None:
+        self.judged = judged
+        self.smoother = smoother
+        self._reward = reward
+        self._form = form
+        self._stage = stage
+        self._model = model
+        self._sampling = sampling
+        self._database = database
+        self._verification = verification
+        self._log = RolloutLog(judged.run.path)
+        self._logged = {_identity(rollout) for rollout in self._log.rollouts()}
+        self._trusted: set[Key] = set()
+
+    def score(self, attempts: Sequence[Attempt]) -> list[Scored]:
+        """Score a batch of answers; the same candidate gets the same reward each time.
+
+        Raises:
+            InfrastructureError: most of the batch could not be judged.
+        """
+        rollouts = [self._rollout(attempt) for attempt in attempts]
+        proposals = [self._proposal(attempt, rollout) for attempt, rollout in zip(attempts, rollouts, strict=True)]
+        given = [proposal for proposal in proposals if proposal is not None]
+        best = {proposal.task.sha256: self._best(proposal.task) for proposal in given}
+        found = self.judged.judge(given)
+        settled = self._settle({proposal.key: proposal for proposal in given}, found, best)
+        if self._database is not None:
+            self._database.add_all(settled.values())
+        evaluations = [settled.get(proposal.key) if proposal is not None else None for proposal in proposals]
+        # A candidate without an evaluation met a fault of the machine: it earns nothing, neither good nor bad.
+        plain = [
+            None if proposal is not None and evaluation is None else self._reward(evaluation)
+            for proposal, evaluation in zip(proposals, evaluations, strict=True)
+        ]
+        smoothed = self._smoothed(plain)
+        scored = []
+        for attempt, rollout, evaluation, raw, value in zip(attempts, rollouts, evaluations, plain, smoothed, strict=True):
+            kept = rollout if raw is None else rollout.judged(evaluation, self._reward, value if self.smoother else None)
+            scored.append(Scored(attempt, kept, evaluation, value))
+        self._write([item.rollout for item in scored])
+        return scored
+
+    def _rollout(self, attempt: Attempt) -> Rollout:
+        return Rollout.of(
+            attempt.task,
+            attempt.prompt,
+            attempt.completion,
+            stage=self._stage,
+            step=attempt.step,
+            sample=attempt.sample,
+            model=self._model,
+            sampling=self._sampling,
+            form=self._form,
+        )
+
+    def _proposal(self, attempt: Attempt, rollout: Rollout) -> Proposal | None:
+        source = rollout.source(attempt.task)
+        if source is None:
+            return None
+        parent = rollout.exemplars[-1] if rollout.exemplars else None
+        return Proposal(attempt.task, Candidate(source=source, policy=self._model, parent=parent))
+
+    def _best(self, task: Task) -> float | None:
+        """The highest speedup of a task that counts so far."""
+        speedups = [found.speedup for found in self.judged.history(task) if found.accepted and found.speedup is not None]
+        return max(speedups, default=None)
+
+    def _settle(
+        self, proposals: Mapping[Key, Proposal], found: Mapping[Key, Evaluation], best: Mapping[str, float | None]
+    ) -> dict[Key, Evaluation]:
+        """What counts for each candidate: its evaluation or, where that was doubted, what came of looking again."""
+        settled = dict(found)
+        for key, evaluation in found.items():
+            again = self.judged.confirmed.get(key)
+            if again is not None:
+                settled[key] = Reverification(proposals[key].task, evaluation, again).settled
+        if self._verification is None:
+            return settled
+        fresh = [key for key in found if key not in self._trusted and key not in self.judged.confirmed]
+        doubtful = [key for key in fresh if is_suspicious(found[key], best[key[0]])]
+        for case in reverify([(proposals[key].task, found[key]) for key in doubtful], self._verification.pools):
+            self.judged.keep(case.second)
+            settled[case.first.task_sha256, case.first.candidate_sha256] = case.settled
+        improved = [key for key in fresh if settled[key].is_improvement]
+        for key, evaluation in self._checked([proposals[key] for key in improved], [settled[key] for key in improved]):
+            self.judged.keep(evaluation)
+            settled[key] = evaluation
+        self._trusted |= set(fresh)
+        return settled
+
+    def _checked(self, proposals: Sequence[Proposal], evaluations: Sequence[Evaluation]) -> list[tuple[Key, Evaluation]]:
+        """What deeper checks found of the candidates that the checker does not call clean."""
+        verification = self._verification
+        if verification is None or verification.checker is None or not proposals:
+            return []
+        pool = next(iter(verification.pools.values()))
+        reviews = verification.checker.review_all(
+            [(proposal.task, evaluation) for proposal, evaluation in zip(proposals, evaluations, strict=True)]
+        )
+        decided = []
+        for proposal, review in zip(proposals, reviews, strict=True):
+            deciding = deeper(pool, proposal.task, proposal.candidate, review).deciding
+            if deciding is not None:
+                decided.append((proposal.key, deciding))
+        return decided
+
+    def _smoothed(self, rewards: Sequence[float | None]) -> list[float | None]:
+        known = [reward for reward in rewards if reward is not None]
+        if self.smoother is None or not known:
+            return list(rewards)
+        values = iter(self.smoother.smooth(known))
+        return [None if reward is None else next(values) for reward in rewards]
+
+    def _write(self, rollouts: Sequence[Rollout]) -> None:
+        """Append what is not there yet: a batch that is scored again after a kill was written once."""
+        new = [rollout for rollout in rollouts if _identity(rollout) not in self._logged]
+        self._logged |= {_identity(rollout) for rollout in new}
+        self._log.append(new)
+
+
+def _identity(rollout: Rollout) -> tuple[str, int, str, str, int, str]:
+    return rollout.stage, rollout.step, rollout.model, rollout.prompt_sha256, rollout.sample, rollout.completion

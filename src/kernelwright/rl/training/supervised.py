@@ -1,0 +1,51 @@
+"""Stage 1, supervised (paper 2.2): teachers' correct code, and a model fine-tuned on it."""
+
+from __future__ import annotations
+
+from kernelwright.records import RunDirectory
+from kernelwright.rl.training.augmentation import augment
+from kernelwright.rl.training.config import SupervisedConfig
+from kernelwright.rl.training.equipment import Equipment, StageResult, claim
+from kernelwright.rl.training.examples import read_examples
+from kernelwright.rl.training.fitting import fit, save_final
+from kernelwright.rl.training.metrics import MetricsLog
+from kernelwright.rl.training.split import TaskSplit
+
+
+def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+    """Augment, then fine-tune; `final` holds the result.
+
+    Writes `examples.jsonl`, `evaluations.jsonl`, `metrics.jsonl`, checkpoints and TensorBoard events. Run again with the same
+    directory, it goes on where it was, and does nothing more once it has finished.
+
+    Raises:
+        UsageError: the directory belongs to another run.
+        ConfigError: a teacher does not exist, or no example fits.
+        PolicyError: the model cannot be loaded.
+        InfrastructureError: candidates cannot be judged, or packages are missing.
+    """
+    claim(run, "sft", config, equipment.device)
+    final = run.path / "final"
+    if final.is_dir():
+        return StageResult(True, str(final), 0)
+    examples = read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, equipment)
+    if examples is None:
+        return StageResult(False, None, 0)
+    model, tokenizer = equipment.load(config.model, config.seed)
+    equipment.say(f"supervised: {len(examples)} examples")
+    with MetricsLog(run.path) as metrics:
+        finished = fit(
+            model,
+            tokenizer,
+            examples,
+            config.optimiser,
+            out=run.path,
+            seed=config.seed,
+            equipment=equipment,
+            save_steps=config.save_steps,
+            on_log=lambda step, values: metrics.write(step, {f"sft/{name}": value for name, value in values.items()}),
+        )
+    if not finished:
+        return StageResult(False, None, 0)
+    save_final(model, tokenizer, final)
+    return StageResult(True, str(final), 1)

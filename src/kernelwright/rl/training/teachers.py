@@ -1,0 +1,111 @@
+"""Teachers of the supervised stage: policies whose answers are put in the form that the model is to learn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelwright.policies import Context, Policy, policy_named, wrappers
+from kernelwright.records import Candidate, Task
+from kernelwright.rl.prompts import AnswerForm, whole_source
+from kernelwright.rl.training.shortening import copied_forward, graphed, shortened
+from kernelwright.tasks.families import variations
+
+
+def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:
+    """A teacher by its name: `templates`, or a policy.
+
+    Args:
+        name: Of the teacher.
+        form: In which to put its answers.
+        answer_chars: Longer answers are left out.
+        attempts: How far into the built-in policy's plan to look.
+
+    Raises:
+        ConfigError: there is no such policy.
+        PolicyError: it cannot be reached.
+    """
+    if name == "templates":
+        return TemplatePolicy(form, answer_chars)
+    policy = policy_named(name)
+    return CompactPolicy(policy, form, answer_chars, attempts) if name == "builtin" else policy
+
+
+class TemplatePolicy:
+    """The variations that a generated task's family knows, plain and replayed from a CUDA graph; of any other task, a copy of
+    the reference, likewise. In a random order, so that few attempts are not all of one kind."""
+
+    name = "templates"
+
+    def __init__(self, form: AnswerForm, answer_chars: int) -> None:
+        self._form = form
+        self._answer_chars = answer_chars
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """Candidates that the history does not have."""
+        plan = [
+            Candidate(source=whole_source(context.task, code, self._form), policy=self.name, techniques=techniques)
+            for techniques, code in self._codes(context.task, context.device)
+            if len(code) <= self._answer_chars
+        ]
+        random.Random(f"{context.seed} {context.task.sha256}").shuffle(plan)
+        return _unseen(plan, context, count)
+
+    def _codes(self, task: Task, device: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        on_gpu = device.startswith("cuda")
+        known = False
+        for variation in variations(task, device):
+            known = True
+            yield variation.techniques, variation.answer
+            if on_gpu and variation.techniques != ("in-double",) and (code := graphed(variation.answer)) is not None:
+                yield (*variation.techniques, "cuda-graph"), code
+        if not known and (copied := copied_forward(task)) is not None:
+            yield ("copy-of-reference",), copied
+            if on_gpu and (code := graphed(copied)) is not None:
+                yield ("copy-of-reference", "cuda-graph"), code
+
+
+class CompactPolicy:
+    """A policy whose candidates are cut down to what a small model can say: without docstrings, guards and the
+    reference's own text. Its wrappers are left out; a CUDA graph in few words takes their place."""
+
+    def __init__(self, policy: Policy, form: AnswerForm, answer_chars: int, attempts: int) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._form = form
+        self._answer_chars = answer_chars
+        self._attempts = attempts
+        self._plans: dict[tuple[str, str], list[Candidate]] = {}
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """Candidates that the history does not have."""
+        key = (context.task.sha256, context.device)
+        if key not in self._plans:
+            # The policy's own hashes differ from the shortened ones, so its fixed plan is asked for at once.
+            proposed = self._policy.propose(replace(context, history=()), self._attempts)
+            self._plans[key] = list(self._shortened(context, proposed))
+        return _unseen(self._plans[key], context, count)
+
+    def _shortened(self, context: Context, proposed: list[Candidate]) -> Iterator[Candidate]:
+        for candidate in proposed:
+            if set(candidate.techniques) & set(wrappers.WRAPPERS):
+                continue
+            code = shortened(context.task, candidate.source)
+            versions = [(candidate.techniques, code)]
+            if context.device.startswith("cuda") and (replayed := graphed(code)) is not None:
+                versions.append(((*candidate.techniques, "cuda-graph"), replayed))
+            for techniques, text in versions:
+                if len(text) <= self._answer_chars:
+                    source = whole_source(context.task, text, self._form)
+                    yield Candidate(source=source, policy=self.name, techniques=techniques)
+
+
+def _unseen(plan: list[Candidate], context: Context, count: int) -> list[Candidate]:
+    seen = {evaluation.candidate_sha256 for evaluation in context.history}
+    fresh: list[Candidate] = []
+    for candidate in plan:
+        if len(fresh) < count and candidate.sha256 not in seen:
+            seen.add(candidate.sha256)
+            fresh.append(candidate)
+    return fresh
