@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from kernelwright.policies.chat import ChatModel, Completion, Message, Sampling
+
+
+class Failure(StrEnum):
+    """Why there is no whole answer: what `Completion.failure` is or, followed by `: ` and a detail, starts with."""
+
+    EMPTY_ANSWER = "empty-answer"
+    """Nothing but white space, or no choices at all."""
+    STREAM_CUT = "stream-cut"
+    """The connection ended before the answer did; the text is what had arrived."""
+    JUNK_ANSWER = "junk-answer"
+    """What arrived is not what the protocol says."""
+    CONTENT_FILTER = "content-filter"
+    """The provider withheld the answer."""
+    PROVIDER_ERROR = "provider-error"
+    """The server reported an error while it answered."""
+    REFUSED = "refused"
+    """The server refuses this request, for one because the prompt is too long, and may take others."""
+    TIMEOUT = "timeout"
+    """Silence for too long, or an answer that took too long."""
+    RATE_LIMITED = "rate-limited"
+    """Status 429 at the last attempt, or a server that wants to be left alone for longer than allowed."""
+    SERVER_ERROR = "server-error"
+    """Status 5xx and the like at the last attempt."""
+    UNREACHABLE = "unreachable"
+    """No connection at the last attempt."""
+    PROMPT_TOO_LONG = "prompt-too-long"
+    """It leaves no room for an answer in the window of a local model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

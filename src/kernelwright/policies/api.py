@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.policies.accounting import Meter, Prices, Usage
-from kernelwright.policies.answers import Answer, gather
+from kernelwright.policies.answers import Answer, Failure, gather
 from kernelwright.policies.chat import Completion, Message, Sampling
 from kernelwright.policies.faults import Fault, fault_of, transport_errors
 from kernelwright.policies.replies import Reply, read_stream, read_whole
@@ -184,7 +184,7 @@ class ApiModel:
 
     def _may_be_for_n(self, outcome: Reply | Fault, numbers: list[int]) -> bool:
         """Whether a request was refused, and might not be if it asked for one answer."""
-        refused = isinstance(outcome, Fault) and outcome.code == "refused" and not outcome.hopeless
+        refused = isinstance(outcome, Fault) and outcome.code == Failure.REFUSED and not outcome.hopeless
         return refused and len(numbers) > 1 and self.settings.several == "auto"
 
     def _answers(self, outcome: Reply | Fault, prompt: int, numbers: list[int]) -> list[Answer]:
@@ -219,7 +219,7 @@ class ApiModel:
                 break
             log.warning("%s: attempt %d ended with %s; the next in %.1f s", self.name, attempt, outcome.text, wait_s)
             self._meter.add(Usage(retries=1))
-            if outcome.code == "rate-limited":
+            if outcome.code == Failure.RATE_LIMITED:
                 self._pacer.hold(wait_s)
             else:
                 sleep(wait_s)
@@ -239,7 +239,7 @@ class ApiModel:
             fault = fault_of(error, self._key)
             if not reply.has_text:
                 return fault
-            reply.cut("stream-cut" if fault.code == "unreachable" else fault.code)
+            reply.cut(Failure.STREAM_CUT if fault.code == Failure.UNREACHABLE else fault.code)
         return reply
 
     def _body(self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import PolicyError
 from kernelwright.policies.accounting import Meter, Usage
-from kernelwright.policies.answers import Answer, gather
+from kernelwright.policies.answers import Answer, Failure, gather
 from kernelwright.policies.chat import Completion, Message, Sampling
 from kernelwright.policies.pretrained import Weights, load_pretrained, prepare_tokenizer, stop_ids
 from kernelwright.policies.slots import Draw, Request, Sampled, SlotSampler, attention_of
@@ -213,7 +213,11 @@ class LocalModel:
     def _completion(self, prompt: list[int], found: Sampled | None) -> Completion:
         if found is None:
             return Completion(
-                text="", prompt_tokens=len(prompt), completion_tokens=0, finish_reason="error", failure="prompt-too-long"
+                text="",
+                prompt_tokens=len(prompt),
+                completion_tokens=0,
+                finish_reason="error",
+                failure=Failure.PROMPT_TOO_LONG,
             )
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Completion(
@@ -221,7 +225,7 @@ class LocalModel:
             prompt_tokens=len(prompt),
             completion_tokens=found.steps,
             finish_reason="stop" if found.stopped else "length",
-            failure=None if text.strip() else "empty-answer",
+            failure=None if text.strip() else Failure.EMPTY_ANSWER,
         )
 
 

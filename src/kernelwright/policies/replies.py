@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.policies.accounting import Prices, Usage
-from kernelwright.policies.answers import Answer
+from kernelwright.policies.answers import Answer, Failure
 from kernelwright.policies.chat import Completion
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -39,15 +39,15 @@ class Reply:
     cached_prompt_tokens: int = 0
     completion_tokens: int | None = None
     reasoning_tokens: int = 0
-    cause: str | None = None
-    """Why reading stopped early, as a completion's `failure`."""
+    cause: Failure | None = None
+    """Why reading stopped early."""
 
     @property
     def has_text(self) -> bool:
         """Whether anything of an answer arrived."""
         return any(choice.text or choice.reasoning for choice in self.choices.values())
 
-    def cut(self, cause: str) -> None:
+    def cut(self, cause: Failure) -> None:
         """Reading stopped early."""
         self.cause = cause
 
@@ -103,21 +103,21 @@ class Reply:
             )
         return found
 
-    def _failure(self, choice: Choice) -> str | None:
+    def _failure(self, choice: Choice) -> Failure | None:
         if choice.finish_reason is None:
             if self.cause is not None:
                 return self.cause
-            return "stream-cut" if choice.text or choice.reasoning else "empty-answer"
+            return Failure.STREAM_CUT if choice.text or choice.reasoning else Failure.EMPTY_ANSWER
         if choice.finish_reason == "content_filter":
-            return "content-filter"
-        return None if choice.text.strip() else "empty-answer"
+            return Failure.CONTENT_FILTER
+        return None if choice.text.strip() else Failure.EMPTY_ANSWER
 
 
 def read_stream(chunks: Any, reply: Reply, is_over: Callable[[], bool]) -> None:
     """Fill a reply from a stream of chunks, until it ends or `is_over` says so."""
     # A server that does not stream, or sends no JSON, leaves the SDK with something that is not a stream at all.
     if not hasattr(chunks, "close"):
-        reply.cut("junk-answer")
+        reply.cut(Failure.JUNK_ANSWER)
         return
     with contextlib.closing(chunks):
         for chunk in chunks:
@@ -128,14 +128,14 @@ def read_stream(chunks: Any, reply: Reply, is_over: Callable[[], bool]) -> None:
                 found.add(getattr(choice, "delta", None))
                 found.finish_reason = _text(choice, "finish_reason") or found.finish_reason
             if is_over():
-                reply.cut("timeout")
+                reply.cut(Failure.TIMEOUT)
                 return
 
 
 def read_whole(answer: Any, reply: Reply) -> None:
     """Fill a reply from one that came in one piece."""
     if isinstance(answer, str) or not hasattr(answer, "choices"):
-        reply.cut("junk-answer")
+        reply.cut(Failure.JUNK_ANSWER)
         return
     reply.add_usage(getattr(answer, "usage", None))
     for place, choice in enumerate(_choices(answer)):

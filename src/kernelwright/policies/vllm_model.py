@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import PolicyError
 from kernelwright.policies.accounting import Meter, Usage
+from kernelwright.policies.answers import Failure
 from kernelwright.policies.chat import Completion, Message, Sampling
 
 
@@ -72,7 +73,7 @@ class VllmModel:
                 prompt_tokens=prompt_tokens,
                 completion_tokens=len(output.token_ids),
                 finish_reason=output.finish_reason or "error",
-                failure=None if output.text.strip() else "empty-answer",
+                failure=None if output.text.strip() else Failure.EMPTY_ANSWER,
             )
             for output in result.outputs
         ]
