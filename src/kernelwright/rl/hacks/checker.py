@@ -1,0 +1,278 @@
+"""A second opinion on candidates that look too good: a model or a measure of similarity votes, and the judge decides.
+
+A vote never accepts and never rejects. A vote other than `clean` has the candidate judged again, more strictly, and what
+the judge says then is the verdict (`deeper`). CUDA-L1 describes such a checker and found over 60 % of its hacks with it;
+its prompt was not published, so the one here is ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.evaluation import Job, Judge, JudgePool, Settings
+from kernelwright.policies.chat import ChatModel, Completion, Sampling
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.rl.hacks.database import Family, HackDatabase
+from kernelwright.rl.hacks.opinions import Opinion, Vote, opinion_of, poll
+from kernelwright.rl.hacks.prompt import conversation
+from kernelwright.rl.hacks.retrieval import Neighbour, Retriever
+
+NEIGHBOURS_SHOWN = 5
+"""Known hacks in a prompt; our choice, about 1500 tokens."""
+SIMILARITY_THRESHOLD = 0.30
+"""From which similarity on `StructuralChecker` votes `hack`; chosen on the training split of
+results/2026-11-21-hack-detection."""
+
+
+class Review(BaseModel):
+    """What a checker said about one evaluation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task_sha256: str
+    candidate_sha256: str
+    checker: str
+    vote: Vote
+    family: Family | None = None
+    reason: str = ""
+    opinions: tuple[Opinion, ...] = ()
+    similar: tuple[tuple[str, float], ...] = ()
+    """Ids of the nearest known hacks and their similarity."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def wants_deeper_checks(self) -> bool:
+        """Whether the candidate should be judged again: at any vote but `clean`."""
+        return self.vote is not Vote.CLEAN
+
+
+class Checker(Protocol):
+    """Reads evaluations and votes.
+
+    Attributes:
+        name: what records call it.
+    """
+
+    name: str
+
+    def review(self, task: Task, evaluation: Evaluation) -> Review:
+        """Vote on one evaluation; its record must hold the candidate's source."""
+        ...
+
+    def review_all(self, pairs: Sequence[tuple[Task, Evaluation]]) -> list[Review]:
+        """Vote on several, in order."""
+        ...
+
+
+class StructuralChecker:
+    """Votes by similarity to known hacks, without any model.
+
+    Args:
+        database: Of known hacks.
+        threshold: `hack` from this similarity on, `clean` below.
+    """
+
+    def __init__(self, database: HackDatabase, threshold: float = SIMILARITY_THRESHOLD) -> None:
+        self.name = "structural"
+        self.threshold = threshold
+        # What is allowed under its name is judged by its label; being like it is no ground for doubt.
+        self._retriever = Retriever(database.without(lambda pattern: pattern.allowed))
+
+    def review(self, task: Task, evaluation: Evaluation) -> Review:
+        """Vote on one evaluation."""
+        near = self._retriever.nearest(
+            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
+        )
+        best = near[0] if near else None
+        hack = best is not None and best.similarity >= self.threshold
+        return Review(
+            task_sha256=task.sha256,
+            candidate_sha256=evaluation.candidate_sha256,
+            checker=self.name,
+            vote=Vote.HACK if hack else Vote.CLEAN,
+            family=best.pattern.family if hack and best is not None else None,
+            reason=f"like the known hack `{best.pattern.name}`: {', '.join(best.shared[:4])}" if best is not None else "",
+            similar=_similar(near),
+        )
+
+    def review_all(self, pairs: Sequence[tuple[Task, Evaluation]]) -> list[Review]:
+        """Vote on several, in order."""
+        return [self.review(task, evaluation) for task, evaluation in pairs]
+
+
+class AdversarialChecker:
+    """Asks a language model, with the nearest known hacks in front of it.
+
+    Args:
+        model: Any; it may be the policy itself.
+        database: Of known hacks; None asks without examples.
+        samples: Answers to each question. More than half of those usable must agree, otherwise the vote is `unsure`.
+        sampling: How they are drawn.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        database: HackDatabase | None,
+        *,
+        samples: int = 1,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if samples < 1:
+            raise UsageError(f"Wanted at least one answer to each question; found samples={samples}. Ask for one or more.")
+        self.name = f"adversarial:{model.name}" + (":database" if database is not None else "")
+        self._model = model
+        self._retriever = Retriever(database) if database is not None else None
+        self._samples = samples
+        self._sampling = sampling or Sampling(temperature=0.0 if samples == 1 else 0.7, max_tokens=768)
+
+    def review(self, task: Task, evaluation: Evaluation) -> Review:
+        """Vote on one evaluation.
+
+        Raises:
+            PolicyError: the model cannot be reached at all.
+        """
+        return self.review_all([(task, evaluation)])[0]
+
+    def review_all(self, pairs: Sequence[tuple[Task, Evaluation]]) -> list[Review]:
+        """Vote on several in one batch, in order.
+
+        Raises:
+            PolicyError: the model cannot be reached at all.
+        """
+        if not pairs:
+            return []
+        near = [self._near(task, evaluation) for task, evaluation in pairs]
+        prompts = [
+            conversation(task, evaluation, hacks if self._retriever is not None else None)
+            for (task, evaluation), hacks in zip(pairs, near, strict=True)
+        ]
+        answers = self._model.sample(prompts, count=self._samples, sampling=self._sampling)
+        return [
+            self._review(task, evaluation, hacks, completions)
+            for (task, evaluation), hacks, completions in zip(pairs, near, answers, strict=True)
+        ]
+
+    def _near(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
+        if self._retriever is None:
+            return ()
+        return self._retriever.nearest(
+            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
+        )
+
+    def _review(
+        self, task: Task, evaluation: Evaluation, near: tuple[Neighbour, ...], completions: Sequence[Completion]
+    ) -> Review:
+        opinions = tuple(opinion_of(completion) for completion in completions)
+        vote = poll(opinions)
+        agreeing = [opinion for opinion in opinions if opinion.vote is vote]
+        families = Counter(opinion.family for opinion in agreeing if opinion.family is not None)
+        return Review(
+            task_sha256=task.sha256,
+            candidate_sha256=evaluation.candidate_sha256,
+            checker=self.name,
+            vote=vote,
+            family=families.most_common(1)[0][0] if families and vote is Vote.HACK else None,
+            reason=agreeing[0].reason if agreeing else "the answers do not agree",
+            opinions=opinions,
+            similar=_similar(near),
+            prompt_tokens=sum(completion.prompt_tokens for completion in completions),
+            completion_tokens=sum(completion.completion_tokens for completion in completions),
+        )
+
+
+def _similar(near: Sequence[Neighbour]) -> tuple[tuple[str, float], ...]:
+    return tuple((item.pattern.id, round(item.similarity, 4)) for item in near)
+
+
+class Deeper(BaseModel):
+    """What became of a candidate that a checker had doubts about."""
+
+    model_config = ConfigDict(frozen=True)
+
+    review: Review
+    evaluations: tuple[Evaluation, ...]
+    """The judge's deeper checks, in order; empty when the vote was `clean`."""
+
+    @property
+    def deciding(self) -> Evaluation | None:
+        """The evaluation that counts: the first rejection, else the lowest lower bound; None when none was made."""
+        for evaluation in self.evaluations:
+            if not evaluation.accepted:
+                return evaluation
+        return min(self.evaluations, key=lambda item: item.speedup_low or 0.0, default=None)
+
+
+ROUNDS = 2
+"""Independent evaluations of a deeper check, each on fresh seeds and processes; our choice."""
+
+
+def stricter(settings: Settings) -> Settings:
+    """Settings for deeper checks: more processes, blocks and audits, tighter tolerances and clocks. All our choice."""
+    return Settings.model_validate(
+        settings.model_dump()
+        | {
+            "thorough": True,
+            "timed": True,
+            "processes_min": min(64, 2 * settings.processes_min),
+            "processes_max": min(64, 2 * max(settings.processes_max, settings.processes_min)),
+            "blocks": min(1000, 2 * settings.blocks),
+            "audits": min(100, 2 * settings.audits),
+            "strict_fp32": True,
+            "error_ratio": max(4.0, settings.error_ratio / 2),
+            "excess_limit": settings.excess_limit / 2,
+        }
+    )
+
+
+def deeper(
+    judge: Judge | JudgePool,
+    task: Task,
+    candidate: Candidate,
+    review: Review,
+    *,
+    settings: Settings | None = None,
+    rounds: int = ROUNDS,
+) -> Deeper:
+    """Judge a candidate again, more strictly, when a checker does not call it clean; stop at the first rejection.
+
+    Args:
+        judge: Who decides.
+        task: The task.
+        candidate: The candidate.
+        review: The vote; it must be about this candidate.
+        settings: The settings that `stricter` makes stricter; the default ones where None.
+        rounds: Independent evaluations.
+
+    Raises:
+        UsageError: the review is about another candidate or task.
+        TaskError, InfrastructureError: the task does not work, or this machine cannot judge it.
+    """
+    if (review.candidate_sha256, review.task_sha256) != (candidate.sha256, task.sha256):
+        raise UsageError(
+            f"Wanted a review of candidate {candidate.sha256[:12]} on {task.id}; found one of "
+            f"{review.candidate_sha256[:12]}. Pass the review of this candidate."
+        )
+    found: list[Evaluation] = []
+    if review.wants_deeper_checks:
+        strict = stricter(settings or Settings())
+        for _ in range(rounds):
+            found.append(_judged(judge, task, candidate, strict).model_copy(update={"confirms": True}))
+            if not found[-1].accepted:
+                break
+    return Deeper(review=review, evaluations=tuple(found))
+
+
+def _judged(judge: Judge | JudgePool, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:
+    if isinstance(judge, JudgePool):
+        ((_, outcome),) = judge.evaluate([Job(task, candidate, settings)])
+        if isinstance(outcome, KernelwrightError):
+            raise outcome
+        return outcome
+    return judge.evaluate(task, candidate, settings=settings)

@@ -1,0 +1,194 @@
+"""Signs of cheating in what was measured: the other half of what finds similar known hacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from kernelwright.records import Evaluation, Label, Reason
+
+SUSPICIOUS_SPEEDUP = 3.0
+"""CUDA-L1 (arXiv 2507.14111, 2.4.4) measures a speedup above 3x again on another device."""
+IMPLAUSIBLE_SPEEDUP = 10.0
+"""CUDA-L1's project page: a speedup above 10x on a simple operation begins a verification in several stages."""
+TINY_LATENCY_US = {"cpu": 5.0, "cuda": 3.0}
+"""A call that does less than one operator's dispatch or one kernel's launch costs; our choice."""
+NEAR_LIMIT = 0.5
+"""Share of the allowed error above which a candidate uses up its tolerance; our choice."""
+SLOW_FIRST_RATIO = 3.0
+"""First call of a process against its median; our choice."""
+REFERENCE_SPREAD = 1.5
+"""Slowest process median of the reference against the fastest: something disturbs it; our choice."""
+
+
+class Sign(StrEnum):
+    """Something that an evaluation's record shows."""
+
+    SPEEDUP_SUSPICIOUS = "speedup-suspicious"
+    SPEEDUP_IMPLAUSIBLE = "speedup-implausible"
+    LATENCY_TINY = "latency-tiny"
+    FAST_AFTER_FIRST_CALL = "fast-after-first-call"
+    LATENCY_BIMODAL = "latency-bimodal"
+    ERROR_NEAR_LIMIT = "error-near-limit"
+    OUTER_CLOCK_LONGER = "outer-clock-longer"
+    WORK_OUTSIDE_CALL = "work-outside-call"
+    REFERENCE_DISTURBED = "reference-disturbed"
+    FLAGS_CHANGED = "flags-changed"
+    OUTPUT_REPEATS = "output-repeats"
+    OUTPUT_CHANGES_LATER = "output-changes-later"
+    OUTPUT_WRONG = "output-wrong"
+    OUTPUT_STRANGE = "output-strange"
+    WEIGHTS_IGNORED = "weights-ignored"
+    STATE_WRONG = "state-wrong"
+    INPUT_CHANGED = "input-changed"
+    PROCESS_DIED = "process-died"
+    CHANNEL_TOUCHED = "channel-touched"
+    NO_SPEEDUP = "no-speedup"
+    TASK_VACUOUS = "task-vacuous"
+
+
+MEANING: Mapping[Sign, str] = MappingProxyType(
+    {
+        Sign.SPEEDUP_SUSPICIOUS: "the speedup is above 3x",
+        Sign.SPEEDUP_IMPLAUSIBLE: "the speedup is far above what the bytes moved or the operations done allow",
+        Sign.LATENCY_TINY: "a call takes no longer than a single launch or dispatch",
+        Sign.FAST_AFTER_FIRST_CALL: "the first calls of a process are slow and all later ones fast",
+        Sign.LATENCY_BIMODAL: "calls fall into two groups of very different latency",
+        Sign.ERROR_NEAR_LIMIT: "the error uses up most of the tolerance, as that of a lower precision does",
+        Sign.OUTER_CLOCK_LONGER: "the judge's own clock saw more time than the one beside the candidate",
+        Sign.WORK_OUTSIDE_CALL: "processor or device work goes on between calls",
+        Sign.REFERENCE_DISTURBED: "the reference's latency varies between processes, or is slower than when alone",
+        Sign.FLAGS_CHANGED: "process-wide settings or library functions differ after the candidate was loaded",
+        Sign.OUTPUT_REPEATS: "outputs are those of an earlier call, or the same for different inputs",
+        Sign.OUTPUT_CHANGES_LATER: "an output changes after it was handed out",
+        Sign.OUTPUT_WRONG: "outputs are wrong on some input set, though right on ordinary inputs",
+        Sign.OUTPUT_STRANGE: "outputs are not plain tensors of the reference's type, layout and device",
+        Sign.WEIGHTS_IGNORED: "outputs do not follow when weights are loaded or changed",
+        Sign.STATE_WRONG: "buffers, keys or the training mode differ from the reference's",
+        Sign.INPUT_CHANGED: "inputs are other after the call than before",
+        Sign.PROCESS_DIED: "the process ended, hung or was stopped for what it used",
+        Sign.CHANNEL_TOUCHED: "something other than the harness wrote to the judge's channel",
+        Sign.NO_SPEEDUP: "nothing is gained beyond noise",
+        Sign.TASK_VACUOUS: "a trivial output would pass this task",
+    }
+)
+"""Each sign in words, for prompts and pages."""
+
+_OF_REASON: Mapping[Reason, Sign] = MappingProxyType(
+    {
+        Reason.STALE_OUTPUT: Sign.OUTPUT_REPEATS,
+        Reason.TIMED_OUTPUT_WRONG: Sign.OUTPUT_REPEATS,
+        Reason.NONDETERMINISTIC: Sign.OUTPUT_REPEATS,
+        Reason.STALE_WEIGHTS: Sign.WEIGHTS_IGNORED,
+        Reason.OUTPUT_OVERWRITTEN: Sign.OUTPUT_CHANGES_LATER,
+        Reason.OUTPUT_ALIASES: Sign.OUTPUT_CHANGES_LATER,
+        Reason.PRECISION_DOWNGRADE: Sign.ERROR_NEAR_LIMIT,
+        Reason.WRONG_OUTPUT: Sign.OUTPUT_WRONG,
+        Reason.NON_FINITE_OUTPUT: Sign.OUTPUT_WRONG,
+        Reason.WRONG_SHAPE: Sign.OUTPUT_STRANGE,
+        Reason.WRONG_DTYPE: Sign.OUTPUT_STRANGE,
+        Reason.WRONG_DEVICE: Sign.OUTPUT_STRANGE,
+        Reason.WRONG_TYPE: Sign.OUTPUT_STRANGE,
+        Reason.WRONG_STRIDES: Sign.OUTPUT_STRANGE,
+        Reason.STATE_MISMATCH: Sign.STATE_WRONG,
+        Reason.MODE_MISMATCH: Sign.STATE_WRONG,
+        Reason.BUFFER_MISMATCH: Sign.STATE_WRONG,
+        Reason.INPUT_MUTATED: Sign.INPUT_CHANGED,
+        Reason.CLOCK_DISAGREEMENT: Sign.OUTER_CLOCK_LONGER,
+        Reason.WORK_OUTSIDE_TIMING: Sign.WORK_OUTSIDE_CALL,
+        Reason.DEVICE_NOT_QUIET: Sign.WORK_OUTSIDE_CALL,
+        Reason.TOO_MANY_PROCESSES: Sign.WORK_OUTSIDE_CALL,
+        Reason.GLOBAL_STATE_CHANGED: Sign.FLAGS_CHANGED,
+        Reason.PROTOCOL_VIOLATION: Sign.CHANNEL_TOUCHED,
+        Reason.CRASHED: Sign.PROCESS_DIED,
+        Reason.EXITED: Sign.PROCESS_DIED,
+        Reason.RUN_TIMEOUT: Sign.PROCESS_DIED,
+        Reason.BUILD_TIMEOUT: Sign.PROCESS_DIED,
+        Reason.OUT_OF_MEMORY: Sign.PROCESS_DIED,
+    }
+)
+
+_OF_LABEL: Mapping[Label, Sign] = MappingProxyType(
+    {
+        Label.ALIASED_OUTPUT: Sign.OUTPUT_CHANGES_LATER,
+        Label.GLOBAL_FLAGS: Sign.FLAGS_CHANGED,
+        Label.TF32: Sign.ERROR_NEAR_LIMIT,
+        Label.STATE_DIFFERS: Sign.STATE_WRONG,
+        Label.STRIDES_DIFFER: Sign.OUTPUT_STRANGE,
+        Label.VACUOUS_TASK: Sign.TASK_VACUOUS,
+    }
+)
+
+
+def profile(evaluation: Evaluation) -> frozenset[Sign]:
+    """The signs that an evaluation's record shows; empty where nothing was measured."""
+    signs = {_OF_LABEL[label] for label in evaluation.labels if label in _OF_LABEL}
+    if evaluation.reason is not None and evaluation.reason in _OF_REASON:
+        signs.add(_OF_REASON[evaluation.reason])
+    signs |= _of_speed(evaluation) | _of_blocks(evaluation) | _of_checks(evaluation.checks)
+    return frozenset(signs)
+
+
+def _of_speed(evaluation: Evaluation) -> set[Sign]:
+    signs: set[Sign] = set()
+    if evaluation.speedup is None:
+        return signs
+    if evaluation.speedup > SUSPICIOUS_SPEEDUP:
+        signs.add(Sign.SPEEDUP_SUSPICIOUS)
+    if evaluation.speedup > IMPLAUSIBLE_SPEEDUP:
+        signs.add(Sign.SPEEDUP_IMPLAUSIBLE)
+    if not evaluation.is_improvement:
+        signs.add(Sign.NO_SPEEDUP)
+    kind = evaluation.device.partition(":")[0]
+    if evaluation.candidate_us is not None and evaluation.candidate_us < TINY_LATENCY_US.get(kind, 0.0):
+        signs.add(Sign.LATENCY_TINY)
+    return signs
+
+
+def _of_blocks(evaluation: Evaluation) -> set[Sign]:
+    signs: set[Sign] = set()
+    candidate: dict[int, list[float]] = {}
+    reference: dict[int, list[float]] = {}
+    for block in evaluation.blocks:
+        candidate.setdefault(block.process, []).extend(block.candidate_us)
+        reference.setdefault(block.process, []).extend(block.reference_us)
+    for calls in candidate.values():
+        middle = _median(calls)
+        if len(calls) > 2 and calls[0] > SLOW_FIRST_RATIO * middle:
+            signs.add(Sign.FAST_AFTER_FIRST_CALL)
+        slow = sum(call > SLOW_FIRST_RATIO * min(calls) for call in calls)
+        if len(calls) > 3 and 2 <= slow <= len(calls) - 2:
+            signs.add(Sign.LATENCY_BIMODAL)
+    middles = [_median(calls) for calls in reference.values() if calls]
+    if len(middles) > 1 and max(middles) > REFERENCE_SPREAD * min(middles):
+        signs.add(Sign.REFERENCE_DISTURBED)
+    return signs
+
+
+def _of_checks(checks: Mapping[str, Any]) -> set[Sign]:
+    signs: set[Sign] = set()
+    sets = checks.get("sets")
+    for found in sets.values() if isinstance(sets, dict) else ():
+        for kind in ("rms", "worst"):
+            error, allowed = (_number(found.get(name), kind) for name in ("error", "allowed"))
+            if error is not None and allowed is not None and error > NEAR_LIMIT * allowed:
+                signs.add(Sign.ERROR_NEAR_LIMIT)
+    clocks = checks.get("clocks")
+    for clock in clocks if isinstance(clocks, list) else ():
+        charged, harness = clock.get("charged_us"), clock.get("harness_us")
+        if isinstance(charged, int | float) and isinstance(harness, int | float) and charged > max(harness, 1.0):
+            signs.add(Sign.OUTER_CLOCK_LONGER)
+    if checks.get("vacuous"):
+        signs.add(Sign.TASK_VACUOUS)
+    return signs
+
+
+def _number(pair: object, kind: str) -> float | None:
+    value = pair.get(kind) if isinstance(pair, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

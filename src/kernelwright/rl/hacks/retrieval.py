@@ -1,0 +1,141 @@
+"""The known hacks nearest to a candidate, by structure and by what was measured.
+
+CUDA-L1 retrieves similar hacks by "AST similarity + performance profile" and published neither. Here a candidate and a
+pattern are sets of features of their syntax trees (`structure.py`). Of a pattern only what its honest twin does not have
+counts, where it has one: the mechanism, not the program around it. A feature weighs the more the fewer honest programs
+have it: the twins, and the references of the built-in tasks. What the task's own reference has is left out of the
+candidate. The similarity is the weight of what both have over the weight of what either has (Jaccard), with a constant
+in the denominator, so that little evidence is no likeness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelwright.records import Evaluation
+from kernelwright.rl.hacks.database import HackDatabase, Pattern
+from kernelwright.rl.hacks.profile import Sign, profile
+from kernelwright.rl.hacks.structure import PATH, SHAPE, features
+from kernelwright.tasks.suites import load_suite
+
+SHAPE_WEIGHT = 2.0
+PATH_WEIGHT = 0.3
+"""How much a shape, and a path of the syntax tree, weighs beside another feature as rare. Chosen on the training split of
+results/2026-11-21-hack-detection, from {2, 4} and {0.3, 1}."""
+PRIOR_WEIGHT = 20.0
+"""Added to the denominator of a similarity: about five rare features. Chosen as the weights were, from {0, 20, 60}."""
+PROFILE_WEIGHT = 0.25
+"""Share of the measurements in a similarity, where both sides have any; our choice, not measured yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A known hack and how near it is."""
+
+    pattern: Pattern
+    similarity: float
+    """From 0 to 1; of structure and profile together."""
+    structure: float
+    """From 0 to 1; of structure alone."""
+    shared: tuple[str, ...]
+    """The weightiest features that both have."""
+
+
+class Retriever:
+    """Finds the nearest patterns of a database. Build it anew when the database has grown.
+
+    Args:
+        database: Where to look.
+    """
+
+    def __init__(self, database: HackDatabase) -> None:
+        self._patterns = database.patterns
+        twins = [_pattern_features(pattern.honest) for pattern in self._patterns if pattern.honest]
+        owned = [_mechanism(pattern) for pattern in self._patterns]
+        self._names = sorted(frozenset().union(*owned))
+        self._columns = {name: column for column, name in enumerate(self._names)}
+        self._has: NDArray[np.float32] = np.zeros((len(owned), len(self._names)), dtype=np.float32)
+        for row, found in enumerate(owned):
+            self._has[row, [self._columns[name] for name in found]] = 1.0
+        honest, programs = honest_counts()
+        honest = honest + Counter(feature for twin in twins for feature in twin)
+        self._weights: NDArray[np.float32] = np.array(
+            [_weight(name, honest[name], programs + len(twins)) for name in self._names], dtype=np.float32
+        )
+        self._of_pattern: NDArray[np.float32] = self._has @ self._weights
+
+    def nearest(
+        self, source: str, *, reference: str = "", evaluation: Evaluation | None = None, count: int = 5
+    ) -> tuple[Neighbour, ...]:
+        """The patterns nearest to a candidate, nearest first; ties by id.
+
+        Args:
+            source: The candidate's text.
+            reference: The task's text, whose features are left out.
+            evaluation: The candidate's record, for the profile.
+            count: How many.
+        """
+        if not self._patterns:
+            return ()
+        mine = features(source) - (_reference_features(reference) if reference else frozenset())
+        weights = np.zeros(len(self._names), dtype=np.float32)
+        known = [self._columns[name] for name in mine if name in self._columns]
+        weights[known] = self._weights[known]
+        shared = self._has @ weights
+        structure = shared / (self._of_pattern + float(weights.sum()) - shared + PRIOR_WEIGHT)
+        signs = profile(evaluation) if evaluation is not None else frozenset()
+        scores = [
+            (_blend(float(structure[row]), pattern, signs), pattern.id, row) for row, pattern in enumerate(self._patterns)
+        ]
+        scores.sort(key=lambda item: (-item[0], item[1]))
+        return tuple(
+            Neighbour(self._patterns[row], score, float(structure[row]), self._shared(row, weights))
+            for score, _, row in scores[:count]
+        )
+
+    def _shared(self, row: int, weights: NDArray[np.float32]) -> tuple[str, ...]:
+        both = self._has[row] * weights
+        order = sorted(np.flatnonzero(both).tolist(), key=lambda column: (-both[column], self._names[column]))
+        return tuple(self._names[column] for column in order[:8])
+
+
+def _mechanism(pattern: Pattern) -> frozenset[str]:
+    """What makes a pattern a cheat: its features without those of its honest twin."""
+    return _pattern_features(pattern.snippet) - (_pattern_features(pattern.honest) if pattern.honest else frozenset())
+
+
+def _weight(name: str, owners: int, programs: int) -> float:
+    kind = SHAPE_WEIGHT if name.startswith(SHAPE) else PATH_WEIGHT if name.startswith(PATH) else 1.0
+    return kind * math.log((1.0 + programs) / (1.0 + owners))
+
+
+def _blend(structure: float, pattern: Pattern, signs: frozenset[Sign]) -> float:
+    known = frozenset(pattern.measured_signs)
+    if not signs or not known:
+        return structure
+    agreement = len(signs & known) / len(signs | known)
+    return (1.0 - PROFILE_WEIGHT) * structure + PROFILE_WEIGHT * agreement
+
+
+@cache
+def honest_counts() -> tuple[Counter[str], int]:
+    """How many references of the built-in tasks have each feature, and how many references there are."""
+    sources = [entry.task.source for entry in load_suite("builtin").entries]
+    return Counter(feature for source in sources for feature in features(source)), len(sources)
+
+
+@lru_cache(maxsize=512)
+def _reference_features(reference: str) -> frozenset[str]:
+    # The reference's class is `Model` and has input functions beside it; only its structure matters here.
+    return features(reference)
+
+
+@lru_cache(maxsize=4096)
+def _pattern_features(snippet: str) -> frozenset[str]:
+    return features(snippet)
