@@ -109,12 +109,12 @@ PAPER_HORIZON = 32
 FAILED_REWARD = -1.0
 """Reward of a schedule that fails its test, in CuAsmRL's code."""
 BEYOND = (
-    "move-16", "move-4", "move-1", "move+1", "move+4", "move+16",
-    "cluster-4", "cluster-1", "cluster+1", "cluster+4",
-    "stall+1", "stall-1", "yield", "reuse0", "reuse1", "reuse2",
+    "move-8", "move-2", "move-1", "move+1", "move+2", "move+8", "cluster-4", "cluster-1", "cluster+1", "cluster+4",
+    "stall+1", "stall-1", "yield", "reuse0", "reuse1",
 )  # fmt: skip
 """Operations of version 1; our choice."""
-MAX_CANDIDATES = 64
+MAX_CANDIDATES = 48
+"""Our choice: as many as CuAsmRL finds memory instructions in a matrix product."""
 _OPERATION = re.compile(r"^(?:(move|cluster|stall)([+-][1-9]\d*)|(yield)|(reuse)([0-2]))$")
 _LONGEST_CLUSTER = 8
 _COLUMNS = 18
