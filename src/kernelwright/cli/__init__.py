@@ -33,6 +33,7 @@ FAULT = 3
         "bench": ("kernelwright.cli.bench", "Judge a suite's candidates and baselines in one run."),
         "report": ("kernelwright.cli.report", "Write a run directory as one HTML page."),
         "sass": ("kernelwright.cli.sass", "Show, play, check and optimize machine-code schedules."),
+        "serve": ("kernelwright.cli.serve", "The judge as an HTTP reward service."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

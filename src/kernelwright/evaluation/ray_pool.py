@@ -63,9 +63,12 @@ MakeJudge = Callable[[str, Settings], JudgeLike]
 class RayPool:
     """Judges in Ray actors.
 
+    Several threads may use it at a time, as long as all of them together have no more jobs at work than it has slots.
+
     Args:
         settings: Of jobs that bring none.
-        device: `cuda` takes GPUs, `cpu` takes places of the resource `kernelwright_judge`.
+        device: `cuda` takes GPUs, `cpu` takes places of the resource `kernelwright_judge`; `auto` takes GPUs where the
+            cluster has any.
         slots: Actors at once; all that the cluster has room for when None.
         address: Of a running cluster, `auto` for the one of this machine; None uses the Ray that this process is
             connected to or, where there is none, starts one for as long as the pool lives.
@@ -92,9 +95,9 @@ class RayPool:
         start_limit_s: float = START_LIMIT_S,
         make_judge: MakeJudge = Judge,
     ) -> None:
-        if device not in ("cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
+        if device not in ("auto", "cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
             raise ConfigError(
-                f"Wanted a device cpu or cuda, at least one judge for each GPU and at least one slot; found device "
+                f"Wanted a device auto, cpu or cuda, at least one judge for each GPU and at least one slot; found device "
                 f"{device}, per_gpu {per_gpu}, slots {slots}. Ray chooses which GPU: name none."
             )
         self._ray = _import_ray()
@@ -104,10 +107,17 @@ class RayPool:
         if self._owns_ray:
             _connect(self._ray, address, slots)
         try:
-            self._slots = slots or self._room(device, per_gpu)
+            resources: dict[str, float] = self._ray.cluster_resources()
+            if device == "auto":
+                device = "cuda" if resources.get("GPU") else "cpu"
+            self._slots = slots or _room(resources, device, per_gpu)
         except DeviceError:
             self._leave_ray()
             raise
+        self.device = device
+        """`cpu` or `cuda`."""
+        self.hardware = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:"))
+        """Kinds of accelerator in the cluster, as Ray names them."""
         place: dict[str, Any] = {"num_gpus": 1 / per_gpu} if device == "cuda" else {"resources": {JUDGE_RESOURCE: 1}}
         # One task at a time, and no restart that we do not see.
         self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(_JudgeActor)
@@ -178,19 +188,6 @@ class RayPool:
         self._idle.clear()
         self._leave_ray()
 
-    def _room(self, device: str, per_gpu: int) -> int:
-        resources = self._ray.cluster_resources()
-        room = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
-        if room:
-            return room
-        what = "a GPU" if device == "cuda" else f"the resource `{JUDGE_RESOURCE}`"
-        do = (
-            "Start nodes that have one, or judge on device cpu."
-            if device == "cuda"
-            else f"""Start each node with `ray start --resources='{{"{JUDGE_RESOURCE}": 1}}' ...`."""
-        )
-        raise DeviceError(f"Wanted a Ray cluster with {what}; found {sorted(resources)}. {do}")
-
     def _begin(self, job: Job, tries: int) -> _Run:
         member = self._living() or self._start()
         changed = job.settings and job.settings.model_dump_json()
@@ -199,14 +196,16 @@ class RayPool:
 
     def _living(self) -> _Member | None:
         """An idle actor that answers: one that died while it was idle, as with its machine, must not cost a job a try."""
-        while self._idle:
-            member = self._idle.pop()
+        while True:
+            try:
+                member = self._idle.pop()
+            except IndexError:
+                return None
             try:
                 self._ray.get(member.actor.ready.remote(), timeout=_ANSWER_LIMIT_S)
                 return member
             except self._ray.exceptions.RayError:
                 self._discard(member)
-        return None
 
     def _start(self) -> _Member:
         actor = self._actor_class.remote(*self._start_arguments)
@@ -332,6 +331,16 @@ def _import_ray() -> Any:
             f"Wanted Ray, to judge on many machines; {error}. Install it with `pip install 'kernelwright[ray]'`."
         ) from error
     return ray
+
+
+def _room(resources: dict[str, float], device: str, per_gpu: int) -> int:
+    room = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
+    if room:
+        return room
+    what = "a GPU" if device == "cuda" else f"the resource `{JUDGE_RESOURCE}`"
+    start = f"""Start each node with `ray start --resources='{{"{JUDGE_RESOURCE}": 1}}' ...`."""
+    do = "Start nodes that have one, or judge on device cpu." if device == "cuda" else start
+    raise DeviceError(f"Wanted a Ray cluster with {what}; found {', '.join(sorted(resources))}. {do}")
 
 
 def _connect(ray: Any, address: str | None, slots: int | None) -> None:

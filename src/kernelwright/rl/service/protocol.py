@@ -1,0 +1,171 @@
+"""Messages of the reward service. Unknown fields are refused: a misspelt one would silently change nothing.
+
+This module needs neither torch nor FastAPI, so that a client can be light.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from kernelwright.records import Evaluation, Label
+
+SOURCE_LIMIT_CHARACTERS = 1 << 18
+"""Of a task and of a candidate, as for a model's answers: no kernel is longer, and Python's parser takes memory by the
+hundredfold."""
+
+BODY_LIMIT_BYTES = 4 << 20
+"""Of a request: room for a task and a candidate, every character of them escaped."""
+
+WAIT_LIMIT_S = 300.0
+"""Longest wait of one request. Proxies commonly cut connections that are silent for longer."""
+
+REPEAT_LIMIT = 99
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Source = Annotated[str, StringConstraints(min_length=1, max_length=SOURCE_LIMIT_CHARACTERS)]
+Name = Annotated[str, StringConstraints(pattern=r"^[\w./+-]{1,200}$")]
+Words = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class TaskText(_Message):
+    """A task that the service does not know. Its code runs in the judge's own process: tasks are trusted."""
+
+    id: Name
+    source: Source
+
+
+class SettingsRequest(_Message):
+    """What a caller may choose of the judge's settings. What makes a verdict strict is the service's own choice."""
+
+    timed: bool | None = None
+    """False checks correctness only."""
+    strict_fp32: bool = False
+    """Turn TF32 off on both sides; it stays off where the service turned it off."""
+    processes_min: int | None = Field(default=None, ge=1, le=64)
+    processes_max: int | None = Field(default=None, ge=1, le=64)
+    blocks: int | None = Field(default=None, ge=2, le=1000)
+    target_half_width: float | None = Field(default=None, gt=0, lt=1)
+    build_limit_s: float | None = Field(default=None, gt=0)
+    """May lower the service's own limit, not raise it."""
+    run_limit_s: float | None = Field(default=None, gt=0)
+    """May lower the service's own limit, not raise it."""
+    forbid: frozenset[Label] = frozenset()
+    """Labels that reject, beside those that the service forbids."""
+
+
+class EvaluationRequest(_Message):
+    """One candidate to judge. Equal task, candidate, settings and repeat are one evaluation, whoever asks how often."""
+
+    task: Name | TaskText
+    """Id of a built-in task, or a task's text."""
+    candidate: Source
+    """A Python module that defines `ModelNew`."""
+    policy: Name = "service"
+    """Who proposed it, for the record."""
+    techniques: tuple[Words, ...] = Field(default=(), max_length=32)
+    settings: SettingsRequest = SettingsRequest()
+    repeat: int = Field(default=0, ge=0, le=REPEAT_LIMIT)
+    """Another number is another measurement of the same candidate, recorded as a confirmation: for a speedup that is
+    too good to be believed at once."""
+    reward: Name | None = None
+    """Name of the reward to compute from the record, such as `lower-bound`."""
+
+
+class State(StrEnum):
+    """How far an evaluation is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class RewardReply(_Message):
+    """A reward, computed from the record alone."""
+
+    name: str
+    value: float
+
+
+class EvaluationReply(_Message):
+    """An evaluation, or how far it is."""
+
+    id: str
+    """Hash of task, candidate, settings and repeat."""
+    state: State
+    reused: bool = False
+    """Whether it had been judged before this request."""
+    evaluation: Evaluation | None = None
+    """The whole record, once done."""
+    reward: RewardReply | None = None
+    """Once done, where one was asked for."""
+
+
+class ErrorCode(StrEnum):
+    """What kept a request from being answered."""
+
+    UNAUTHORIZED = "unauthorized"
+    WRONG_HOST = "wrong-host"
+    NOT_FOUND = "not-found"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    INVALID_JSON = "invalid-json"
+    INVALID_REQUEST = "invalid-request"
+    TASK_ERROR = "task-error"
+    """The task itself does not work."""
+    TOO_LARGE = "too-large"
+    QUEUE_FULL = "queue-full"
+    SHUTTING_DOWN = "shutting-down"
+    INFRASTRUCTURE = "infrastructure"
+    """The machine failed, not the candidate. Nothing is remembered of it: ask again."""
+    FAULT = "fault"
+    """A defect of the service."""
+
+
+class ErrorBody(_Message):
+    """Every answer whose status is 400 or above."""
+
+    error: ErrorCode
+    wanted: str
+    found: str
+    do: str
+
+
+class Health(_Message):
+    """For whoever routes requests."""
+
+    status: str
+    """`ok` or `shutting-down`."""
+    version: str
+
+
+class Metrics(_Message):
+    """Counts since the service started, and what goes on now."""
+
+    lanes: int
+    """Evaluations that can go on at once."""
+    queued: int
+    queue_limit: int
+    running: int
+    recorded: int
+    """Evaluations on disk, those of earlier runs included."""
+    accepted: int
+    rejected: dict[str, int]
+    """By reason."""
+    infrastructure_errors: int
+    task_errors: int
+    dropped: int
+    """Requests that had not begun when the service was told to end."""
+    reused: int
+    """Requests answered from the record."""
+    joined: int
+    """Requests that joined an evaluation that another one had begun."""
+    refused_full: int
+    judging_s: float
+    """Time spent judging, all lanes together."""
+    uptime_s: float
