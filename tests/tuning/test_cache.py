@@ -98,7 +98,12 @@ def newer_entry(folder):
 
 @pytest.mark.parametrize(
     ("harm", "said"),
-    [(damage_cubin, "damaged"), (lose_cubin, "has no cubin"), (tear_entry, "cannot be read"), (newer_entry, "cannot be read")],
+    [
+        (damage_cubin, "damaged"),
+        (lose_cubin, "has no cubin"),
+        (tear_entry, "cannot be read"),
+        (newer_entry, "cannot be read"),
+    ],
 )
 def test_what_is_damaged_is_ignored_and_said(tmp_path, caplog, harm, said):
     cache = TunedCache(tmp_path)

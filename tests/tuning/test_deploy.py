@@ -28,6 +28,10 @@ import triton.language as tl
 def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) * 3.0, mask=i < n)
+
+from kernelwright.tuning.target import TritonSpec
+
+SPECS = {"k": TritonSpec(kernel, [], (8,))}
 """
 
 
@@ -131,7 +135,7 @@ def two_builds(tmp_path_factory):
     built = []
     for name, head in (("one", ""), ("elsewhere", "# A comment.\n\n")):
         path = tmp_path_factory.mktemp(name) / f"{name}.py"
-        path.write_text(f"{head}{KERNEL}\nfrom kernelwright.tuning.target import TritonSpec\nSPECS = {{'k': TritonSpec(kernel, [], (8,))}}\n")
+        path.write_text(head + KERNEL)
         spec = read_specs(path)["k"]
         arguments = [
             TensorArgument(name="x_ptr", dtype="fp32", shape=(1024,)),

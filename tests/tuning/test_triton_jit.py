@@ -19,10 +19,9 @@ from kernelwright.toolchain import disassemble
 from kernelwright.toolchain.errors import DisassemblerMismatch
 from kernelwright.tuning import triton_jit
 from kernelwright.tuning.cache import CacheEntry, Proof, TunedCache, key_of
-from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument, signature_of
 from kernelwright.tuning.target import TritonSpec
 from kernelwright.tuning.triton_jit import TunedFunction
-from kernelwright.tuning.triton_kernels import signature_of
 from tuning import kernels
 from tuning.fake_triton import FakeDriver
 from tuning.fakes import GPU
@@ -240,7 +239,8 @@ def test_views_and_shared_memory_are_copied_as_they_are(fake, cache, tuned):
     seen = []
 
     def remembers(grid, x, y, n, factor, *_):
-        seen.append((x.storage_offset(), x.untyped_storage().nbytes(), x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()))
+        memory, other = x.untyped_storage(), y.untyped_storage()
+        seen.append((x.storage_offset(), memory.nbytes(), memory.data_ptr() == other.data_ptr()))
         y[:n] = x[:n] * factor
 
     fake.default = remembers

@@ -24,6 +24,7 @@ from kernelwright.errors import UsageError
 from kernelwright.toolchain.errors import CompilerMissing
 from kernelwright.tuning.launch_spec import (
     ELEMENT_BYTES,
+    WARP_SIZE,
     Argument,
     LaunchSpec,
     NullArgument,
@@ -32,7 +33,6 @@ from kernelwright.tuning.launch_spec import (
 )
 from kernelwright.tuning.target import Target
 
-_WARP_SIZE = 32
 _INTEGERS = frozenset({"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "i1"})
 _TRITON_SPELLINGS = {"u1": "i1", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 
@@ -166,7 +166,7 @@ def _target(
         name=metadata.name,
         entry=metadata.name,
         grid=(sizes[0], sizes[1], sizes[2]),
-        block=(_WARP_SIZE * metadata.num_warps, 1, 1),
+        block=(WARP_SIZE * metadata.num_warps, 1, 1),
         shared_bytes=metadata.shared,
         arguments=(*arguments, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
     )

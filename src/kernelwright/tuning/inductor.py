@@ -23,7 +23,7 @@ from kernelwright.errors import KernelwrightError, ToolchainError
 from kernelwright.toolchain.driver import gpu_identity
 from kernelwright.tuning.cache import TunedCache
 from kernelwright.tuning.deploy import find_tuned
-from kernelwright.tuning.triton_kernels import signature_of
+from kernelwright.tuning.launch_spec import signature_of
 
 _SETTINGS: dict[str, Any] = {
     "run_jit_post_compile_hook": True,

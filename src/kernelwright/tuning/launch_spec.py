@@ -40,6 +40,7 @@ ScalarType = Literal["i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "i1",
 ELEMENT_BYTES: dict[str, int] = {
     "i1": 1, "i8": 1, "u8": 1, "fp16": 2, "bf16": 2, "i16": 2, "fp32": 4, "i32": 4, "fp64": 8, "i64": 8,
 }  # fmt: skip
+WARP_SIZE = 32
 _LARGEST_TENSOR_BYTES = 1 << 36
 _MAX_THREADS = 1024
 
@@ -189,6 +190,13 @@ def launch_signature(entry: str, types: Sequence[str], threads: int, shared_byte
         shared_bytes: dynamic shared memory of a block.
     """
     return f"{entry}({', '.join(types)}) threads={threads} shared={shared_bytes}"
+
+
+def signature_of(kernel: Any) -> str:
+    """Return the launch signature of a kernel that Triton compiled, its `CompiledKernel`."""
+    types = [str(kind) for kind in kernel.src.signature.values() if kind != "constexpr"]
+    metadata = kernel.metadata
+    return launch_signature(metadata.name, types, WARP_SIZE * metadata.num_warps, metadata.shared)
 
 
 def read_launch_file(path: Path) -> LaunchFile:

@@ -20,6 +20,7 @@ from kernelwright.errors import UsageError
 from kernelwright.toolchain import compile_triton
 from kernelwright.toolchain.nvcc import compile_cuda
 from kernelwright.tuning.launch_spec import (
+    WARP_SIZE,
     Argument,
     LaunchSpec,
     NullArgument,
@@ -100,7 +101,7 @@ class TritonSpec:
             name=name,
             entry=compiled.name,
             grid=(grid[0], grid[1], grid[2]),
-            block=(32 * compiled.num_warps, 1, 1),
+            block=(WARP_SIZE * compiled.num_warps, 1, 1),
             shared_bytes=compiled.shared_bytes,
             arguments=(*kept, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
             **self.settings,

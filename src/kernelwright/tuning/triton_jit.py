@@ -25,7 +25,8 @@ from kernelwright.toolchain import disassemble
 from kernelwright.toolchain.driver import GpuIdentity, gpu_identity
 from kernelwright.tuning.cache import CacheEntry, TunedCache
 from kernelwright.tuning.deploy import find_tuned
-from kernelwright.tuning.triton_kernels import jit_function, load, put_in_place, signature_of, with_cubin
+from kernelwright.tuning.launch_spec import signature_of
+from kernelwright.tuning.triton_kernels import jit_function, load, put_in_place, with_cubin
 
 _log = logging.getLogger(__name__)
 

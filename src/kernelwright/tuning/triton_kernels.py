@@ -3,6 +3,8 @@
 Pinned to Triton 3.6 and 3.7.1; every name used here is checked by a test. A `CompiledKernel` is built anew from the
 same metadata and the other cubin, and takes the old one's place in the function's kernel cache. Nothing is
 written to Triton's cache on disk, where the compiler's own cubin stays.
+
+The text of this module is also pasted into candidates that carry a tuned kernel.
 """
 
 from __future__ import annotations
@@ -12,18 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kernelwright.toolchain.errors import CompilerMissing
-from kernelwright.tuning.launch_spec import launch_signature
-
 _CUBIN = ".cubin"
-_WARP_SIZE = 32
-
-
-def signature_of(kernel: Any) -> str:
-    """Return the launch signature of a `CompiledKernel`."""
-    types = [str(kind) for kind in kernel.src.signature.values() if kind != "constexpr"]
-    metadata = kernel.metadata
-    return launch_signature(metadata.name, types, _WARP_SIZE * metadata.num_warps, metadata.shared)
 
 
 def with_cubin(kernel: Any, cubin: bytes) -> Any:
@@ -32,10 +23,8 @@ def with_cubin(kernel: Any, cubin: bytes) -> Any:
     Raises:
         OSError: the files of Triton's cache that describe the kernel are gone.
     """
-    try:
-        from triton.compiler import CompiledKernel
-    except ImportError as error:
-        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
+    from triton.compiler import CompiledKernel
+
     with tempfile.TemporaryDirectory(prefix="kernelwright-tuned-") as folder:
         files = dict(kernel.metadata_group)
         for name in [name for name in files if name.endswith(_CUBIN)]:
