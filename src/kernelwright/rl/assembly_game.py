@@ -209,9 +209,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         slots = self.schedule.movable_slots
         return tuple(s for s in slots if not self._memory_only or instructions[s].traits.is_memory)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         """Return to the original schedule."""
         super().reset(seed=seed)
         while self.schedule.history:

@@ -1,0 +1,217 @@
+"""A run of the assembly game as one HTML file that needs no network and runs no script.
+
+Everything shown comes from the run directory's JSON files through Jinja's auto-escaping.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from kernelwright.errors import UsageError
+from kernelwright.records import RunDirectory
+
+KIND = "sass optimize"
+"""What `kind` is in the `config.json` of such a run."""
+_INSTRUCTION_BYTES = 16
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 600, 220, 64, 14, 14, 26
+_LINES = """
+.chart polyline, .legend .curve { stroke-width: 2; fill: none; }
+.line0 { stroke: var(--improvement); }
+.line1 { stroke: var(--accepted); stroke-dasharray: 7 3; }
+.line2 { stroke: var(--rejected); stroke-dasharray: 2 3; }
+.line3 { stroke: var(--soft); stroke-dasharray: 9 3 2 3; }
+"""
+_MOST_POINTS = 400
+
+
+def write_moves_report(run: RunDirectory, target: Path) -> Path:
+    """Write the page of an assembly run to `target` in one step, and return `target`.
+
+    Raises:
+        UsageError: the run has no summary yet, a JSON file is broken, or `target` cannot be written.
+    """
+    text = render_moves(run)
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"Wanted to write the report to {target}, found: {error.strerror}. Choose another file.") from error
+    return target
+
+
+def render_moves(run: RunDirectory) -> str:
+    """Return the page of an assembly run as text.
+
+    Raises:
+        UsageError: the run has no summary yet, or a JSON file is broken.
+    """
+    config, summary = run.read_json("config.json"), run.read_json("summary.json")
+    if not isinstance(config, dict) or not isinstance(summary, dict):
+        raise UsageError(f"Wanted a finished run in {run.path}, found no summary.json. Run it to its end first.")
+    environment = run.read_json("environment.json") or {}
+    winner = run.read_json("winner.json") if summary.get("best") else None
+    style = _asset("page.css") + _LINES
+    lines = {agent: _best_so_far(points) for agent, points in _points(run.path / "schedules.jsonl").items()}
+    engine = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    engine.filters |= {"times": _times, "interval": _interval, "share": _share, "sentence": _sentence}
+    return engine.from_string(_asset("assembly.html.j2")).render(
+        policy=f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        config=config,
+        summary=summary,
+        winner=None if winner is None else _with_pairs(winner),
+        lessons=_with_losses(winner),
+        curve=_curve(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
+        lines=list(lines),
+        facts=_facts(environment, summary),
+        record=[*_flat("", config), *_flat("", environment)],
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _points(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return for each agent the relative cost of every schedule by its number."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    if not path.exists():
+        return found
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            continue
+        points = found.setdefault(str(entry.get("agent")), [])
+        if entry.get("cost") and entry.get("baseline"):
+            points.append((int(entry["number"]), float(entry["baseline"]) / float(entry["cost"])))
+    return found
+
+
+def _best_so_far(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    best, line = 1.0, [(0, 1.0)]
+    for number, speedup in points:
+        if speedup > best:
+            line += [(number, best), (number, speedup)]
+            best = speedup
+    if points:
+        line.append((points[-1][0], best))
+    step = max(1, math.ceil(len(line) / _MOST_POINTS))
+    return [*line[:-1:step], line[-1]]
+
+
+def _curve(lines: Sequence[Sequence[tuple[int, float]]]) -> Markup:
+    last = max(point[0] for line in lines for point in line) or 1
+    top = max(point[1] for line in lines for point in line)
+    top = 1.0 + max(top - 1.0, 0.001) * 1.1
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(number: int, speedup: float) -> str:
+        x = _LEFT + width * number / last
+        return f"{x:.1f},{_TOP + height * (1 - (speedup - 1.0) / (top - 1.0)):.1f}"
+
+    body = []
+    for share in (0.0, 0.5, 1.0):
+        value = 1.0 + (top - 1.0) * share
+        y = _TOP + height * (1 - share)
+        body.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        body.append(f'<text class="tick" x="{_LEFT - 8}" y="{y:.1f}" dy="0.32em" text-anchor="end">{value:.4g}×</text>')
+    for index, line in enumerate(lines):
+        points = " ".join(place(*point) for point in line)
+        body.append(f'<polyline class="line{index}" points="{points}"/>')
+    body.append(f'<text class="tick" x="{_LEFT}" y="{_HEIGHT - 6}">0</text>')
+    body.append(f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">{last} schedules</text>')
+    about = escape("Best speedup seen by each agent against the number of schedules it has measured.")
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="curve-title">'
+        f'<title id="curve-title">{about}</title>{"".join(body)}</svg>'
+    )
+
+
+def _with_pairs(winner: dict[str, Any]) -> dict[str, Any]:
+    """Return the winner with each block's lines as (before, after), and addresses instead of slots."""
+    blocks = []
+    for block in winner.get("blocks") or []:
+        sides = [
+            [{"recontrolled": False, **line, "address": f"{line['slot'] * _INSTRUCTION_BYTES:04x}"} for line in block[side]]
+            for side in ("before", "after")
+        ]
+        blocks.append({**block, "pairs": list(zip(*sides, strict=True))})
+    return {**winner, "blocks": blocks}
+
+
+def _with_losses(winner: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the lessons with what is lost without each, the largest loss first."""
+    if winner is None:
+        return []
+    full = winner["verdict"]["speedup"]
+    found = []
+    for lesson in winner.get("lessons") or []:
+        without = lesson["without"]["speedup"]
+        loss = None if without is None else full / without - 1.0
+        found.append({**lesson, "loss": loss})
+    return sorted(found, key=lambda lesson: -math.inf if lesson["loss"] is None else -lesson["loss"])
+
+
+def _sentence(change: dict[str, Any]) -> str:
+    """Say what one change is, before the instruction's text."""
+    at = f"{change['from_slot'] * _INSTRUCTION_BYTES:04x}"
+    if change["kind"] == "move":
+        return f"{change['direction']} from {at}:"
+    if change["kind"] == "stall":
+        return f"{change['amount']} cycles longer stall at {at}:"
+    if change["kind"] == "yield":
+        return f"yield flipped at {at}:"
+    return f"reuse of operand {'abc'[change['amount']]} flipped at {at}:"
+
+
+def _facts(environment: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str]]:
+    gpu = (summary.get("measured_on") or {}).get("gpu") or {}
+    packages = environment.get("packages") or {}
+    facts = {
+        "GPU": gpu.get("name"),
+        "CUDA of the driver": gpu.get("driver"),
+        "Triton": packages.get("triton"),
+        "commit": environment.get("commit"),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _flat(prefix: str, value: dict[str, Any]) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for name, item in value.items():
+        if isinstance(item, dict):
+            lines += _flat(f"{prefix}{name}.", item)
+        else:
+            lines.append((f"{prefix}{name}", item if isinstance(item, str) else json.dumps(item)))
+    return lines
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}×"
+
+
+def _interval(found: dict[str, Any]) -> str:
+    low, high = found.get("low"), found.get("high")
+    return "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _asset(name: str) -> str:
+    return resources.files("kernelwright.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,207 @@
+"""Where schedules are measured: on GPUs through `kernelwright.tuning`, or by a model that gives no times.
+
+An arena has the backends that a search measures with, one for each GPU, and the independent re-measurement
+that decides at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kernelwright.errors import UsageError
+from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
+from kernelwright.sass import Program, Schedule
+
+if TYPE_CHECKING:
+    from kernelwright.tuning.launch_spec import LaunchSpec
+    from kernelwright.tuning.launcher import Launcher
+    from kernelwright.tuning.target import Target
+
+SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
+"""Backends that need no GPU and give no times."""
+GPU_BACKEND = "gpu"
+PROCESSES = 5
+"""Fresh processes of a re-measurement; our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an independent re-measurement says of one schedule.
+
+    Attributes:
+        speedup: cost of the original / cost of the schedule; None when it failed.
+        low: lower end of the 95 % interval; None when it failed.
+        high: upper end; None when it failed.
+        noise_floor: how far an A/A ratio strays from 1; None when it failed.
+        baseline: cost of the original; None when it failed.
+        wrong: how its outputs differ or how it failed; None when they are right.
+        processes: fresh processes it was measured in.
+    """
+
+    speedup: float | None
+    low: float | None
+    high: float | None
+    noise_floor: float | None
+    baseline: float | None
+    wrong: str | None
+    processes: int
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
+        return self.wrong is None and self.low is not None and self.low > 1.0 + (self.noise_floor or 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as one JSON object."""
+        return {**asdict(self), "is_gain": self.is_gain}
+
+
+class Arena(Protocol):
+    """Where schedules are measured.
+
+    Attributes:
+        backends: one for each schedule that may be measured at the same time.
+        is_simulated: whether the costs are no times of a GPU.
+        architecture: compute capability times ten.
+    """
+
+    backends: Sequence[Backend]
+    is_simulated: bool
+    architecture: int
+
+    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
+        """Measure a schedule again, in fresh processes where there are any."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the costs depend on, for the record."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+class SimulatedArena:
+    """An arena of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
+
+    Args:
+        backend: the model.
+        architecture: compute capability times ten.
+        lanes: how many schedules are measured side by side.
+    """
+
+    is_simulated = True
+
+    def __init__(self, backend: Backend, architecture: int, lanes: int = 1) -> None:
+        self.backends = [backend] * lanes
+        self.architecture = architecture
+
+    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
+        """Return the model's ratio once more; no process is started."""
+        found = measure(self.backends[0], schedule)
+        if found.relative is None:
+            return Verdict(None, None, None, None, None, found.detail or found.status, 0)
+        speedup = 1.0 / found.relative
+        return Verdict(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model's name."""
+        return {"backend": self.backends[0].name, "simulated": True, "architecture": self.architecture}
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class GpuArena:
+    """An arena of GPUs, each with a process of its own that runs schedules.
+
+    Args:
+        target: the kernel and how to launch it.
+        program: its cubin, disassembled.
+        devices: ordinals of the GPUs.
+        launcher_on: makes the launcher of one device in the child; importable by name.
+
+    Raises:
+        DeviceError: there is no such GPU, or the original does not run on it.
+    """
+
+    is_simulated = False
+
+    def __init__(
+        self,
+        target: Target,
+        program: Program,
+        devices: Sequence[int] = (0,),
+        launcher_on: Callable[[int, LaunchSpec], Launcher] | None = None,
+    ) -> None:
+        from kernelwright.tuning.measure import GpuBackend
+
+        chosen = launcher_on or cuda_launcher_on
+        self.architecture = target.architecture
+        self._target = target
+        self._program = program
+        self._factories = [functools.partial(chosen, device) for device in devices]
+        self._gpus = [GpuBackend(program, target, factory=factory) for factory in self._factories]
+        self.backends = self._gpus
+        # The first question is answered by a process that has found its GPU, or by an error that says why not.
+        self._identity = self._gpus[0].gpu
+
+    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
+        """Time a schedule in fresh processes of the first GPU, with an A/A control in each."""
+        from kernelwright.tuning.contained import ScheduleFailed
+        from kernelwright.tuning.measure import confirm
+
+        tuned = schedule.cubin(self._program)
+        try:
+            found = confirm(self._target, tuned, processes=processes, factory=self._factories[0])
+        except ScheduleFailed as failed:
+            return Verdict(None, None, None, None, None, str(failed), processes)
+        ratio = found.speedup
+        return Verdict(
+            ratio.estimate, ratio.low, ratio.high, found.noise_floor, found.original_us, found.wrong, found.processes
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the GPU, the driver, and how often schedules ended their process or gave wrong outputs."""
+        counts: dict[str, int] = {}
+        for backend in self._gpus:
+            for status, count in backend.counts.items():
+                counts[str(status)] = counts.get(str(status), 0) + count
+        return {
+            "backend": GPU_BACKEND,
+            "simulated": False,
+            "gpu": asdict(self._identity),
+            "gpus": len(self._gpus),
+            "statuses": counts,
+            "restarts": sum(backend.restarts for backend in self._gpus),
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        for backend in self._gpus:
+            backend.close()
+
+
+def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:
+    """Make a launcher on one GPU of several."""
+    from kernelwright.toolchain.driver import CudaDriver
+    from kernelwright.tuning.launcher import CudaLauncher
+
+    return CudaLauncher(spec, CudaDriver(device))
+
+
+def simulated_arena(name: str, architecture: int, lanes: int = 1) -> SimulatedArena:
+    """Return the arena of a model by its name.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if name == StaticIssueCycles.name:
+        return SimulatedArena(StaticIssueCycles(), architecture, lanes)
+    if name == SimulatedIssue.name:
+        return SimulatedArena(SimulatedIssue(architecture), architecture, lanes)
+    raise UsageError(f"wanted a backend out of {', '.join((GPU_BACKEND, *SIMULATED_BACKENDS))}, found {name!r}")

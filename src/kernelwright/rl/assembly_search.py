@@ -1,0 +1,387 @@
+"""Tuning the schedule of one kernel: play, re-measure, prove, say what was learnt.
+
+A search ends with a maximum over noise. So its best schedules are measured again in fresh processes, and only
+one whose interval's lower end is above 1 + the A/A noise floor, and which the checker proves to be a legal
+re-schedule, is a winner.
+
+A run directory holds
+
+    config.json          what was asked, and on which machine code
+    environment.json     where it ran
+    schedules.jsonl      every schedule measured: agent, moves, digest, cost, baseline, status
+    confirmations.jsonl  every re-measurement
+    winner.json          the winner's moves, what each is worth, its listing before and after
+    summary.json         the outcome
+    report.html          all of it as one page
+    original.cubin       what was played on
+    target.json, tuned.cubin   the winner, for `kernelwright sass deploy`; only when it was measured on a GPU
+    simulated.cubin            the winner of a model, which is no claim about any GPU
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kernelwright
+from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.records import RunDirectory, capture_environment
+from kernelwright.report.moves import write_moves_report
+from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
+from kernelwright.rl.assembly_arena import Arena, Verdict
+from kernelwright.rl.assembly_learnt import lessons, shortest_moves, side_by_side
+from kernelwright.rl.assembly_ledger import Entry, Ledger, append_line
+from kernelwright.sass import Program, Schedule, check_report
+from kernelwright.sass.simulator import ideal_cycles, simulate
+from kernelwright.toolchain import disassemble
+
+if TYPE_CHECKING:
+    from kernelwright.tuning.target import Target
+
+KIND = "sass optimize"
+CONFIRMATIONS_TRIED = 3
+"""Schedules of each agent to measure again, best first, until one holds; our choice."""
+_CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend")
+_SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class GameSettings:
+    """How a kernel is tuned.
+
+    Attributes:
+        agents: who plays; each has the whole budget to itself, so that they can be compared.
+        budget: schedules that each agent may measure.
+        seed: where chance starts.
+        moves: `paper` for CuAsmRL's swaps of memory instructions, `beyond` for moves of every kind.
+        horizon: moves of an episode, for agents that play episodes.
+        limit_s: seconds for each agent; None sets no limit.
+        learn: whether the winner's moves are left out one by one and measured.
+    """
+
+    agents: tuple[str, ...] = ("ppo",)
+    budget: int = 1000
+    seed: int = 0
+    moves: str = "beyond"
+    horizon: int = PAPER_HORIZON
+    limit_s: float | None = None
+    learn: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.agents or len(set(self.agents)) != len(self.agents) or not set(self.agents) <= set(AGENTS):
+            raise UsageError(f"wanted distinct agents out of {', '.join(AGENTS)}, found {', '.join(self.agents)}")
+        if self.moves not in NEIGHBOURHOODS:
+            raise UsageError(f"wanted moves out of {', '.join(NEIGHBOURHOODS)}, found {self.moves!r}")
+        if self.budget < 1 or self.horizon < 1:
+            raise UsageError(f"wanted a budget and a horizon of at least 1, found {self.budget} and {self.horizon}")
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyResult:
+    """What tuning one kernel gave.
+
+    Attributes:
+        run: the run directory.
+        best: the re-measurement of the winner; None when nothing held.
+        agent: who found it; None when nothing held.
+        summary: what `summary.json` holds.
+    """
+
+    run: Path
+    best: Verdict | None
+    agent: str | None
+    summary: dict[str, Any]
+
+
+Tell = Callable[[str], None]
+
+
+def optimize_kernel(
+    program: Program,
+    arena: Arena,
+    *,
+    out: Path,
+    name: str,
+    settings: GameSettings | None = None,
+    kernel_name: str | None = None,
+    target: Target | None = None,
+    tell: Tell | None = None,
+) -> AssemblyResult:
+    """Tune one kernel's schedule; run again with the same `out`, it goes on where it was.
+
+    Args:
+        program: the cubin.
+        arena: where schedules are measured.
+        out: the run directory.
+        name: of the kernel, for people.
+        settings: how it is tuned.
+        kernel_name: which kernel of the cubin, when there are several.
+        target: how the kernel is launched, for deploying the winner; None with a model.
+        tell: told about progress.
+
+    Raises:
+        UsageError: `out` belongs to another run, or nothing can be moved.
+        InfrastructureError: this machine cannot measure, or the checker refuses what the game produced.
+    """
+    settings = settings or GameSettings()
+    say = tell or (lambda message: None)
+    for agent in settings.agents:
+        agent_named(agent)
+    kernel = program.kernel(kernel_name)
+    if not Schedule(kernel).movable_slots:
+        raise UsageError(f"wanted something to move in {kernel.name}, found nothing; choose another kernel")
+    run = RunDirectory(out)
+    _claim(run, program, arena, name, kernel.name, settings)
+    ledgers: dict[str, Ledger] = {}
+    seconds: dict[str, float] = {}
+    for agent in settings.agents:
+        say(f"{agent} plays for {settings.budget} schedules")
+        begin = time.monotonic()
+        ledgers[agent] = _let_play(run, program, arena, agent, kernel.name, settings, say)
+        seconds[agent] = time.monotonic() - begin
+        _note_time(run, agent, seconds[agent], ledgers[agent].spent)
+    chosen = _confirm(run, program, arena, ledgers, say)
+    summary = _summary(run, program, arena, name, kernel.name, settings, ledgers, chosen)
+    if chosen is not None:
+        _write_winner(run, program, arena, chosen, settings, target, say)
+    run.write_json("summary.json", summary)
+    write_moves_report(run, run.path / "report.html")
+    if chosen is None:
+        return AssemblyResult(run.path, None, None, summary)
+    return AssemblyResult(run.path, chosen.verdict, chosen.agent, summary)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    agent: str
+    entry: Entry
+    schedule: Schedule
+    verdict: Verdict
+
+
+def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel: str, settings: GameSettings) -> None:
+    """Write what this run is, or see that the directory is of the same run."""
+    config = {
+        "kind": KIND,
+        "name": name,
+        "kernel": kernel,
+        "original_sha256": hashlib.sha256(program.image.data).hexdigest(),
+        "architecture": program.image.architecture,
+        "agents": list(settings.agents),
+        "budget": settings.budget,
+        "seed": settings.seed,
+        "moves": settings.moves,
+        "horizon": settings.horizon,
+        "limit_s": settings.limit_s,
+        "backend": arena.backends[0].name,
+        "unit": arena.backends[0].unit,
+        "simulated": arena.is_simulated,
+        "kernelwright": kernelwright.__version__,
+    }
+    earlier = run.read_json("config.json")
+    if earlier is None:
+        (run.path / "original.cubin").write_bytes(program.image.data)
+        run.write_json("environment.json", capture_environment("cpu" if arena.is_simulated else "cuda"))
+        run.write_json("config.json", config)
+        return
+    for key in _CLAIMED:
+        if earlier.get(key) != config[key]:
+            raise UsageError(
+                f"Wanted to resume in {run.path}; it belongs to a run with another {key} "
+                f"({earlier.get(key)!r}, now {config[key]!r}). Choose another directory."
+            )
+
+
+def _let_play(
+    run: RunDirectory, program: Program, arena: Arena, agent: str, kernel: str, settings: GameSettings, say: Tell
+) -> Ledger:
+    best = [1.0]
+
+    def watch(entry: Entry) -> None:
+        relative = entry.measurement.relative
+        if relative is not None and relative < best[0]:
+            best[0] = relative
+            say(f"{agent} {entry.number}/{settings.budget}: {1 / relative:.4f}x in the search, not confirmed yet")
+
+    path = run.path / _SCHEDULES
+    limit_s = settings.limit_s
+    if limit_s is not None:
+        limit_s = max(0.0, limit_s - _time_spent(run, agent))
+    ledger = Ledger(program.kernel(kernel), arena.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=watch)
+    if ledger.spent:
+        say(f"{agent} resumes after {ledger.spent} schedules")
+    if not ledger.is_spent:
+        directory = run.path / agent
+        if agent == "ppo":
+            directory.mkdir(exist_ok=True)
+        play(agent, Table(program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory))
+    return ledger
+
+
+def _time_spent(run: RunDirectory, agent: str) -> float:
+    return float((run.read_json("times.json") or {}).get(agent, {}).get("seconds", 0.0))
+
+
+def _note_time(run: RunDirectory, agent: str, seconds: float, schedules: int) -> None:
+    """Add to the time that an agent has played, so that a resumed run says how many schedules a second there were."""
+    times = run.read_json("times.json") or {}
+    known = times.get(agent, {"seconds": 0.0, "schedules": 0})
+    if schedules > known["schedules"]:
+        times[agent] = {"seconds": known["seconds"] + seconds, "schedules": schedules}
+        run.write_json("times.json", times)
+
+
+def _confirm(run: RunDirectory, program: Program, arena: Arena, ledgers: dict[str, Ledger], say: Tell) -> _Chosen | None:
+    """Measure the best of every agent again; return the one with the highest lower end among those that hold."""
+    known = _known_confirmations(run)
+    held: list[_Chosen] = []
+    for agent, ledger in ledgers.items():
+        for entry in ledger.best(CONFIRMATIONS_TRIED):
+            schedule = ledger.schedule_of(entry)
+            verdict = known.get(entry.digest)
+            if verdict is None:
+                say(f"re-measuring the best of {agent}, schedule {entry.number}")
+                verdict = arena.confirm(schedule)
+                line = {"agent": agent, "number": entry.number, "digest": entry.digest, **verdict.to_json()}
+                append_line(run.path / _CONFIRMATIONS, line)
+                known[entry.digest] = verdict
+            if verdict.is_gain:
+                held.append(_Chosen(agent, entry, schedule, verdict))
+                break
+    if not held:
+        return None
+    chosen = max(held, key=lambda found: found.verdict.low or 0.0)
+    report = check_report(program.image.data, chosen.schedule.cubin(program), disassemble)
+    if not report.legal:
+        raise InfrastructureError(
+            f"wanted a legal schedule from legal moves, found {report.violations[0]}; keep {run.path} and report this"
+        )
+    return chosen
+
+
+def _known_confirmations(run: RunDirectory) -> dict[str, Verdict]:
+    found = {}
+    for line in _lines(run.path / _CONFIRMATIONS):
+        values: dict[str, Any] = {name: line.get(name) for name in Verdict.__slots__}
+        found[line["digest"]] = Verdict(**values)
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue
+    return lines
+
+
+def _summary(
+    run: RunDirectory,
+    program: Program,
+    arena: Arena,
+    name: str,
+    kernel: str,
+    settings: GameSettings,
+    ledgers: dict[str, Ledger],
+    chosen: _Chosen | None,
+) -> dict[str, Any]:
+    confirmations = _lines(run.path / _CONFIRMATIONS)
+    times = run.read_json("times.json") or {}
+    statuses: dict[str, int] = {}
+    for ledger in ledgers.values():
+        for entry in ledger.entries:
+            statuses[entry.measurement.status] = statuses.get(entry.measurement.status, 0) + 1
+    schedules = sum(ledger.spent for ledger in ledgers.values())
+    seconds = sum(times.get(agent, {}).get("seconds", 0.0) for agent in ledgers)
+    architecture = program.image.architecture
+    original = Schedule(program.kernel(kernel))
+    bound = ideal_cycles(original.kernel, architecture)
+    cycles = simulate(original, architecture)
+    return {
+        "kind": KIND,
+        "name": name,
+        "kernel": kernel,
+        "backend": arena.backends[0].name,
+        "unit": arena.backends[0].unit,
+        "simulated": arena.is_simulated,
+        "best": None
+        if chosen is None
+        else {"agent": chosen.agent, "digest": chosen.entry.digest, **chosen.verdict.to_json()},
+        "agents": {
+            agent: _agent_summary(ledger, [c for c in confirmations if c["agent"] == agent])
+            for agent, ledger in ledgers.items()
+        },
+        "statuses": statuses,
+        "wrong_outputs": statuses.get("wrong-output", 0),
+        "schedules_run": schedules,
+        "schedules_per_second": schedules / seconds if seconds > 0 else None,
+        "budget": settings.budget,
+        "simulated_bound": {
+            "simulated_cycles": cycles,
+            "no_schedule_below": bound.cycles,
+            "gain_at_most": cycles / bound.cycles,
+            "limited_by": bound.limited_by,
+            "limits": bound.limits,
+        },
+        "measured_on": arena.describe(),
+    }
+
+
+def _agent_summary(ledger: Ledger, confirmations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    best = ledger.best(1)
+    held = next((c for c in confirmations if c["is_gain"]), None)
+    relative = best[0].measurement.relative if best else None
+    return {
+        "schedules": ledger.spent,
+        "stopped_by": ledger.stopped_by or ("schedules" if ledger.spent >= ledger.budget else "exhausted"),
+        "best_in_search": None if relative is None else 1.0 / relative,
+        "confirmed": held,
+        "tried": len(confirmations),
+    }
+
+
+def _write_winner(
+    run: RunDirectory,
+    program: Program,
+    arena: Arena,
+    chosen: _Chosen,
+    settings: GameSettings,
+    target: Target | None,
+    say: Tell,
+) -> None:
+    """Write the winner's cubin and what it is made of; what each move is worth is measured once."""
+    moves = shortest_moves(chosen.schedule)
+    earlier = run.read_json("winner.json")
+    worth: list[dict[str, Any]] | None = None
+    if earlier is not None and earlier.get("digest") == chosen.entry.digest:
+        worth = earlier["lessons"]
+    if worth is None and settings.learn:
+        say("leaving the winner's moves out one by one")
+        worth = lessons(chosen.schedule, lambda schedule: arena.confirm(schedule, processes=1).to_json())
+    run.write_json(
+        "winner.json",
+        {
+            "agent": chosen.agent,
+            "digest": chosen.entry.digest,
+            "verdict": chosen.verdict.to_json(),
+            "moves": moves,
+            "moved": chosen.schedule.moved,
+            "lessons": worth,
+            "blocks": side_by_side(chosen.schedule),
+        },
+    )
+    tuned = chosen.schedule.cubin(program)
+    if arena.is_simulated or target is None:
+        (run.path / "simulated.cubin").write_bytes(tuned)
+        return
+    from kernelwright.tuning.deploy import Winner, write_winner
+
+    provenance = {"run": run.path.name, "agent": chosen.agent, "moves": moves, "speedup": chosen.verdict.to_json()}
+    write_winner(run.path, Winner(target, tuned, provenance))
