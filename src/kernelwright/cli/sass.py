@@ -1,4 +1,7 @@
-"""`kernelwright sass`: look at, re-schedule and check machine code; none of this needs a GPU."""
+"""`kernelwright sass`: look at, re-schedule, check, tune and deploy machine code.
+
+Tuning and deploying measure on a GPU; the rest needs none.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelwright.cli.output import emit_json
+from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
 
 if TYPE_CHECKING:
+    from kernelwright.rl.assembly_search import AssemblyResult
     from kernelwright.sass import Kernel, Program
 
 CUBIN_LIMIT_BYTES = 256 << 20
@@ -21,9 +25,9 @@ _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="O
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
-@click.group("sass", short_help="Show, play and check machine-code schedules.")
+@click.group("sass", short_help="Show, play, check, optimize and deploy machine-code schedules.")
 def sass() -> None:
-    """Look at, re-schedule and check the machine code of a cubin. No GPU is needed.
+    """Look at, re-schedule, check, tune and deploy the machine code of a cubin.
 
     A disassembler of the cubin's generation is: the Triton 3.6 wheel ships one, KERNELWRIGHT_NVDISASM
     names another.
@@ -76,10 +80,7 @@ def _show_text(kernel: Kernel, architecture: int) -> None:
 def _kernel_json(kernel: Kernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
-        "blocks": [
-            {"start": b.start * 16, "stop": b.stop * 16, "successors": list(b.successors)}
-            for b in kernel.blocks
-        ],
+        "blocks": [{"start": b.start * 16, "stop": b.stop * 16, "successors": list(b.successors)} for b in kernel.blocks],
         "instructions": [
             {
                 "address": i.address,
@@ -108,14 +109,10 @@ def _kernel_json(kernel: Kernel) -> dict[str, Any]:
 @click.option("--moves", type=click.IntRange(min=0), default=100, show_default=True, help="Moves to play.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same schedule.")
 @click.option("--out", type=_cubin, required=True, metavar="MUTATED", help="Where to write the new cubin.")
-@click.option(
-    "--paper", is_flag=True, help="CuAsmRL's moves only: swap a memory instruction with a neighbour."
-)
+@click.option("--paper", is_flag=True, help="CuAsmRL's moves only: swap a memory instruction with a neighbour.")
 @_kernel_option
 @_json_option
-def play(
-    cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name: str | None, as_json: bool
-) -> None:
+def play(cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name: str | None, as_json: bool) -> None:
     """Play random legal moves on CUBIN and write the result, once it is proven legal.
 
     Fewer moves are played when no further legal one is found.
@@ -182,9 +179,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
         emit_json(
             {
                 "legal": report.legal,
-                "violations": [
-                    {"kind": v.kind, "address": v.address, "detail": v.detail} for v in report.violations
-                ],
+                "violations": [{"kind": v.kind, "address": v.address, "detail": v.detail} for v in report.violations],
                 "moved": report.moved,
             }
         )
@@ -193,6 +188,161 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
             click.echo(f"{violation.address:#08x}  {violation.kind}: {violation.detail}")
         click.echo(f"{'legal' if report.legal else 'not legal'}, {report.moved} instructions moved")
     if not report.legal:
+        context.exit(NOT_LEGAL)
+
+
+@sass.command("optimize")
+@click.argument("target")
+@click.option(
+    "--agent",
+    "agents",
+    multiple=True,
+    metavar="ppo|anneal|greedy|random",
+    help="Who plays; ppo by default. Several, each with the whole budget, by repeating it.",
+)
+@click.option(
+    "--budget", type=click.IntRange(min=1), default=1000, show_default=True, help="Schedules to measure, for each agent."
+)
+@click.option("--out", type=_cubin, metavar="DIR", help="Run directory; the same one resumes. Default: a new one in runs/.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where chance starts.")
+@click.option(
+    "--moves", type=click.Choice(["beyond", "paper"]), default="beyond", show_default=True, help="Which moves are allowed."
+)
+@click.option(
+    "--backend",
+    default="gpu",
+    show_default=True,
+    metavar="gpu|static-issue-cycles|simulated-issue",
+    help="What a schedule costs. All but gpu are models: they give no times.",
+)
+@click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="GPUs that measure side by side.")
+@click.option(
+    "--architecture", type=int, metavar="N", help="Compile for this compute capability times ten; the GPU's by default."
+)
+@click.option("--limit", "limit_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Time limit of each agent.")
+@_kernel_option
+@_json_option
+def optimize(
+    target: str,
+    agents: tuple[str, ...],
+    budget: int,
+    out: Path | None,
+    seed: int,
+    moves: str,
+    backend: str,
+    gpus: int,
+    architecture: int | None,
+    limit_s: float | None,
+    kernel_name: str | None,
+    as_json: bool,
+) -> None:
+    """Search for a faster schedule of TARGET, measure the best again, and prove it.
+
+    TARGET is a launch file (.toml or .json), a Python file with kernel specs (FILE.py:NAME), corpus:NAME, or,
+    for a model only, a bare cubin. Without a GPU this ends with 3 unless --backend names a model.
+    """
+    from kernelwright.cli.options import fresh_run_path
+    from kernelwright.rl.assembly_arena import open_game
+    from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
+
+    settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s)
+    game = open_game(target, backend, architecture, gpus, kernel_name)
+    path = out or fresh_run_path("sass", game.name)
+    try:
+        with says_what_was_kept(lambda: f"every schedule measured is in {path}; the same command goes on"):
+            result = optimize_kernel(
+                game.program,
+                game.arena,
+                out=path,
+                name=game.name,
+                settings=settings,
+                kernel_name=game.kernel_name,
+                target=game.target,
+                tell=say,
+            )
+    finally:
+        game.arena.close()
+    if as_json:
+        emit_json(_optimize_json(target, result))
+    else:
+        click.echo(_optimize_text(result))
+
+
+def _optimize_json(target: str, result: AssemblyResult) -> dict[str, Any]:
+    """The object that `--json` prints; its keys are a contract with scripts."""
+    summary, best = result.summary, result.best
+    return {
+        "target": target,
+        "kernel": summary["kernel"],
+        "run": str(result.run),
+        "backend": summary["backend"],
+        "unit": summary["unit"],
+        "simulated": summary["simulated"],
+        "schedules": summary["schedules_run"],
+        "best": None
+        if best is None
+        else {
+            "agent": result.agent,
+            "speedup": best.speedup,
+            "speedup_low": best.low,
+            "speedup_high": best.high,
+            "noise_floor": best.noise_floor,
+        },
+    }
+
+
+def _optimize_text(result: AssemblyResult) -> str:
+    summary, best = result.summary, result.best
+    lines = []
+    if best is None:
+        lines.append("best       none: no schedule's interval cleared the noise floor when measured again")
+    else:
+        lines.append(f"best       {format_speedup(best.speedup, best.low, best.high)} by {result.agent}")
+    if summary["simulated"]:
+        lines.append(f"note       simulated, not a time: {summary['unit']} of the model {summary['backend']}")
+    lines.append(f"schedules  {summary['schedules_run']}")
+    lines.append(f"report     {result.run / 'report.html'}")
+    return "\n".join(lines)
+
+
+@sass.command("deploy")
+@click.argument("run_dir", type=_cubin)
+@click.option(
+    "--cache", type=_cubin, metavar="DIR", help="Cache of tuned kernels; KERNELWRIGHT_CACHE or the user's by default."
+)
+@_json_option
+@click.pass_context
+def deploy(context: click.Context, run_dir: Path, cache: Path | None, as_json: bool) -> None:
+    """Prove and measure the winner in RUN_DIR again, and put it into the cache that Triton kernels look it up in.
+
+    Exit status: 0 deployed, 1 refused, 2 RUN_DIR holds no winner, 3 no GPU.
+    """
+    from kernelwright.tuning.cache import TunedCache
+    from kernelwright.tuning.deploy import deploy as put
+    from kernelwright.tuning.deploy import read_winner
+
+    done = put(read_winner(run_dir), TunedCache(cache))
+    found = done.confirmation
+    if as_json:
+        emit_json(
+            {
+                "deployed": done.refusal is None,
+                "reason": done.refusal,
+                "detail": done.detail,
+                "path": None if done.path is None else str(done.path),
+                "speedup": None if found is None else found.speedup.estimate,
+                "speedup_low": None if found is None else found.speedup.low,
+                "speedup_high": None if found is None else found.speedup.high,
+            }
+        )
+    elif done.refusal is None:
+        speedup = (
+            "" if found is None else f", {format_speedup(found.speedup.estimate, found.speedup.low, found.speedup.high)}"
+        )
+        click.echo(f"{done.path}: deployed{speedup}")
+    else:
+        click.echo(f"refused: {done.refusal}, {done.detail}")
+    if done.refusal is not None:
         context.exit(NOT_LEGAL)
 
 

@@ -73,6 +73,7 @@ def render_moves(run: RunDirectory) -> str:
         summary=summary,
         winner=None if winner is None else _with_pairs(winner),
         lessons=_with_losses(winner),
+        open_block=_first_to_see(winner),
         curve=_curve(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
         lines=list(lines),
         facts=_facts(environment, summary),
@@ -149,6 +150,12 @@ def _with_pairs(winner: dict[str, Any]) -> dict[str, Any]:
     return {**winner, "blocks": blocks}
 
 
+def _first_to_see(winner: dict[str, Any] | None) -> int | None:
+    """Return the number of the changed block that is shown opened: the first inside a loop, or else the first."""
+    blocks = winner["blocks"] if winner else []
+    return next((b["block"] for b in [*(b for b in blocks if b["in_loop"]), *blocks]), None)
+
+
 def _with_losses(winner: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the lessons with what is lost without each, the largest loss first."""
     if winner is None:
@@ -168,7 +175,7 @@ def _sentence(change: dict[str, Any]) -> str:
     if change["kind"] == "move":
         return f"{change['direction']} from {at}:"
     if change["kind"] == "stall":
-        return f"{change['amount']} cycles longer stall at {at}:"
+        return f"{change['amount']} more cycles of stall at {at}:"
     if change["kind"] == "yield":
         return f"yield flipped at {at}:"
     return f"reuse of operand {'abc'[change['amount']]} flipped at {at}:"

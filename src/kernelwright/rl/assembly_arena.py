@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
-from kernelwright.sass import Program, Schedule
+from kernelwright.sass import Program, Schedule, load
+from kernelwright.toolchain import disassemble
 
 if TYPE_CHECKING:
     from kernelwright.tuning.launch_spec import LaunchSpec
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
 """Backends that need no GPU and give no times."""
 GPU_BACKEND = "gpu"
+DEFAULT_ARCHITECTURE = 90
 PROCESSES = 5
 """Fresh processes of a re-measurement; our choice."""
 
@@ -60,17 +63,17 @@ class Verdict:
 
 
 class Arena(Protocol):
-    """Where schedules are measured.
+    """Where schedules are measured."""
 
-    Attributes:
-        backends: one for each schedule that may be measured at the same time.
-        is_simulated: whether the costs are no times of a GPU.
-        architecture: compute capability times ten.
-    """
+    @property
+    def backends(self) -> Sequence[Backend]:
+        """One for each schedule that may be measured at the same time."""
+        ...
 
-    backends: Sequence[Backend]
-    is_simulated: bool
-    architecture: int
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the costs are no times of a GPU."""
+        ...
 
     def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
         """Measure a schedule again, in fresh processes where there are any."""
@@ -90,7 +93,7 @@ class SimulatedArena:
 
     Args:
         backend: the model.
-        architecture: compute capability times ten.
+        architecture: compute capability times ten, for the record.
         lanes: how many schedules are measured side by side.
     """
 
@@ -141,7 +144,6 @@ class GpuArena:
         from kernelwright.tuning.measure import GpuBackend
 
         chosen = launcher_on or cuda_launcher_on
-        self.architecture = target.architecture
         self._target = target
         self._program = program
         self._factories = [functools.partial(chosen, device) for device in devices]
@@ -205,3 +207,67 @@ def simulated_arena(name: str, architecture: int, lanes: int = 1) -> SimulatedAr
     if name == SimulatedIssue.name:
         return SimulatedArena(SimulatedIssue(architecture), architecture, lanes)
     raise UsageError(f"wanted a backend out of {', '.join((GPU_BACKEND, *SIMULATED_BACKENDS))}, found {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A kernel to tune, and where its schedules are measured.
+
+    Attributes:
+        name: of the kernel, for people.
+        program: the cubin, disassembled.
+        arena: where schedules are measured.
+        kernel_name: which kernel of the cubin, where that must be said.
+        target: how it is launched; None with a model and a bare cubin.
+    """
+
+    name: str
+    program: Program
+    arena: Arena
+    kernel_name: str | None = None
+    target: Target | None = None
+
+
+def open_game(
+    text: str, backend: str = GPU_BACKEND, architecture: int | None = None, gpus: int = 1, kernel_name: str | None = None
+) -> Game:
+    """Find what a target's name means and set up where it is measured.
+
+    Args:
+        text: a target as `kernelwright.tuning.target` spells them; with a model also a bare cubin.
+        backend: `gpu`, or one of `SIMULATED_BACKENDS`.
+        architecture: compute capability times ten to compile for; the GPU's own, or 90 with a model, when None.
+        gpus: how many GPUs measure side by side.
+        kernel_name: which kernel of a bare cubin, when there are several.
+
+    Raises:
+        UsageError: the target or the backend does not exist, or a bare cubin was to be measured.
+        DeviceError: there is no GPU.
+        ToolchainError: a compiler or disassembler is missing.
+    """
+    path = Path(text)
+    if backend == GPU_BACKEND:
+        from kernelwright.toolchain.driver import gpu_identity
+        from kernelwright.tuning.target import load_target
+
+        identity = gpu_identity(0)
+        if path.suffix == ".cubin":
+            raise UsageError(
+                f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
+                f"file (docs/assembly-game.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
+            )
+        target = load_target(text, architecture or identity.architecture)
+        program = load(target.cubin, disassemble)
+        return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
+    if path.suffix == ".cubin":
+        try:
+            program = load(path.read_bytes(), disassemble)
+        except OSError as error:
+            raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
+        arena = simulated_arena(backend, program.image.architecture, gpus)
+        return Game(path.stem, program, arena, kernel_name)
+    from kernelwright.tuning.target import load_target
+
+    arena = simulated_arena(backend, architecture or DEFAULT_ARCHITECTURE, gpus)
+    target = load_target(text, arena.architecture)
+    return Game(target.spec.name, load(target.cubin, disassemble), arena, target.spec.entry, target)
