@@ -43,6 +43,7 @@ def test_the_form_that_was_asked_for():
         f"{FENCED}A variant:\n```python\nclass ModelNew(torch.nn.Module):\n    def forward(self,",
         f"```python\nimport torch  # never closed\n{FENCED}",
         f"<think>class ModelNew: what if\n```python\nclass ModelNew: pass\n```\n</think>\n{FENCED}",
+        f"<think>one</think>\n```python\nclass ModelNew: pass\n```\nWait. <think>two</think>{FENCED}",
         f"the prompt opened it</THINK>{FENCED}",
         f"{FENCED}<think>was that right?",
         f"Here is the module.\n\n{CODE}",
@@ -55,6 +56,7 @@ def test_the_same_code_is_found_in_every_dress(text):
     assert found.failure is None, found
     assert found.source is not None
     assert ast.dump(ast.parse(found.source)) == ast.dump(ast.parse(CODE))
+    assert "\r" not in found.source
 
 
 def test_of_several_complete_blocks_the_last_counts():

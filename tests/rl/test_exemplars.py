@@ -81,6 +81,12 @@ def test_a_candidate_that_failed_its_confirmation_is_no_exemplar(database):
     assert database.counts() == Counts(1, 1, 0, 0)
 
 
+def test_of_two_first_measurements_the_worse_counts(database):
+    one, other = module(note="one"), module(note="other")
+    database.add_all([accepted(2.0, one), rejected(source=one), rejected(source=other), accepted(2.0, other)])
+    assert database.exemplars(TASK.sha256, device="cpu") == []
+
+
 def test_a_confirmation_may_also_raise_a_score(database):
     source = module()
     database.add_all([accepted(1.5, source), accepted(2.0, source, confirms=True)])

@@ -80,6 +80,12 @@ def test_several_answers_to_one_prompt_wait_for_their_turn(tmp_path):
     assert len({found.candidate_sha256 for found in history}) == 4
 
 
+def test_the_same_code_twice_is_one_candidate(tmp_path):
+    model = ScriptedModel([*answers(1), *answers(1), "No.", *answers(2)])
+    found = policy_for_run(model, tmp_path, samples=5).propose(context(), 5)[:2]
+    assert len({candidate.sha256 for candidate in found}) == len(found) == 2
+
+
 def test_prompts_and_sampling_seeds_differ_and_follow_from_the_seed(tmp_path):
     def seeds(name, seed):
         model = ScriptedModel(answers(3))

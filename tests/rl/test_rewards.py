@@ -67,7 +67,7 @@ def test_faster_never_gets_less(one, other, name):
 
 def test_the_highest_milestone_needs_to_know_torch_compile():
     assert reward_named("milestone")(accepted(20.0)) == 2.0
-    assert reward_named("milestone", compile_speedups={TASK.sha256: 0.1})(accepted(1.12)) == 3.0, "eager is a rival too"
+    assert reward_named("milestone", compile_speedups={TASK.sha256: 0.1})(accepted(1.12)) == 3.0
     assert reward_named("milestone")(accepted(1.06)) == 1.0, "its lower bound is no 5 % faster"
 
 

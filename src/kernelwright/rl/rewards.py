@@ -98,7 +98,7 @@ class _NamedReward:
 
 def conservative(speedup: float) -> float:
     """Round to two decimals towards 1 (CUDA-L1, section 2.4.4): 1.118 is 1.11 and 0.992 is 1.00."""
-    # The text of a float is its shortest decimal, so 1.15 stays 1.15 although its binary value is below.
+    # 1.15 * 100 is 114.99999999999999: nine decimals drop what binary fractions add.
     hundredths = round(speedup * 100, 9)
     return (math.floor(hundredths) if speedup > 1 else math.ceil(hundredths)) / 100
 
@@ -120,7 +120,7 @@ def reward_named(name: str, *, compile_speedups: Mapping[str, float] = MappingPr
         if faster <= MILESTONE:
             return 1.0
         rival = compile_speedups.get(evaluation.task_sha256)
-        return 3.0 if rival is not None and faster > MILESTONE * max(rival, 1.0) else 2.0
+        return 3.0 if rival is not None and faster > MILESTONE * rival else 2.0
 
     known = {
         "speedup": _NamedReward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
@@ -193,9 +193,8 @@ class Reverification:
 
         The paper says only what is accepted; that a disagreement leaves the worse of the two is our choice.
         """
-        if self.agrees or not self.second.accepted:
-            return self.second
-        return min(self.second, self.first, key=lambda found: found.speedup or 0.0)
+        # A rejected evaluation has no speedup, and is the worse one.
+        return self.second if self.agrees else min(self.second, self.first, key=lambda found: found.speedup or 0.0)
 
 
 @contextmanager
