@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -16,6 +17,8 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
+
+import httpx
 
 from kernelwright import cli
 from kernelwright.records import RunDirectory
@@ -41,7 +44,7 @@ def get_init_inputs():
     return []
 """
 
-GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(").strip() + "\n"
 
 SETTINGS = """
 processes_min = 2
@@ -85,6 +88,30 @@ def serving(*arguments: str):
             process.kill()
 
 
+def verl_score(url: str, answer: str) -> dict[str, float]:
+    """As a verl worker would get it: in another process, from the worked example."""
+    program = (
+        "import asyncio, importlib.util, json, sys\n"
+        "spec = importlib.util.spec_from_file_location('reward', sys.argv[1])\n"
+        "reward = importlib.util.module_from_spec(spec); spec.loader.exec_module(reward)\n"
+        "call = reward.compute_score(data_source='', solution_str=sys.argv[2], ground_truth=sys.argv[3])\n"
+        "print(json.dumps(asyncio.run(call)))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    example = Path(__file__).parents[2] / "examples" / "verl" / "reward.py"
+    task = json.dumps({"id": "relu", "source": TASK})
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(example), answer, task],
+        env={**os.environ, "KERNELWRIGHT_URL": url, "KERNELWRIGHT_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def descendants(pid: int) -> list[int]:
     """Of a process, as handles (pidfd_open)."""
     parents = {}
@@ -105,11 +132,10 @@ def test_a_service_judges_survives_a_kill_and_ends_in_order(place):
         with ServiceClient(url, TOKEN) as client:
             good = client.evaluate(request())
             wrong = client.evaluate(request(GOOD.replace("+ 3", "+ 4")))
+            assert verl_score(url, f"```python\n{GOOD}```")["score"] == good.reward.value
             assert good.evaluation.accepted, good.evaluation.detail
             assert 0 < good.evaluation.speedup_low <= good.evaluation.speedup <= good.evaluation.speedup_high
             assert (wrong.evaluation.reason, wrong.reward.value) == ("wrong-output", 0.0)
-            import httpx
-
             slow = request("import time; time.sleep(1000)").model_dump_json(exclude_defaults=True)
             headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
             begun = httpx.post(f"{url}/v1/evaluations?wait_s=0.5", content=slow, headers=headers)
@@ -166,7 +192,9 @@ def test_a_token_that_can_be_guessed_is_refused(place, capsys, monkeypatch, toke
     assert "KERNELWRIGHT_TOKEN" not in os.environ
 
 
-@pytest.mark.parametrize(("mode", "text", "words"), [(0o644, TOKEN, "chmod 600"), (0o600, "short", "16"), (None, "", "No such")])
+@pytest.mark.parametrize(
+    ("mode", "text", "words"), [(0o644, TOKEN, "chmod 600"), (0o600, "short", "16"), (None, "", "No such")]
+)
 def test_a_token_file_is_only_for_its_owner(place, capsys, mode, text, words):
     if mode is not None:
         (place / "token").write_text(text)

@@ -1,0 +1,45 @@
+"""Write built-in tasks, or Python files in KernelBench's format, as a data set for verl.
+
+    python make_dataset.py train.parquet diag_matmul rms_norm_composite my_task.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from kernelwright.records import Task
+from kernelwright.rl.prompts import contrastive_prompt
+from kernelwright.tasks import load_task
+
+
+def row(number: int, task: Task, hardware: str) -> dict[str, Any]:
+    """One prompt. It shows no earlier attempts: those change while a policy learns, and a file does not."""
+    prompt = contrastive_prompt(task, [], device="cuda", hardware=hardware)
+    named = task.id if task.origin.startswith("builtin:") else {"id": task.id, "source": task.source}
+    return {
+        "data_source": "kernelwright",
+        "prompt": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "ability": "code",
+        "reward_model": {"style": "rule", "ground_truth": json.dumps(named)},
+        "extra_info": {"index": number, "task": task.id},
+    }
+
+
+def main() -> None:
+    """Read tasks, write rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="the parquet file to write")
+    parser.add_argument("tasks", nargs="+", help="ids of built-in tasks, or files")
+    parser.add_argument("--hardware", default="", help="what the service judges on, as the prompt names it")
+    arguments = parser.parse_args()
+
+    from datasets import Dataset
+
+    rows = [row(number, load_task(name), arguments.hardware) for number, name in enumerate(arguments.tasks)]
+    Dataset.from_list(rows).to_parquet(arguments.out)
+
+
+if __name__ == "__main__":
+    main()
