@@ -118,3 +118,17 @@ def test_confirmation_takes_fresh_processes_and_an_a_a_control():
     wrong = confirm(Target(SPEC, b"original", 90), b"us=10 wrong", processes=2, blocks=4, factory=fake_launcher)
     assert wrong.speedup.low > 1.5
     assert not wrong.is_gain
+
+
+def test_the_throughput_benchmark_runs(row_sum):
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[2] / "benchmarks" / "sass_throughput.py"
+    spec = importlib.util.spec_from_file_location("sass_throughput", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    found = benchmark.measure(row_sum, 0.2, check_all=True, factory=faster_by_every_changed_byte)
+    assert found["schedules"] >= 1
+    assert found["statuses"].keys() <= {"measured"}
+    assert found["kernel"] == "row_sum"
