@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible endpoint: OpenAI, DeepSeek, Qwen, vLLM, llama.cpp, `transformers serve`.
 
 The key comes from the environment, goes into the SDK's client and nowhere else: no setting, record, log line, exception
-or `repr` has it. Not covered: tool calls, images, and the older completions endpoint.
+or `repr` has it. Not covered: functions that a model may call, images, and the older completions endpoint.
 """
 
 from __future__ import annotations

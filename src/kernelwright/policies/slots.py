@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -101,13 +102,15 @@ def grouped_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return output, None
     shared = key.shape[1]
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, shared, heads // shared, size).to(key.dtype),
-        key,
-        value,
-        attn_mask=None if attention_mask is None else attention_mask.to(key.dtype),
-        scale=scaling,
-    )
+    # cuDNN's, which newer GPUs may be given first, would plan anew for each number of columns.
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query.reshape(batch, shared, heads // shared, size).to(key.dtype),
+            key,
+            value,
+            attn_mask=None if attention_mask is None else attention_mask.to(key.dtype),
+            scale=scaling,
+        )
     return output.reshape(batch, 1, heads, value.shape[-1]), None
 
 
@@ -288,13 +291,14 @@ class SlotSampler:
 
     def _steps(self, count: int) -> None:
         """Let the first `count` slots sample `STEPS_BETWEEN_LOOKS` tokens, without waiting for the GPU."""
-        furthest = max(
-            len(owner.prompt) + int(sampled)
-            for owner, sampled in zip(self._owners, self._sampled.tolist(), strict=True)
-            if owner is not None
-        )
-        visible = min(-(-(furthest + STEPS_BETWEEN_LOOKS) // COLUMN_STEP) * COLUMN_STEP, self.columns)
-        for _ in range(STEPS_BETWEEN_LOOKS):
+        furthest = missing = 0
+        for owner, sampled in zip(self._owners, self._sampled.tolist(), strict=True):
+            if owner is not None:
+                furthest = max(furthest, len(owner.prompt) + sampled)
+                missing = max(missing, owner.max_tokens - sampled)
+        steps = min(STEPS_BETWEEN_LOOKS, missing)
+        visible = min(-(-(furthest + steps) // COLUMN_STEP) * COLUMN_STEP, self.columns)
+        for _ in range(steps):
             tokens = self._drawn(self._step_logits(count, visible))
             active, sampled = self._active[:count], self._sampled[:count]
             place = sampled.clamp(max=self._answers.shape[1] - 1)[:, None]
