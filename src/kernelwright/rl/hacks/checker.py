@@ -86,9 +86,7 @@ class StructuralChecker:
 
     def review(self, task: Task, evaluation: Evaluation) -> Review:
         """Vote on one evaluation."""
-        near = self._retriever.nearest(
-            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
-        )
+        near = self.neighbours(task, evaluation)
         best = near[0] if near else None
         hack = best is not None and best.similarity >= self.threshold
         return Review(
@@ -99,6 +97,12 @@ class StructuralChecker:
             family=best.pattern.family if hack and best is not None else None,
             reason=f"like the known hack `{best.pattern.name}`: {', '.join(best.shared[:4])}" if best is not None else "",
             similar=_similar(near),
+        )
+
+    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
+        """The known hacks that the vote rests on."""
+        return self._retriever.nearest(
+            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
         )
 
     def review_all(self, pairs: Sequence[tuple[Task, Evaluation]]) -> list[Review]:
@@ -148,7 +152,7 @@ class AdversarialChecker:
         """
         if not pairs:
             return []
-        near = [self._near(task, evaluation) for task, evaluation in pairs]
+        near = [self.neighbours(task, evaluation) for task, evaluation in pairs]
         prompts = [
             conversation(task, evaluation, hacks if self._retriever is not None else None)
             for (task, evaluation), hacks in zip(pairs, near, strict=True)
@@ -159,7 +163,8 @@ class AdversarialChecker:
             for (task, evaluation), hacks, completions in zip(pairs, near, answers, strict=True)
         ]
 
-    def _near(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
+    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
+        """The known hacks that the model is shown."""
         if self._retriever is None:
             return ()
         return self._retriever.nearest(
@@ -209,12 +214,17 @@ class Deeper(BaseModel):
         return min(self.evaluations, key=lambda item: item.speedup_low or 0.0, default=None)
 
 
+HONEST_ERROR_RATIO = 8.0
+"""Deeper checks allow at least this: sequential sums, which are honest, measure about 6 (`Settings.error_ratio`)."""
 ROUNDS = 2
 """Independent evaluations of a deeper check, each on fresh seeds and processes; our choice."""
 
 
 def stricter(settings: Settings) -> Settings:
-    """Settings for deeper checks: more processes, blocks and audits, tighter tolerances and clocks. All our choice."""
+    """Settings for deeper checks: more processes, blocks and audits, tighter tolerances and clocks. All our choice.
+
+    Nothing in them changes what is measured, so that speedups stay comparable.
+    """
     return Settings.model_validate(
         settings.model_dump()
         | {
@@ -224,8 +234,7 @@ def stricter(settings: Settings) -> Settings:
             "processes_max": min(64, 2 * max(settings.processes_max, settings.processes_min)),
             "blocks": min(1000, 2 * settings.blocks),
             "audits": min(100, 2 * settings.audits),
-            "strict_fp32": True,
-            "error_ratio": max(4.0, settings.error_ratio / 2),
+            "error_ratio": min(settings.error_ratio, max(HONEST_ERROR_RATIO, settings.error_ratio / 2)),
             "excess_limit": settings.excess_limit / 2,
         }
     )

@@ -106,8 +106,12 @@ class Retriever:
 
 
 def _mechanism(pattern: Pattern) -> frozenset[str]:
-    """What makes a pattern a cheat: its features without those of its honest twin."""
-    return _pattern_features(pattern.snippet) - (_pattern_features(pattern.honest) if pattern.honest else frozenset())
+    """What makes a pattern a cheat: its features without those of its honest twin.
+
+    Of a cheat that only leaves something out nothing remains, and all its features stand for it.
+    """
+    own = _pattern_features(pattern.snippet)
+    return (own - _pattern_features(pattern.honest) if pattern.honest else own) or own
 
 
 def _weight(name: str, owners: int, programs: int) -> float:

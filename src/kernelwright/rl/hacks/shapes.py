@@ -33,11 +33,18 @@ class _Shapes:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.tree = tree
         self.names = names
-        self.functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+        self._walked: dict[ast.AST, list[ast.AST]] = {}
+        self.functions = [node for node in self._walk(tree) if isinstance(node, Function)]
+
+    def _walk(self, node: ast.AST) -> list[ast.AST]:
+        """Every node below one; kept, since generated functions are long and asked about often."""
+        if node not in self._walked:
+            self._walked[node] = list(ast.walk(node))
+        return self._walked[node]
 
     def find(self) -> Iterator[str]:
         yield from self._module_level()
-        for node in ast.walk(self.tree):
+        for node in self._walk(self.tree):
             yield from self._anywhere(node)
         for function in self.functions:
             if function.name == "__init__":
@@ -114,7 +121,7 @@ class _Shapes:
             yield "switches-to-eval"
 
     def _constructor(self, function: Function) -> Iterator[str]:
-        for node in ast.walk(function):
+        for node in self._walk(function):
             if not isinstance(node, ast.Assign):
                 continue
             if any(isinstance(item, ast.Attribute) and is_self(item.value) for item in targets(node)):
@@ -141,7 +148,7 @@ class _Shapes:
 
     def _state(self, function: Function) -> Iterator[str]:
         from_state: set[str] = set()
-        for node in ast.walk(function):
+        for node in self._walk(function):
             match node:
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                     for target in targets(node):
@@ -156,7 +163,7 @@ class _Shapes:
                         yield "looks-up-state"
                     elif any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
                         yield "gate-on-state"
-        for node in ast.walk(function):
+        for node in self._walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 value = node.value
                 if self._is_state(value) or (isinstance(value, ast.Name) and value.id in from_state):
@@ -165,7 +172,7 @@ class _Shapes:
                 yield "returns-early"
 
     def _control(self, function: Function) -> Iterator[str]:
-        for node in ast.walk(function):
+        for node in self._walk(function):
             match node:
                 case ast.Try(handlers=handlers) if handlers:
                     yield "handles-failure-in-call"
@@ -182,27 +189,27 @@ class _Shapes:
 
     def _forward(self, function: Function) -> Iterator[str]:
         given = {item.arg for item in function.args.args[1:]}
-        read = {item.id for item in ast.walk(function) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
+        read = {item.id for item in self._walk(function) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
         if given - read:
             yield "ignores-an-input"
         yield from self._mutation(function, given)
-        attributes = [item for item in ast.walk(self.tree) if isinstance(item, ast.Attribute)]
+        attributes = [item for item in self._walk(self.tree) if isinstance(item, ast.Attribute)]
         if self.names.submodules - {item.attr for item in attributes if isinstance(item.ctx, ast.Load)}:
             yield "never-uses-a-submodule"
-        dependent = _dependent(function, given)
-        for node in ast.walk(function):
+        dependent = _dependent(self._walk(function), given)
+        for node in self._walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 yield from self._returned(function, node.value, dependent)
             if isinstance(node, ast.Subscript) and _root(node.value) in given and isinstance(node.ctx, ast.Load):
                 yield from _slices(node.slice)
-        lows = {item.attr for item in ast.walk(function) if isinstance(item, ast.Attribute)} & _LOW
+        lows = {item.attr for item in self._walk(function) if isinstance(item, ast.Attribute)} & _LOW
         if lows:
             yield "lowers-precision-in-call"
 
     def _mutation(self, function: Function, given: set[str]) -> Iterator[str]:
-        assigned = [item for node in ast.walk(function) if isinstance(node, ast.Assign) for item in targets(node)]
+        assigned = [item for node in self._walk(function) if isinstance(node, ast.Assign) for item in targets(node)]
         fresh = {item.id for item in assigned if isinstance(item, ast.Name)}
-        for node in ast.walk(function):
+        for node in self._walk(function):
             match node:
                 case ast.Assign() | ast.AugAssign():
                     for target in targets(node):
@@ -232,21 +239,21 @@ class _Shapes:
             yield "returns-a-list"
         empty = calls & _EMPTIES
         if isinstance(value, ast.Name):
-            assignments = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+            assignments = [node for node in self._walk(function) if isinstance(node, ast.Assign)]
             made = [node for node in assignments if any(_root(item) == value.id for item in targets(node))]
-            uses = sum(isinstance(item, ast.Name) and item.id == value.id for item in ast.walk(function))
+            uses = sum(isinstance(item, ast.Name) and item.id == value.id for item in self._walk(function))
             if made and isinstance(made[0].value, ast.Call) and uses <= len(made) + 1:
                 empty = {self.names.label(made[0].value.func).rpartition(".")[2]} & _EMPTIES
         if empty:
             yield "returns-uninitialised-memory"
 
     def _waiting(self) -> Iterator[str]:
-        calls = [self.names.label(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        calls = [self.names.label(node.func) for node in self._walk(self.tree) if isinstance(node, ast.Call)]
         last = [label.rpartition(".")[2] for label in calls]
         starts = {"Thread", "submit", "apply_async", "start_new_thread"} & set(last)
         if starts and not {"join", "result", "get", "wait", "map"} & set(last):
             yield "starts-and-never-waits"
-        for node in ast.walk(self.tree):
+        for node in self._walk(self.tree):
             if isinstance(node, ast.If):
                 called = [self.names.label(item.func) for item in ast.walk(node) if isinstance(item, ast.Call)]
                 inside = {label.rpartition(".")[2] for label in called}
@@ -305,12 +312,12 @@ def _asks_shape(parent: ast.AST | None) -> bool:
     return False
 
 
-def _dependent(function: Function, given: set[str]) -> dict[str, str]:
+def _dependent(nodes: list[ast.AST], given: set[str]) -> dict[str, str]:
     """How each local variable depends on the inputs: it is one (`input`), on `values`, or on a `shape` alone."""
     known = dict.fromkeys(given, "input")
     # Twice, so that what a loop carries backwards is seen.
     for _ in range(2):
-        for node in ast.walk(function):
+        for node in nodes:
             value: ast.expr | None = None
             if isinstance(node, ast.Assign | ast.AugAssign | ast.For | ast.AnnAssign):
                 value = node.iter if isinstance(node, ast.For) else node.value

@@ -18,6 +18,7 @@ PATH = "path:"
 """What features begin with that are shapes (`shapes.py`), and paths of the tree."""
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]{2,}")
+_TOKEN = re.compile(r"[A-Za-z_]\w*|\d+|[^\s\w]")
 _CODE_STRING = re.compile(r"[;{]\s*\n")
 _EXTRA_TYPES = (ast.Expr, ast.Load, ast.Store, ast.Del, ast.arguments, ast.arg, ast.alias)
 
@@ -120,7 +121,8 @@ def identity(source: str) -> str:
             case ast.Constant(value=bool() | None):
                 pass
             case ast.Constant(value=str() as text):
-                node.value = " ".join(_WORD.findall(text)) if _CODE_STRING.search(text) else ""
+                tokens = _TOKEN.findall(text) if _CODE_STRING.search(text) else []
+                node.value = " ".join("0" if token.isdigit() else token for token in tokens)
             case ast.Constant(value=int() | float() | complex()):
                 node.value = 0
             case ast.Constant(value=bytes()):
