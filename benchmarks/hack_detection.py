@@ -56,6 +56,7 @@ from kernelwright.rl.hacks import (  # noqa: E402
     Vote,
 )
 from kernelwright.rl.hacks.checker import NEIGHBOURS_SHOWN  # noqa: E402
+from kernelwright.rl.hacks.names import code_only  # noqa: E402
 from kernelwright.rl.hacks.structure import identity  # noqa: E402
 from kernelwright.tasks.suites import load_suite  # noqa: E402
 
@@ -95,6 +96,7 @@ class Item:
     task: Task
     source: str
     catalogue: frozenset[str] = frozenset()
+    device: str = "cpu"
 
     @property
     def split(self) -> str:
@@ -111,6 +113,7 @@ class Item:
             task_sha256=self.task.sha256,
             candidate_sha256=sha256_of(self.source),
             verdict=Verdict.ACCEPTED,
+            device=self.device,
             labels=tuple(sorted(static_labels(self.source, self.task.source))),
             source=self.source,
             checks={"advice": list(advice(self.source))},
@@ -135,15 +138,19 @@ def labelled_set() -> list[Item]:
 
 
 def _of_case(folder: str, case: Case) -> list[Item]:
-    task, group = load_corpus_task(case.task), case.name.replace("gpu_", "")
+    # A task's docstring says what the cheats on it are after.
+    original, group = load_corpus_task(case.task), case.name.replace("gpu_", "")
+    task = Task(id=original.id, source=code_only(original.source))
     if case.honest:
-        return [Item(case.name, group, "honest", folder, task, plain(case.source))]
+        return [Item(case.name, group, "honest", folder, task, plain(case.source), device=case.device)]
     named = case.docstring.partition("Catalogue:")[2].partition(";")[0]
     catalogue = frozenset(re.findall(r"\b[TCZMIWPFH]\d{1,2}\b", named))
     kind = "cheat" if case.reasons else "allowed"
-    found = [Item(case.name, group, kind, folder, task, plain(case.source, "exploit"), catalogue)]
+    found = [Item(case.name, group, kind, folder, task, plain(case.source, "exploit"), catalogue, case.device)]
     if kind == "cheat" and case.name not in STILL_CHEATS_WHEN_CORRECT:
-        found.append(Item(case.name, group, "corrected", folder, task, plain(case.source, "correct"), catalogue))
+        found.append(
+            Item(case.name, group, "corrected", folder, task, plain(case.source, "correct"), catalogue, case.device)
+        )
     return found
 
 
