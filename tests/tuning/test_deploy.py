@@ -17,7 +17,7 @@ from kernelwright.tuning.cache import TunedCache
 from kernelwright.tuning.contained import Failure, ScheduleFailed
 from kernelwright.tuning.deploy import Refusal, Winner, deploy, find_tuned, read_winner, write_winner
 from kernelwright.tuning.measure import Confirmation, confirm
-from kernelwright.tuning.target import TritonSpec
+from kernelwright.tuning.target import Target, TritonSpec
 from tuning.fakes import GPU, faster_by_every_changed_byte
 
 KERNEL = """
@@ -116,6 +116,13 @@ def test_what_is_not_confirmed_is_not_kept(winner, cache, remeasure, refusal, sa
 
 def test_the_original_is_not_deployed(winner, cache):
     assert deploy(Winner(winner.target, winner.target.cubin), cache, remeasure=fails).refusal is Refusal.UNCHANGED
+
+
+def test_no_schedule_is_deployed_where_the_rules_were_not_mined(winner, cache):
+    blackwell = Target(winner.target.spec, winner.target.cubin, 100)
+    done = deploy(Winner(blackwell, winner.tuned), cache, remeasure=saying(1.05))
+    assert done.refusal is Refusal.UNTESTED_ARCHITECTURE
+    assert list(cache.entries()) == []
 
 
 def test_without_a_gpu_its_name_must_be_given_and_no_measurement_is_claimed(winner, cache):

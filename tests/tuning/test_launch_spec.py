@@ -166,3 +166,11 @@ def test_names_that_lead_nowhere(tmp_path):
     for name in (str(tmp_path / "none.py"), str(tmp_path / "none.json"), "corpus:none"):
         with pytest.raises(UsageError):
             load_target(name, 80)
+
+
+def test_the_example_of_a_triton_kernel_is_a_target():
+    from pathlib import Path
+
+    target = load_target(str(Path(__file__).parents[2] / "examples" / "sass" / "bias_gelu.py"), 90)
+    assert target.spec.signature == "bias_gelu(*fp16, *fp16, *fp16, i32) threads=128 shared=0"
+    assert target.spec.grid == (2048, 4, 1)

@@ -181,3 +181,9 @@ def test_without_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv(nvcc.ENVIRONMENT_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(CompilerMissing, match="KERNELWRIGHT_NVCC"):
         compile_cuda("", 90)
+
+
+def test_the_example_of_a_cuda_kernel_is_a_target_with_something_to_move():
+    target = load_target(str(Path(__file__).parents[2] / "examples" / "sass" / "sgemm.toml"), 90)
+    schedule = sass.Schedule(sass.load(target.cubin, disassemble).kernel(target.spec.entry))
+    assert len(schedule.movable_slots) > 200

@@ -26,7 +26,7 @@ from kernelwright.errors import UsageError
 from kernelwright.records.run_directory import RunDirectory
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.identity import code_of, transplant
-from kernelwright.toolchain import disassemble
+from kernelwright.toolchain import ARCHITECTURES, disassemble
 from kernelwright.tuning.cache import CacheEntry, Measurement, Proof, Tuned, TunedCache, key_of
 from kernelwright.tuning.contained import ScheduleFailed
 from kernelwright.tuning.launch_spec import LaunchSpec
@@ -45,6 +45,8 @@ class Refusal(StrEnum):
 
     UNCHANGED = "unchanged"
     """It is the original."""
+    UNTESTED_ARCHITECTURE = "untested-architecture"
+    """The rules were not mined for its compute capability."""
     NOT_LEGAL = "not-legal"
     """It is no legal re-schedule of the original."""
     FAILED = "failed"
@@ -148,6 +150,10 @@ def deploy(
     target = winner.target
     if winner.tuned == target.cubin:
         return Deployment(refusal=Refusal.UNCHANGED, detail="the winner is the original")
+    if target.architecture not in ARCHITECTURES:
+        tested = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        said = f"found sm_{target.architecture}, wanted one of {tested}"
+        return Deployment(refusal=Refusal.UNTESTED_ARCHITECTURE, detail=said)
     report: CheckReport = check_report(target.cubin, winner.tuned, disassemble)
     if not report.legal:
         return Deployment(refusal=Refusal.NOT_LEGAL, detail=str(report.violations[0]))
