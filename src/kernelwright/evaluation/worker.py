@@ -469,6 +469,8 @@ def prepare_directories(private: Path, build: Path) -> None:
         "CUDA_CACHE_PATH": str(build / "cuda"),
         "MPLCONFIGDIR": str(private / "home"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     tempfile.tempdir = None  # some module imported before the fork may have asked for it already
     os.chdir(private)
