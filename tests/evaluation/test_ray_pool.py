@@ -11,10 +11,13 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
 from kernelwright.evaluation import Job, JudgePool, Settings
 from kernelwright.evaluation.evaluator import Evaluator
@@ -246,6 +249,21 @@ def test_a_caller_that_walks_away_leaves_no_place_taken(pool, tmp_path):
     next(outcomes)
     outcomes.close()
     assert len(run(pool, [job(n) for n in range(PLACES * 2)])) == PLACES * 2
+
+
+def test_several_threads_may_share_a_pool(pool):
+    with ThreadPoolExecutor(PLACES) as threads:
+        found = list(threads.map(lambda number: run(pool, [job(number)]), range(4 * PLACES)))
+    assert [set(one) for one in found] == [{str(number)} for number in range(4 * PLACES)]
+    assert all(outcome.accepted for one in found for outcome in one.values())
+
+
+def test_the_service_has_a_lane_for_each_place(cluster):
+    with ExitStack() as stack:
+        lanes, kind, _ = serve._on_ray(stack, "auto", SETTINGS, 2, "auto")
+        assert (len(lanes), kind) == (4, "cuda")
+        lanes, kind, _ = serve._on_ray(stack, "cpu", SETTINGS, None, "auto")
+        assert (len(lanes), kind) == (PLACES, "cpu")
 
 
 def test_settings_of_a_job_reach_its_judge(pool):
