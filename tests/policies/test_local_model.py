@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.policies import pretrained, slots
@@ -251,6 +253,34 @@ def test_a_step_is_recorded_once_for_each_size(model, monkeypatch):
     assert sampled_ids(sampler(model, batch_size=8), greedy(60), count=3) == expected
     assert len(recorded) == len(set(recorded)) >= 4
     assert {count for count, _ in recorded} == {8, 4}
+
+
+class Operations(TorchDispatchMode):
+    """Notes which operations are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_asks_for_no_value_and_copies_nothing_in(model):
+    """What cannot be recorded in a CUDA graph: reading a value back, sizes that depend on values, data of the CPU."""
+    drawing = slots.Draw(1.0, 1.0, (3,), 0)
+    step = slots.SlotSampler(model, slots=4, columns=64, draw=drawing, autocast=None, graphs=False)
+    with slots.attention_of(model), torch.no_grad(), Operations() as seen:
+        step._refill(deque(slots.Request(index, tuple(range(5 + index)), 8) for index in range(3)))
+        assert {"lift_fresh", "index_put_"} <= seen.names, "the watch does not see what it should"
+        seen.names.clear()
+        step._one_step(4, 64)
+    assert "index_put_" in seen.names
+    assert (
+        seen.names & {"lift_fresh", "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select"}
+        == set()
+    )
 
 
 def test_not_enough_memory_for_one_answer_is_an_error(model, monkeypatch):
