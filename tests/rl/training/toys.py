@@ -98,10 +98,10 @@ class ToyTeacher:
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ message['content'].split('toy ')[1].split(' ')[0] }} "
-    "{% for part in message['content'].split('(score ')[1:] %}{{ part.split(')')[0] }} {% endfor %}"
+    "{% if '(score ' in message['content'] %}{{ message['content'].split('(score ')[-1].split(')')[0] }} {% endif %}"
     "{% endif %}{% if message['role'] == 'assistant' %}{{ message['content'] }}<end>{% endif %}{% endfor %}"
 )
-"""Shows the tiny model the task's parity and the exemplars' scores, and spares it the rest of the prompt."""
+"""Shows the tiny model the task's parity and the best exemplar's score, and spares it the rest of the prompt."""
 
 
 def make_tiny_model(folder: Path, seed: int = 0) -> Path:
@@ -132,8 +132,16 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
     )
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=core.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+        vocab_size=core.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
         tie_word_embeddings=False,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)

@@ -183,6 +183,19 @@ class SupervisedConfig(_Section):
     save_steps: int = Field(default=20, ge=1)
 
 
+class ExemplarSection(_Section):
+    """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
+
+    sampler: Literal["bucket", "island", "random", "none"] = "bucket"
+    """`none` makes it vanilla GRPO."""
+    count: int = Field(default=2, ge=1)
+    """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
+    temperature: float = Field(default=0.5, gt=0)
+    """tau of Eq. 1. Not in the paper; our choice."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories whose timed evaluations fill the database before the first step."""
+
+
 class SelfSupervisedConfig(_Section):
     """Stage 2 (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
 
@@ -202,19 +215,10 @@ class SelfSupervisedConfig(_Section):
     samples_per_task: int = Field(default=8, ge=1)
     timed: bool = False
     """Speed is ignored here (paper 2.3)."""
-
-
-class ExemplarSection(_Section):
-    """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
-
-    sampler: Literal["bucket", "island", "random", "none"] = "bucket"
-    """`none` makes it vanilla GRPO."""
-    count: int = Field(default=2, ge=1)
-    """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
-    temperature: float = Field(default=0.5, gt=0)
-    """tau of Eq. 1. Not in the paper; our choice."""
-    seeds: tuple[Path, ...] = ()
-    """Run directories whose timed evaluations fill the database before the first step."""
+    exemplars: ExemplarSection = ExemplarSection(sampler="none")
+    exemplars_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of prompts that show exemplars from `exemplars.seeds`. The paper's stage 2 has none; a small model that sees plain
+    prompts only forgets the other form before stage 3 asks for it. Our choice."""
 
 
 class RewardSection(_Section):

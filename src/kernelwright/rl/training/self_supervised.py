@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernelwright.records import RunDirectory, Task
 from kernelwright.rl.exemplar_samplers import sampler_named
+from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rewards import reward_named
 from kernelwright.rl.training.config import ModelSection, SelfSupervisedConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
@@ -21,7 +22,7 @@ from kernelwright.rl.training.fitting import fit, save_final
 from kernelwright.rl.training.judging import JudgedRun
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
-from kernelwright.rl.training.prompting import PromptMaker
+from kernelwright.rl.training.prompting import PromptMaker, prompt_maker
 from kernelwright.rl.training.sampling import draw, drawn
 from kernelwright.rl.training.scoring import Scored, Scorer
 from kernelwright.rl.training.split import TaskSplit
@@ -57,7 +58,12 @@ def train_self_supervised(
         sampling=config.sampling.of(config.seed),
         verification=equipment.verification(config.timed),
     )
-    prompts = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
+    database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
+    if database is not None:
+        for seeding in config.exemplars.seeds:
+            database.import_run(seeding)
+    shown = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
+    plain = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = equipment.load(_reached(config.model, run, done), config.seed)
     chat = equipment.sampler(model, tokenizer, name)
     with MetricsLog(run.path) as metrics:
@@ -66,7 +72,10 @@ def train_self_supervised(
                 return StageResult(False, None, number)
             folder = _folder(run, number)
             tasks = _tasks_of_round(split.train, config, number)
-            asked = [(task, prompts.prompt(task, number)) for task in tasks]
+            dice = random.Random(config.seed * 1_000_003 + number)
+            asked = [
+                (task, (shown if dice.random() < config.exemplars_share else plain).prompt(task, number)) for task in tasks
+            ]
             attempts = drawn(
                 folder / "attempts.json",
                 lambda asked=asked, number=number: draw(  # type: ignore[misc]
