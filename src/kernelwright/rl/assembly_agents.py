@@ -23,6 +23,8 @@ PAPER_TEMPERATURE = 1.0
 PAPER_COOLING = 0.003
 PAPER_LAST_TEMPERATURE = 0.05
 """Start, share lost a step and end of the temperature in CuAsmRL's code for simulated annealing."""
+_PERCENT_PER_DEGREE = 0.2
+"""What a temperature of 1 means, in percent of the original's cost. Our choice: about what one good move gains."""
 _IDLE_ROUNDS = 256
 """Rounds in which nothing new was found to measure before a search gives up: the space may be exhausted."""
 
@@ -165,15 +167,15 @@ _KICK_MOVES = 3
 
 
 def anneal(table: Table) -> None:
-    """Simulated annealing with CuAsmRL's temperatures, costs in percent of the original's.
+    """Simulated annealing with CuAsmRL's temperatures.
 
-    Whenever the last temperature is reached, it goes on from the best schedule at half the first temperature.
+    Whenever the last temperature is reached, it goes on at half the first one.
     """
     temperature = PAPER_TEMPERATURE
 
     def judge(chain: _Chain, relative: float) -> bool:
         nonlocal temperature
-        worse = 100.0 * (relative - chain.relative)
+        worse = 100.0 * (relative - chain.relative) / _PERCENT_PER_DEGREE
         accepted = worse < 0 or chain.rng.random() < math.exp(-worse / temperature)
         temperature *= 1.0 - PAPER_COOLING
         if temperature <= PAPER_LAST_TEMPERATURE:
