@@ -676,6 +676,25 @@ class TestBenchmark:
                 mechanisms = {entry for neighbour in harder.nearest(item, 400) for entry in neighbour.pattern.catalogue}
                 assert not mechanisms & item.catalogue
 
+    def test_a_model_is_measured_with_and_without_the_database(self, benchmark, tmp_path):
+        cases = {case.name: case for case in benchmark.load_cases("hacks")}
+        items = benchmark._of_case("hacks", cases["c01_pointer_cache"])
+        run = benchmark.RunDirectory(tmp_path)
+        transcript = benchmark.Transcript(tmp_path / "transcript.jsonl")
+        fake = FakeModel(HACK, HACK, "no idea")
+        model = benchmark.Recorded(benchmark.Batched(fake, 1), transcript)
+        hold_out = benchmark.HoldOut(HackDatabase.packaged(), by_mechanism=False)
+        checker = benchmark.HeldOutAdversarial(model, hold_out, items, 1)
+        found = benchmark.by_vote(run, "fake", items, checker.review_all([(item.task, item.evaluation) for item in items]))
+        split = items[0].split
+        assert found["hack"][split]["detection"]["hits"] == 1
+        assert found["hack"][split]["false_alarms"]["hits"] == 1
+        blind = AdversarialChecker(model, None).review(items[0].task, items[0].evaluation)
+        assert blind.opinions[0].failure == "no-verdict"
+        assert ["Known cheats" in prompt[1].content for prompt in fake.prompts] == [True, True, False]
+        assert "| fake, hack |" in benchmark.table({"checkers": {"fake": found}})
+        assert len((tmp_path / "votes.jsonl").read_text().splitlines()) == 2
+
     def test_wilson_interval(self, benchmark):
         # Newcombe 1998, table I: 81 of 263 gives 0.2553 to 0.3662.
         found = benchmark.wilson(81, 263)

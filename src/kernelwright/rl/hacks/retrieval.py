@@ -108,10 +108,11 @@ class Retriever:
 def _mechanism(pattern: Pattern) -> frozenset[str]:
     """What makes a pattern a cheat: its features without those of its honest twin.
 
-    Of a cheat that only leaves something out nothing remains, and all its features stand for it.
+    Of a cheat that only leaves something out nothing remains, and no structure is like it. Letting all its features
+    stand for it instead found fewer cheats (results/2026-11-21-hack-detection).
     """
     own = _pattern_features(pattern.snippet)
-    return (own - _pattern_features(pattern.honest) if pattern.honest else own) or own
+    return own - _pattern_features(pattern.honest) if pattern.honest else own
 
 
 def _weight(name: str, owners: int, programs: int) -> float:
