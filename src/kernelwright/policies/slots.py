@@ -335,9 +335,11 @@ class SlotSampler:
             # Other threads, such as a data loader's, may use the GPU meanwhile.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 logits[:count].copy_(self._one_step(count, visible))
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            # Ending a recording that ran out of memory raises an error of its own.
+            for reason in (error, error.__context__):
+                if isinstance(reason, torch.OutOfMemoryError):
+                    raise reason from None
             raise PolicyError(
                 f"Wanted a CUDA graph of a step of {type(self.model).__name__}; {error}. Set `cuda_graphs` to false, or "
                 "serve the model elsewhere and use the policy `api`."
