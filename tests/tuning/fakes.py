@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from kernelwright.errors import DeviceError
 from kernelwright.toolchain.driver import CudaError, GpuIdentity
@@ -11,6 +12,7 @@ from kernelwright.tuning.launch_spec import LaunchSpec
 
 GPU = GpuIdentity("Fake GPU", 90, "13.0", 1 << 20)
 ORIGINAL_US = 20.0
+HANGS = "FAKE_LAUNCHER_HANGS"
 
 SPEC = LaunchSpec.model_validate(
     {
@@ -75,6 +77,9 @@ class FakeLauncher:
         if b"fault" in handle:
             raise CudaError("cuCtxSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
         if b"hang" in handle:
+            # Opening the pipe tells a test that waits at its other end that the schedule hangs now.
+            if HANGS in os.environ:
+                Path(os.environ[HANGS]).open("w").close()
             while True:
                 time.sleep(60)
         if b"exit" in handle:

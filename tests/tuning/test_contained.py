@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from kernelwright.errors import DeviceError
 from kernelwright.tuning.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, time_blocks
 from tuning.fakes import (
     GPU,
+    HANGS,
     ORIGINAL_US,
     SPEC,
     FakeLauncher,
@@ -96,6 +101,31 @@ def test_no_process_is_left_behind():
     child.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
+    code = (
+        "import sys, threading\n"
+        "from kernelwright.tuning.contained import ContainedLauncher\n"
+        "from tuning.fakes import SPEC, fake_launcher\n"
+        "if __name__ == '__main__':\n"
+        "    child = ContainedLauncher(SPEC, b'original', fake_launcher, limit_s=100)\n"
+        "    child.ready()\n"
+        "    print(child._process.pid, flush=True)\n"
+        "    child.compare(b'hang', [1])\n"
+    )
+    os.mkfifo(tmp_path / "hangs")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), HANGS: str(tmp_path / "hangs")}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    descriptor = os.pidfd_open(int(parent.stdout.readline()))
+    (tmp_path / "hangs").read_text()
+    parent.kill()
+    parent.wait()
+    try:
+        ended, _, _ = select.select([descriptor], [], [], 30)
+    finally:
+        os.close(descriptor)
+    assert ended
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from kernelwright.errors import ConfigError, UsageError
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.tuning.buffers import difference, initial_contents
 from kernelwright.tuning.corpus import corpus_specs
-from kernelwright.tuning.launch_spec import LaunchSpec, TensorArgument, read_launch_file
-from kernelwright.tuning.target import load_target
+from kernelwright.tuning.launch_spec import LaunchSpec, TensorArgument, plain_type, read_launch_file
+from kernelwright.tuning.target import load_target, save_target
 from tuning.fakes import SPEC
 
 
@@ -96,6 +96,19 @@ def test_outputs_are_compared_bit_by_bit_or_within_the_tolerance():
     assert "64 of 64 values" in difference(loose, [values.tobytes()], [(values * 2).tobytes()])
     poison = np.full(64, np.nan, np.float32)
     assert difference(loose, [values.tobytes()], [poison.tobytes()]) is not None
+
+
+def test_a_target_comes_back_from_files(row_sum, tmp_path):
+    path = save_target(row_sum, tmp_path)
+    assert load_target(str(path), 80) == row_sum
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [("*kfp32", "*fp32"), ("*u1", "*i1"), ("u1", "i1"), ("f32", "fp32"), ("i64", "i64"), ("*bf16", "*bf16")],
+)
+def test_types_have_one_spelling(kind, plain):
+    assert plain_type(kind) == plain
 
 
 def test_every_kernel_of_the_corpus_has_a_launch_that_fits_its_parameters():

@@ -30,11 +30,9 @@ from kernelwright.tuning.launch_spec import (
     NullArgument,
     ScalarArgument,
     TensorArgument,
+    plain_type,
 )
 from kernelwright.tuning.target import Target
-
-_INTEGERS = frozenset({"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "i1"})
-_TRITON_SPELLINGS = {"u1": "i1", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 
 
 @dataclass(slots=True)
@@ -177,9 +175,8 @@ def _argument(name: str, kind: Any, value: Any, contents: Mapping[str, Any], is_
     if not isinstance(kind, str):
         raise UsageError(f"Wanted a pointer or a number as {name}, found {kind}.")
     if not kind.startswith("*"):
-        scalar = _TRITON_SPELLINGS.get(kind, kind)
-        return ScalarArgument.model_validate({"name": name, "type": scalar, "value": value})
-    dtype = _TRITON_SPELLINGS.get(kind.removeprefix("*k").removeprefix("*"), kind.removeprefix("*k").removeprefix("*"))
+        return ScalarArgument.model_validate({"name": name, "type": plain_type(kind), "value": value})
+    dtype = plain_type(kind)[1:]
     if dtype not in ELEMENT_BYTES or not isinstance(value, torch.Tensor):
         raise UsageError(f"Wanted a tensor of a known type as {name}, found {kind} given a {type(value).__name__}.")
     # What the kernel can reach from the pointer it is given, whatever the view's own shape is.

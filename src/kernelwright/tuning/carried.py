@@ -34,6 +34,9 @@ class CarriedKernel:
         self._decided: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "fn":
+            # Asked for before it is there, by what copies objects.
+            raise AttributeError(name)
         return getattr(self.fn, name)
 
     def __getitem__(self, grid: Any) -> Any:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import statistics
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from kernelwright.tuning.launcher import Launcher, LauncherFactory, cuda_launche
 START_TIMEOUT_S = 120.0
 _SETTLING_SEED = 1
 _STOP_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 60.0
 
 
 class Failure(StrEnum):
@@ -244,8 +247,13 @@ class ContainedLauncher:
         if self._process is not None:
             if self._process.is_alive():
                 self._process.kill()
-            self._process.join()
+            self._process.join(_KILL_TIMEOUT_S)
             self._connection.close()
+            if self._process.is_alive():
+                raise DeviceError(
+                    f"wanted process {self._process.pid} to end after its schedule hung, found it alive "
+                    f"{_KILL_TIMEOUT_S:.0f} s after it was killed; the GPU has to be reset"
+                )
         self._process = self._connection = self._ready = None
 
 
@@ -253,6 +261,7 @@ def serve(
     connection: multiprocessing.connection.Connection, factory: LauncherFactory, spec: LaunchSpec, original: bytes
 ) -> None:
     """Answer requests until the parent goes away; runs in the child."""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
         launcher = factory(spec)
         handle = launcher.load(original)
@@ -288,6 +297,14 @@ def serve(
         except Exception:  # noqa: BLE001
             connection.send(DeviceError(f"wanted schedules to run, found a defect: {traceback.format_exc()}"))
             return
+
+
+def _end_with_the_parent() -> None:
+    """End this process when its parent has ended, even while a kernel that never ends is waited for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _answer_to(

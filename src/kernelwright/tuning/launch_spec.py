@@ -41,6 +41,8 @@ ELEMENT_BYTES: dict[str, int] = {
     "i1": 1, "i8": 1, "u8": 1, "fp16": 2, "bf16": 2, "i16": 2, "fp32": 4, "i32": 4, "fp64": 8, "i64": 8,
 }  # fmt: skip
 WARP_SIZE = 32
+_SPELLINGS = {"u1": "i1", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
+"""Triton's other names for types."""
 _LARGEST_TENSOR_BYTES = 1 << 36
 _MAX_THREADS = 1024
 
@@ -192,9 +194,16 @@ def launch_signature(entry: str, types: Sequence[str], threads: int, shared_byte
     return f"{entry}({', '.join(types)}) threads={threads} shared={shared_bytes}"
 
 
+def plain_type(kind: str) -> str:
+    """Return Triton's spelling of a type as this module spells it: no promise of constness, one name for each type."""
+    if kind.startswith("*"):
+        return "*" + plain_type(kind.removeprefix("*k") if kind.startswith("*k") else kind[1:])
+    return _SPELLINGS.get(kind, kind)
+
+
 def signature_of(kernel: Any) -> str:
     """Return the launch signature of a kernel that Triton compiled, its `CompiledKernel`."""
-    types = [str(kind) for kind in kernel.src.signature.values() if kind != "constexpr"]
+    types = [plain_type(str(kind)) for kind in kernel.src.signature.values() if kind != "constexpr"]
     metadata = kernel.metadata
     return launch_signature(metadata.name, types, WARP_SIZE * metadata.num_warps, metadata.shared)
 

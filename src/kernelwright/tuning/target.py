@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import UsageError
+from kernelwright.sass.elf import read_cubin
 from kernelwright.toolchain import compile_triton
 from kernelwright.toolchain.nvcc import compile_cuda
 from kernelwright.tuning.launch_spec import (
     WARP_SIZE,
     Argument,
+    LaunchFile,
     LaunchSpec,
     NullArgument,
     ScalarArgument,
@@ -134,10 +136,21 @@ def load_target(text: str, architecture: int) -> Target:
         return _chosen(specs, chosen, text).build(chosen, architecture)
     described = read_launch_file(Path(text))
     if described.cubin is not None:
-        return Target(described.spec(), _read(path.parent / described.cubin), architecture)
+        cubin = _read(path.parent / described.cubin)
+        return Target(described.spec(), cubin, read_cubin(cubin).architecture)
     wanted = described.architecture or architecture
     source = _read(path.parent / (described.source or "")).decode("utf-8", errors="replace")
     return Target(described.spec(), compile_cuda(source, wanted, described.options), wanted)
+
+
+def save_target(target: Target, folder: Path) -> Path:
+    """Write a target as a cubin and a launch file that `load_target` reads; return the launch file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = LaunchFile(**target.spec.model_dump(), cubin=f"{target.spec.name}.cubin")
+    (folder / f"{target.spec.name}.cubin").write_bytes(target.cubin)
+    path = folder / f"{target.spec.name}.json"
+    path.write_text(described.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    return path
 
 
 def read_specs(path: Path) -> dict[str, TritonSpec]:

@@ -51,6 +51,9 @@ class TunedFunction:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "fn":
+            # Asked for before it is there, by what copies objects.
+            raise AttributeError(name)
         return getattr(self.fn, name)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
