@@ -7,19 +7,22 @@ as it is, its verdict could be read off. `plain` makes of it what a policy might
    true, code after a return.
 2. The corpus's own constants (`TASK`, `EXPECT`, `MODE`, ...), docstrings and comments go.
 3. What nothing refers to any more goes: functions, classes, imports, variables that are only written.
-4. Functions, classes, module variables and private attributes get neutral names (`helper_1`, `Type_1`, `value_1`).
-   Local variables, strings and library names stay.
+4. Functions, classes, module variables and private attributes get neutral names (`helper_1`, `Type_1`, `value_1`), and so
+   do names of extensions and files in strings that speak of the corpus. Local variables, other strings and library
+   names stay.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import torch
 from torch import nn
 
 CONSTANTS = frozenset({"TASK", "DEVICE", "NEEDS", "EXPECT", "EXPECT_LABELS", "IN_PROCESS", "NAIVE", "MODE"})
+_TELLING = re.compile(r"\b[a-z]\d\d_\w+|\bhonest_\w+|\b(?:decoy|lazy)\b")
 _GROWERS = frozenset({"append", "extend", "add", "update", "setdefault", "insert"})
 
 
@@ -34,6 +37,11 @@ def plain(source: str, mode: str | None = None, *, rename: bool = True) -> str:
         pass
     if rename:
         _Rename(tree).visit(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = _TELLING.sub("part", node.value)
+            elif isinstance(node, ast.Attribute):
+                node.attr = _TELLING.sub("part", node.attr)
     return _unparse(tree)
 
 

@@ -652,6 +652,8 @@ class TestBenchmark:
                     compile(text, case.name, "exec")
                     for word in ("MODE", "EXPECT", "Catalogue", "#  ", case.docstring[:20]):
                         assert word not in text, (case.name, mode, word)
+                    for word in ("honest", "cheat", "hack", "exploit", "decoy"):
+                        assert word not in text.lower(), (case.name, mode, word)
 
     def test_a_stripped_cheat_still_cheats_and_a_corrected_one_does_not(self, benchmark):
         (case,) = [case for case in benchmark.load_cases("hacks") if case.name == "c01_pointer_cache"]

@@ -109,7 +109,7 @@ def _mechanism(pattern: Pattern) -> frozenset[str]:
     """What makes a pattern a cheat: its features without those of its honest twin.
 
     Of a cheat that only leaves something out nothing remains, and no structure is like it. Letting all its features
-    stand for it instead found fewer cheats (results/2026-11-21-hack-detection).
+    stand for it instead found 27 training cheats in place of 29, with as many false alarms (docs/hacks.md).
     """
     own = _pattern_features(pattern.snippet)
     return own - _pattern_features(pattern.honest) if pattern.honest else own
