@@ -7,6 +7,8 @@ that decides at its end.
 from __future__ import annotations
 
 import functools
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from kernelwright.sass import Program, Schedule, load
 from kernelwright.toolchain import disassemble
 
 if TYPE_CHECKING:
+    from kernelwright.tuning.contained import ContainedLauncher
     from kernelwright.tuning.launch_spec import LaunchSpec
     from kernelwright.tuning.launcher import Launcher
     from kernelwright.tuning.target import Target
@@ -28,6 +31,8 @@ GPU_BACKEND = "gpu"
 DEFAULT_ARCHITECTURE = 90
 PROCESSES = 5
 """Fresh processes of a re-measurement; our choice."""
+_WEIGHING_BLOCKS = 40
+"""Blocks of original, schedule, schedule, original for each variant that is weighed; our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,12 @@ class Arena(Protocol):
         """Whether the costs are no times of a GPU."""
         ...
 
-    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
-        """Measure a schedule again, in fresh processes where there are any."""
+    def confirm(self, schedule: Schedule) -> Verdict:
+        """Measure a schedule again, in fresh processes where there are any: what decides."""
+        ...
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Measure a schedule carefully, but in one process only: what comparisons among its variants need."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -103,8 +112,12 @@ class SimulatedArena:
         self.backends = [backend] * lanes
         self.architecture = architecture
 
-    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
+    def confirm(self, schedule: Schedule) -> Verdict:
         """Return the model's ratio once more; no process is started."""
+        return self.weigh(schedule)
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Return the model's ratio."""
         found = measure(self.backends[0], schedule)
         if found.relative is None:
             return Verdict(None, None, None, None, None, found.detail or found.status, 0)
@@ -127,6 +140,7 @@ class GpuArena:
         program: its cubin, disassembled.
         devices: ordinals of the GPUs.
         launcher_on: makes the launcher of one device in the child; importable by name.
+        processes: fresh processes of a re-measurement.
 
     Raises:
         DeviceError: there is no such GPU, or the original does not run on it.
@@ -140,32 +154,54 @@ class GpuArena:
         program: Program,
         devices: Sequence[int] = (0,),
         launcher_on: Callable[[int, LaunchSpec], Launcher] | None = None,
+        processes: int = PROCESSES,
     ) -> None:
         from kernelwright.tuning.measure import GpuBackend
 
         chosen = launcher_on or cuda_launcher_on
         self._target = target
         self._program = program
+        self._processes = processes
+        self._scale: ContainedLauncher | None = None
+        self._null: float | None = None
         self._factories = [functools.partial(chosen, device) for device in devices]
         self._gpus = [GpuBackend(program, target, factory=factory) for factory in self._factories]
         self.backends = self._gpus
         # The first question is answered by a process that has found its GPU, or by an error that says why not.
         self._identity = self._gpus[0].gpu
 
-    def confirm(self, schedule: Schedule, processes: int = PROCESSES) -> Verdict:
+    def confirm(self, schedule: Schedule) -> Verdict:
         """Time a schedule in fresh processes of the first GPU, with an A/A control in each."""
         from kernelwright.tuning.contained import ScheduleFailed
         from kernelwright.tuning.measure import confirm
 
         tuned = schedule.cubin(self._program)
         try:
-            found = confirm(self._target, tuned, processes=processes, factory=self._factories[0])
+            found = confirm(self._target, tuned, processes=self._processes, factory=self._factories[0])
         except ScheduleFailed as failed:
-            return Verdict(None, None, None, None, None, str(failed), processes)
+            return Verdict(None, None, None, None, None, str(failed), self._processes)
         ratio = found.speedup
         return Verdict(
             ratio.estimate, ratio.low, ratio.high, found.noise_floor, found.original_us, found.wrong, found.processes
         )
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
+        from kernelwright.evaluation.statistics import noise_floor, ratio_interval
+        from kernelwright.tuning.contained import ContainedLauncher, Plan, ScheduleFailed
+
+        plan = Plan(coarse=_WEIGHING_BLOCKS, fine=_WEIGHING_BLOCKS, keen=_WEIGHING_BLOCKS)
+        if self._scale is None:
+            self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
+        try:
+            samples = self._scale.time(schedule.cubin(self._program), plan)
+        except ScheduleFailed as failed:
+            return Verdict(None, None, None, None, None, str(failed), 1)
+        if self._null is None:
+            self._null = noise_floor([[math.log(ratio) for ratio in self._scale.time(self._target.cubin, plan).ratios]])
+        ratio = ratio_interval([[math.log(ratio) for ratio in samples.ratios]])
+        baseline = statistics.median(samples.original_us)
+        return Verdict(ratio.estimate, ratio.low, ratio.high, self._null, baseline, None, 1)
 
     def describe(self) -> dict[str, Any]:
         """Return the GPU, the driver, and how often schedules ended their process or gave wrong outputs."""
@@ -184,6 +220,8 @@ class GpuArena:
 
     def close(self) -> None:
         """End the processes."""
+        if self._scale is not None:
+            self._scale.close()
         for backend in self._gpus:
             backend.close()
 

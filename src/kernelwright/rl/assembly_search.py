@@ -1,15 +1,16 @@
 """Tuning the schedule of one kernel: play, re-measure, prove, say what was learnt.
 
-A search ends with a maximum over noise. So its best schedules are measured again in fresh processes, and only
-one whose interval's lower end is above 1 + the A/A noise floor, and which the checker proves to be a legal
-re-schedule, is a winner.
+A search ends with a maximum over noise. So its best schedules are weighed side by side, the most promising are
+measured again in fresh processes, and a winner is only one whose interval's lower end is above 1 + the A/A
+noise floor, and which the checker proves to be a legal re-schedule.
 
 A run directory holds
 
     config.json          what was asked, and on which machine code
     environment.json     where it ran
     schedules.jsonl      every schedule measured: agent, moves, digest, cost, baseline, status
-    confirmations.jsonl  every re-measurement
+    weighed.json         the best of each search, timed side by side once more: which ones to confirm
+    confirmations.jsonl  every re-measurement in fresh processes
     winner.json          the winner's moves, what each is worth, its listing before and after
     summary.json         the outcome
     report.html          all of it as one page
@@ -44,10 +45,12 @@ if TYPE_CHECKING:
     from kernelwright.tuning.target import Target
 
 KIND = "sass optimize"
-CONFIRMATIONS_TRIED = 3
-"""Schedules of each agent to measure again, best first, until one holds; our choice."""
+WEIGHED = 12
+"""Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
+CONFIRMATIONS_TRIED = 2
+"""Schedules of each agent to confirm in fresh processes, best first, until one holds; our choice."""
 _CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend")
-_SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
+_SCHEDULES, _CONFIRMATIONS, _WEIGHED = "schedules.jsonl", "confirmations.jsonl", "weighed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +244,11 @@ def _confirm(run: RunDirectory, program: Program, arena: Arena, ledgers: dict[st
     known = _known_confirmations(run)
     held: list[_Chosen] = []
     for agent, ledger in ledgers.items():
-        for entry in ledger.best(CONFIRMATIONS_TRIED):
+        for entry in _most_promising(run, arena, agent, ledger, say):
             schedule = ledger.schedule_of(entry)
             verdict = known.get(entry.digest)
             if verdict is None:
-                say(f"re-measuring the best of {agent}, schedule {entry.number}")
+                say(f"confirming schedule {entry.number} of {agent} in fresh processes")
                 verdict = arena.confirm(schedule)
                 line = {"agent": agent, "number": entry.number, "digest": entry.digest, **verdict.to_json()}
                 append_line(run.path / _CONFIRMATIONS, line)
@@ -262,6 +265,19 @@ def _confirm(run: RunDirectory, program: Program, arena: Arena, ledgers: dict[st
             f"wanted a legal schedule from legal moves, found {report.violations[0]}; keep {run.path} and report this"
         )
     return chosen
+
+
+def _most_promising(run: RunDirectory, arena: Arena, agent: str, ledger: Ledger, say: Tell) -> list[Entry]:
+    """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
+    noted = run.read_json(_WEIGHED) or {}
+    if agent not in noted:
+        best = ledger.best(WEIGHED)
+        say(f"weighing the best {len(best)} schedules of {agent}")
+        found = [(entry.number, arena.weigh(ledger.schedule_of(entry)).speedup) for entry in best]
+        noted[agent] = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+        run.write_json(_WEIGHED, noted)
+    ranked = sorted(noted[agent], key=lambda pair: (-pair[1], pair[0]))
+    return [ledger.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
 
 
 def _known_confirmations(run: RunDirectory) -> dict[str, Verdict]:
@@ -364,7 +380,7 @@ def _write_winner(
         worth = earlier["lessons"]
     if worth is None and settings.learn:
         say("leaving the winner's moves out one by one")
-        worth = lessons(chosen.schedule, lambda schedule: arena.confirm(schedule, processes=1).to_json())
+        worth = lessons(chosen.schedule, lambda schedule: arena.weigh(schedule).to_json())
     run.write_json(
         "winner.json",
         {

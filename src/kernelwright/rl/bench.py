@@ -65,6 +65,7 @@ def bench(
     on_event: Callable[[BenchEvent], None] | None = None,
     per_device: int | None = None,
     deadline: Callable[[], bool] | None = None,
+    strict_too: bool = False,
 ) -> BenchResult:
     """Measure a suite; resumes in `out`.
 
@@ -77,6 +78,7 @@ def bench(
         on_event: Told of each job that ends.
         per_device: Judges at once on each device.
         deadline: Asked before each job; True leaves the rest for a later run in the same directory.
+        strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
 
     Raises:
         UsageError: an unknown baseline, an empty suite, or `out` belongs to another run.
@@ -99,19 +101,27 @@ def bench(
     }
     if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
         run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-    jobs = [Job(entry.task, entry.candidate) for entry in suite.entries if entry.candidate is not None]
+    jobs = [Job(entry.task, entry.candidate, settings) for entry in suite.entries if entry.candidate is not None]
+    if strict_too:
+        strict = settings.model_copy(update={"strict_fp32": True})
+        jobs += [Job(job.task, job.candidate, strict) for job in jobs]
     rotations = _rotations(suite, baselines, settings)
     total = len(jobs) + sum(len(rotation.baselines) for rotation in rotations)
     if not total:
         raise UsageError(
             f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
         )
-    done = {(found.task_sha256, found.candidate_sha256, found.policy) for found in run.evaluations()}
-    owed = [job for job in jobs if (job.task.sha256, job.candidate.sha256, job.candidate.policy) not in done]
+    done = {
+        (found.task_sha256, found.candidate_sha256, found.policy, _is_strict(found)) for found in run.evaluations()
+    }
+
+    def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
+        strict = (work.settings or settings).strict_fp32
+        return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
+
+    owed = [job for job in jobs if is_owed(job, job.candidate)]
     # A rotation is measured whole or not at all: its baselines are compared with the same calls of eager.
-    turns = [
-        one for one in rotations if any((one.task.sha256, each.sha256, each.policy) not in done for each in one.baselines)
-    ]
+    turns = [one for one in rotations if any(is_owed(one, baseline) for baseline in one.baselines)]
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
     finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
 
@@ -152,6 +162,10 @@ def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> li
     ]
 
 
+def _is_strict(found: Evaluation) -> bool:
+    return bool(found.checks.get("strict_fp32"))
+
+
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
     """The table from what is on disk; also written to `table.json`, `table.md` and `report.html`."""
     found: dict[str, list[Evaluation]] = {}
@@ -178,17 +192,25 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def _result(entry: SuiteEntry, found: Sequence[Evaluation]) -> TaskResult:
     """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
-    eager_us = [evaluation.reference_us for evaluation in found if evaluation.reference_us is not None]
+    eager_us = [
+        evaluation.reference_us
+        for evaluation in found
+        if evaluation.reference_us is not None and (evaluation.policy == BASELINE_POLICY or not _is_strict(evaluation))
+    ]
     latencies_us: dict[str, float] = {}
-    candidate = None
+    candidate, strict = None, None
+    both = len({_is_strict(evaluation) for evaluation in found if evaluation.policy != BASELINE_POLICY}) > 1
     for evaluation in found:
         if evaluation.policy != BASELINE_POLICY:
-            candidate = evaluation
+            if both and _is_strict(evaluation):
+                strict = evaluation
+            else:
+                candidate = evaluation
         elif evaluation.speedup and eager_us:
             latencies_us[evaluation.techniques[0]] = median(eager_us) / evaluation.speedup
     if eager_us:
         latencies_us["eager"] = median(eager_us)
-    return TaskResult(entry.task.id, entry.level, latencies_us, candidate)
+    return TaskResult(entry.task.id, entry.level, latencies_us, candidate, strict)
 
 
 def _devices(name: str) -> list[str]:

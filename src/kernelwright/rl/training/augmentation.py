@@ -13,7 +13,7 @@ from kernelwright.rl.training.config import SupervisedConfig
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.examples import Example, example_of, write_examples
 from kernelwright.rl.training.judging import JudgedRun, Proposal
-from kernelwright.rl.training.teachers import teacher_named
+from kernelwright.rl.training.teachers import ChatTeacher, teacher_named
 
 Make = Callable[[str, AnswerForm, int, int], Policy]
 
@@ -36,6 +36,7 @@ def augment(
     settings = config.augmentation
     judged = JudgedRun(run, equipment.judges, equipment.say)
     teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
+    teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
     exhausted: set[tuple[str, str]] = set()
     while not equipment.must_stop():
         batch: list[Proposal] = []

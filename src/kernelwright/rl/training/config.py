@@ -152,11 +152,32 @@ class FittingSection(OptimiserSection):
         return self
 
 
+class CheckerSection(_Section):
+    """A second opinion on improvements (paper 4: the adversarial checker). Its vote leads to deeper checks, which decide."""
+
+    kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
+    """`structural` compares with known hacks; the others ask a model of that kind as well."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the model, as in docs/models.md."""
+
+
+class TeacherSection(_Section):
+    """A language model as a teacher."""
+
+    kind: Literal["api", "local", "vllm"]
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the model, as in docs/models.md."""
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int = Field(default=4096, ge=1)
+
+
 class AugmentationSection(_Section):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
     teachers: tuple[str, ...] = ("builtin", "templates")
     """Policies by name, each judged; `templates` are the generated families' own variations."""
+    models: tuple[TeacherSection, ...] = ()
+    """Language models as teachers. Paper 2.2: six of them."""
     attempts: int = Field(default=20, ge=1)
     """For each task and teacher. Paper 2.2: up to 20."""
     successes: int = Field(default=2, ge=1)
@@ -177,6 +198,7 @@ class SupervisedConfig(_Section):
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
     prompt: PromptSection = PromptSection()
     augmentation: AugmentationSection = AugmentationSection()
     optimiser: FittingSection = FittingSection()
@@ -206,6 +228,7 @@ class SelfSupervisedConfig(_Section):
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
     prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
     optimiser: FittingSection = FittingSection(epochs=1.0)
@@ -217,8 +240,8 @@ class SelfSupervisedConfig(_Section):
     """Speed is ignored here (paper 2.3)."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of prompts that show exemplars from `exemplars.seeds`. The paper's stage 2 has none; a small model that sees plain
-    prompts only forgets the other form before stage 3 asks for it. Our choice."""
+    """Share of prompts that show exemplars from `exemplars.seeds`. The paper's stage 2 has none; a small model that sees
+    plain prompts only forgets the other form before stage 3 asks for it. Our choice."""
 
 
 class RewardSection(_Section):
@@ -259,6 +282,7 @@ class ContrastiveConfig(_Section):
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
     prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
     exemplars: ExemplarSection = ExemplarSection()

@@ -92,7 +92,7 @@ class _Stage:
         """Sample, judge, keep, and show what was found: no gradient."""
         config = self._config
         model, tokenizer = self._equipment.load(config.model, config.seed)
-        chat = self._equipment.sampler(model, tokenizer, model_name(config.model))
+        chat = self._equipment.sampler(model, tokenizer, model_name(config.model), config.sampling.batch)
         for step in range(_steps_done(self._run), config.steps):
             if self._equipment.must_stop():
                 return StageResult(False, None, step)
@@ -121,7 +121,7 @@ class _Stage:
         from datasets import Dataset
         from trl.trainer.grpo_config import GRPOConfig
 
-        from kernelwright.policies.local import LocalModel
+        from kernelwright.policies.local import LocalModel, LocalSettings
         from kernelwright.policies.pretrained import stop_ids
         from kernelwright.rl.training.grpo import STATE_NAME, ContrastiveTrainer, GroupReward, Keeper, LocalRollouts
 
@@ -134,7 +134,8 @@ class _Stage:
             self._scorer.smoother = RewardSmoother.from_state(held)
         rollouts = None
         if config.sampling.backend == "local":
-            local = LocalModel.from_module(model, tokenizer, name=model_name(config.model))
+            settings = LocalSettings(batch_size=config.sampling.batch)
+            local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
             rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
         trainer = ContrastiveTrainer(
             tasks=self._tasks,

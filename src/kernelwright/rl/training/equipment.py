@@ -14,7 +14,7 @@ from kernelwright.evaluation import JudgePool, resolve_device
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.rl.hacks import Checker
-from kernelwright.rl.training.config import JudgeSection, ModelSection, StageConfig
+from kernelwright.rl.training.config import CheckerSection, JudgeSection, ModelSection, StageConfig
 from kernelwright.rl.training.judging import Judges, Say
 from kernelwright.rl.training.models import load_for_training
 from kernelwright.rl.training.scoring import Verification
@@ -23,11 +23,11 @@ Loader = Callable[[ModelSection, int], tuple[Any, Any]]
 """Loads a model and its tokenizer; the number seeds a new adapter."""
 
 
-def sampler_of(model: Any, tokenizer: Any, name: str) -> ChatModel:
+def sampler_of(model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
     """The package's own batched sampler over a model in this process; it reads the weights as they are at each call."""
-    from kernelwright.policies.local import LocalModel
+    from kernelwright.policies.local import LocalModel, LocalSettings
 
-    return LocalModel.from_module(model, tokenizer, name=name)
+    return LocalModel.from_module(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Equipment:
     confirmers: Judges | None = None
     """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
     load: Loader = load_for_training
-    sampler: Callable[[Any, Any, str], ChatModel] = sampler_of
+    sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
     say: Say = lambda line: None
     deadline: float | None = None
     """On `time.monotonic`'s clock: a stage that reaches it saves what it has and returns unfinished."""
@@ -73,15 +73,15 @@ class StageResult:
 
 @contextmanager
 def equipped(
-    section: JudgeSection, *, say: Say = lambda line: None, limit_s: float | None = None, checker: Checker | None = None
+    section: JudgeSection, doubts: CheckerSection, *, say: Say = lambda line: None, limit_s: float | None = None
 ) -> Iterator[Equipment]:
     """Judges as the configuration asks for.
 
     Args:
         section: The judge's part of a stage's configuration.
+        doubts: The checker's part.
         say: Told about progress.
         limit_s: Seconds after which a stage saves and returns.
-        checker: Reads improvements for signs of cheating.
 
     Raises:
         DeviceError: there is no such device.
@@ -100,10 +100,27 @@ def equipped(
             device="cuda" if on_gpu else "cpu",
             verifiers=verifiers,
             confirmers=confirmers,
-            checker=checker,
+            checker=checker_of(doubts),
             say=say,
             deadline=None if limit_s is None else time.monotonic() + limit_s,
         )
+
+
+def checker_of(section: CheckerSection) -> Checker | None:
+    """Who reads improvements for signs of cheating; None for nobody.
+
+    Raises:
+        ConfigError: an option of the model is wrong.
+        PolicyError: the model cannot be reached.
+    """
+    from kernelwright.policies.factory import chat_model
+    from kernelwright.rl.hacks import AdversarialChecker, HackDatabase, StructuralChecker
+
+    if section.kind == "none":
+        return None
+    if section.kind == "structural":
+        return StructuralChecker(HackDatabase.packaged())
+    return AdversarialChecker(chat_model(section.kind, **section.options), HackDatabase.packaged())
 
 
 def devices_of(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from kernelwright.rl.prompts import Prompt
 from kernelwright.rl.training.config import SamplingSection
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.prompting import PromptMaker
+from kernelwright.rl.training.sampling import free_memory
 from kernelwright.rl.training.scoring import Attempt, Scored, Scorer
 
 STATE_NAME = "contrastive.json"
@@ -138,6 +139,7 @@ class LocalRollouts:
             # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor.
             if found is not None and found.tokens:
                 answers[group * size + number] = [*found.tokens, self._eos_id] if found.stopped else found.tokens
+        free_memory()
         return {
             "prompt_ids": [ids for ids in asked for _ in range(size)],
             "completion_ids": answers,

@@ -1,9 +1,10 @@
 """How good a model is on tasks that training never saw: best of a few judged answers to each, measured again.
 
 The protocol is the same for every model. Each held-out task gets `samples` judged answers. The best that was accepted is
-measured once more, independently and with full settings; that second measurement is the task's speedup, above 1 or below. A
-task without one counts 1.0. Reported are the geometric mean with a bootstrap interval over tasks, and the share of tasks with a
-correct answer. Without exemplars the answers are drawn at once; with a sampler, in rounds that each see the earlier ones' scores.
+measured once more, independently and with full settings; that second measurement is the task's speedup, above 1 or
+below. A task without one counts 1.0. Reported are the geometric mean with a bootstrap interval over tasks, and the share
+of tasks with a correct answer. Without exemplars the answers are drawn at once; with a sampler, in rounds that each see
+the earlier ones' scores.
 """
 
 from __future__ import annotations
@@ -253,8 +254,8 @@ def summary(results: Mapping[str, HeldOutResult], samplers_on_training_tasks: Ma
     Args:
         results: By arm: `zero-shot`, `sft`, `self-supervised`, `evolutionary`, `vanilla-grpo`, `contrastive-random`,
             `contrastive-bucket`, `contrastive-island`; those that are missing are left out.
-        samplers_on_training_tasks: Geometric mean of the best speedup on training tasks by contrastive sampler: what the best
-            sampler is chosen by, so that held-out tasks choose nothing.
+        samplers_on_training_tasks: Geometric mean of the best speedup on training tasks, by contrastive sampler: what the
+            best sampler is chosen by, so that held-out tasks choose nothing.
     """
     keys = {
         "sft": "speedup_sft",

@@ -96,7 +96,7 @@ class JudgedRun:
         self._on_evaluation(evaluation)
 
     def judge(self, proposals: Sequence[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
-        """Evaluations of all proposals by key, the known ones and the new; those that `stop` or a fault left out are missing.
+        """Evaluations of all proposals by key, known and new; those that `stop` or a fault left out are missing.
 
         Raises:
             InfrastructureError: most of a batch could not be judged.

@@ -35,8 +35,8 @@ CHEATING = frozenset(
         Reason.BUFFER_MISMATCH,
     }
 )
-"""Reasons that mean work was skipped, hidden or done elsewhere, rather than done wrongly. By code: intent cannot be judged, so
-an honest mistake of the same kind counts too. Wrong outputs are left out, although some of them are cheats as well."""
+"""Reasons that mean work was skipped, hidden or done elsewhere, rather than done wrongly. By code: intent cannot be
+judged, so an honest mistake of the same kind counts too. Wrong outputs are left out, although some are cheats as well."""
 
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 
 from kernelwright.policies.chat import ChatModel
@@ -30,7 +32,15 @@ def draw(
             for (task, prompt), completions in zip(part, answers, strict=True)
             for number, completion in enumerate(completions)
         ]
+    free_memory()
     return attempts
+
+
+def free_memory() -> None:
+    """Give back what sampling held, since the judges' workers need the same GPU next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def drawn(path: Path, sample: Callable[[], list[Attempt]]) -> list[Attempt]:

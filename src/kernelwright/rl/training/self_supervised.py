@@ -33,8 +33,8 @@ def train_self_supervised(
 ) -> StageResult:
     """Run rounds of sampling, judging and training; `final` holds the result.
 
-    A round's answers are on disk before they are judged, its evaluations one by one, and its adapter at its end: a killed run
-    goes on in the middle of the round and judges nothing twice.
+    A round's answers are on disk before they are judged, its evaluations one by one, and its adapter at its end: a
+    killed run goes on in the middle of the round and judges nothing twice.
 
     Raises:
         UsageError: the directory belongs to another run.
@@ -65,7 +65,7 @@ def train_self_supervised(
     shown = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
     plain = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = equipment.load(_reached(config.model, run, done), config.seed)
-    chat = equipment.sampler(model, tokenizer, name)
+    chat = equipment.sampler(model, tokenizer, name, config.sampling.batch)
     with MetricsLog(run.path) as metrics:
         for number in range(done, config.rounds):
             if equipment.must_stop():

@@ -81,8 +81,8 @@ def copied_forward(task: Task) -> str | None:
 def graphed(code: str) -> str | None:
     """The same answer replayed from a CUDA graph; None when it has no `ModelNew.forward` of its own.
 
-    The graph reads parameters where they are, so new weights count; inputs are copied in, outputs are copied out; buffers that
-    warming up changed are put back.
+    The graph reads parameters where they are, so new weights count; inputs are copied in, outputs are copied out; buffers
+    that warming up changed are put back.
     """
     tree = ast.parse(code)
     for node in tree.body:

@@ -15,8 +15,8 @@ from kernelwright.rl.training.split import TaskSplit
 def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
     """Augment, then fine-tune; `final` holds the result.
 
-    Writes `examples.jsonl`, `evaluations.jsonl`, `metrics.jsonl`, checkpoints and TensorBoard events. Run again with the same
-    directory, it goes on where it was, and does nothing more once it has finished.
+    Writes `examples.jsonl`, `evaluations.jsonl`, `metrics.jsonl`, checkpoints and TensorBoard events. Run again with the
+    same directory, it goes on where it was, and does nothing more once it has finished.
 
     Raises:
         UsageError: the directory belongs to another run.

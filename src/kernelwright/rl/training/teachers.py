@@ -5,10 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from kernelwright.policies import Context, Policy, policy_named, wrappers
+from kernelwright.policies.chat import ChatModel, Sampling
+from kernelwright.policies.factory import chat_model
+from kernelwright.policies.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, Task
-from kernelwright.rl.prompts import AnswerForm, whole_source
+from kernelwright.rl.answers import parse_completion
+from kernelwright.rl.prompts import AnswerForm, plain_prompt, whole_source
+from kernelwright.rl.training.config import PromptSection, TeacherSection
 from kernelwright.rl.training.shortening import copied_forward, graphed, shortened
 from kernelwright.tasks.families import variations
 
@@ -33,8 +39,8 @@ def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int)
 
 
 class TemplatePolicy:
-    """The variations that a generated task's family knows, plain and replayed from a CUDA graph; of any other task, a copy of
-    the reference, likewise. In a random order, so that few attempts are not all of one kind."""
+    """The variations that a generated task's family knows, plain and replayed from a CUDA graph; of any other task, a copy
+    of the reference, likewise. In a random order, so that few attempts are not all of one kind."""
 
     name = "templates"
 
@@ -99,6 +105,55 @@ class CompactPolicy:
                 if len(text) <= self._answer_chars:
                     source = whole_source(context.task, text, self._form)
                     yield Candidate(source=source, policy=self.name, techniques=techniques)
+
+
+_DRAWS = 3
+"""How often a model is asked in a row before it counts as having nothing new. Our choice."""
+
+
+class ChatTeacher:
+    """A language model, asked as the student will be. What it answers is recorded, so a kill costs nothing twice."""
+
+    def __init__(self, model: ChatModel, prompt: PromptSection, sampling: Sampling) -> None:
+        self.name = model.name
+        self._model = model
+        self._prompt = prompt
+        self._sampling = sampling
+
+    @classmethod
+    def open(cls, section: TeacherSection, prompt: PromptSection, directory: Path) -> ChatTeacher:
+        """The teacher of a configuration; its transcript goes into `directory`.
+
+        Raises:
+            ConfigError: an option of the model is wrong.
+            PolicyError: it cannot be reached or loaded.
+        """
+        model = Recorded(chat_model(section.kind, **section.options), Transcript(directory / "transcript.jsonl"))
+        return cls(model, prompt, Sampling(temperature=section.temperature, max_tokens=section.max_tokens))
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """What the model answers to the plain prompt; answers without a candidate are dropped."""
+        section = self._prompt
+        prompt = plain_prompt(
+            context.task,
+            device=context.device,
+            hardware=section.hardware,
+            form=section.answer,
+            limit_characters=section.limit_characters,
+        )
+        for attempt in range(_DRAWS):
+            seed = context.seed * 1_000_003 + len(context.history) * _DRAWS + attempt
+            sampling = replace(self._sampling, seed=seed)
+            (completions,) = self._model.sample([prompt.messages], count=count, sampling=sampling)
+            sources = [parse_completion(completion).source for completion in completions]
+            plan = [
+                Candidate(source=whole_source(context.task, source, section.answer), policy=self.name)
+                for source in sources
+                if source is not None
+            ]
+            if fresh := _unseen(plan, context, count):
+                return fresh
+        return []
 
 
 def _unseen(plan: list[Candidate], context: Context, count: int) -> list[Candidate]:

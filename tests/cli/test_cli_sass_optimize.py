@@ -1,0 +1,89 @@
+"""`kernelwright sass optimize|deploy`: what is printed, exit statuses, and no invented times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelwright.cli import main
+from kernelwright.errors import DeviceError
+from kernelwright.sass.corpus import CORPUS
+from kernelwright.toolchain import compile_triton
+
+CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedules", "best"}
+
+
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cubin")
+    spec = CORPUS["row_sum"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        path = folder / "row_sum.cubin"
+        path.write_bytes(compile_triton(spec.function, spec.signature, spec.constants, 80, aligned=spec.aligned).cubin)
+    return path
+
+
+def run(capsys, *arguments):
+    status = main(["sass", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_model_says_that_it_is_one(cubin, tmp_path, capsys):
+    arguments = ["optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--agent", "random"]
+    arguments += ["--budget", 30, "--seed", 4, "--moves", "paper", "--out", tmp_path / "run"]
+    status, text, error = run(capsys, *arguments, "--json")
+    found = json.loads(text)
+    assert status == 0
+    assert set(found) == CONTRACT
+    assert (found["simulated"], found["unit"], found["schedules"]) == (True, "issue cycles", 60)
+    assert found["best"]["speedup"] > 1
+    assert "not confirmed yet" in error
+    status, text, _ = run(capsys, *arguments)
+    assert status == 0
+    assert "simulated, not a time" in text
+    assert " us" not in text
+    status, text, error = run(capsys, "deploy", tmp_path / "run")
+    assert (status, text) == (2, "")
+    assert "wanted the winner of a search" in error.lower()
+
+
+def test_without_a_gpu_it_says_so_and_invents_nothing(monkeypatch, tmp_path, capsys):
+    def absent(device=0):
+        raise DeviceError("wanted the CUDA driver, found none; run on a machine with an NVIDIA GPU")
+
+    monkeypatch.setattr("kernelwright.toolchain.driver.gpu_identity", absent)
+    status, text, error = run(capsys, "optimize", "corpus:softmax", "--agent", "greedy", "--out", tmp_path / "run", "--json")
+    assert (status, text) == (3, "")
+    assert error.startswith("error: wanted the CUDA driver")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing.cubin", "--backend", "simulated-issue"],
+        ["nothing.toml", "--backend", "simulated-issue"],
+        ["corpus:nothing", "--backend", "simulated-issue"],
+        ["corpus:softmax", "--backend", "guesses"],
+        ["corpus:softmax", "--backend", "simulated-issue", "--agent", "luck"],
+        ["corpus:softmax", "--budget", "0"],
+        ["corpus:softmax", "--moves", "all"],
+    ],
+)
+def test_wrong_usage(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, text, error = run(capsys, "optimize", *arguments)
+    assert (status, text) == (2, "")
+    assert error.lower().startswith("error: ")
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deploying_what_is_no_run(tmp_path, capsys):
+    status, text, error = run(capsys, "deploy", tmp_path)
+    assert (status, text) == (2, "")
+    assert "target.json" in error
