@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.errors import UsageError
 from kernelwright.evaluation import Settings
-from kernelwright.records import Candidate, RunDirectory, Task
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, Verdict
 from kernelwright.rl import bench as module
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
@@ -86,3 +86,44 @@ def test_a_directory_of_another_run_is_refused(tmp_path, suite, cheap):
     module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, settings=SETTINGS, deadline=lambda: True)
     with pytest.raises(UsageError, match="another `settings`"):
         module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, deadline=lambda: True)
+
+
+def judged(task: Task, speedup: float, *, strict: bool, policy: str = "file") -> Evaluation:
+    return Evaluation(
+        task=task.id,
+        task_sha256=task.sha256,
+        candidate_sha256=FASTER.sha256,
+        verdict=Verdict.ACCEPTED,
+        speedup=speedup,
+        reference_us=50.0 if strict else 100.0,
+        policy=policy,
+        techniques=("again",) if policy == "baseline" else (),
+        checks={"strict_fp32": strict},
+    )
+
+
+def test_strict_precision_has_its_own_column_and_touches_no_other(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.write_json("config.json", {"settings": {"strict_fp32": False}})
+    for evaluation in (
+        judged(DIAGONAL, 4.0, strict=False),
+        judged(DIAGONAL, 1.5, strict=True),
+        judged(DIAGONAL, 2.0, strict=False, policy="baseline"),
+    ):
+        run.append(evaluation)
+    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
+    rows = {row.baseline: row for row in module.summarise(run, suite, {}).rows if row.level is None}
+    assert rows["eager"].solved.geomean == pytest.approx(4.0)
+    assert rows["again"].solved.geomean == pytest.approx(2.0)
+    assert rows["eager"].strict.geomean == pytest.approx(1.5)
+    assert rows["again"].strict is None
+    text = (tmp_path / "table.md").read_text()
+    assert text.count("Geomean, TF32 off") == 1
+    assert "| 1/1 | 1/1 | 1.50x | 1/1 |" in text
+
+
+def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
+    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
+    result = module.bench(suite, device="cpu", out=tmp_path, settings=SETTINGS, strict_too=True)
+    assert sorted(found.checks["strict_fp32"] for found in RunDirectory(tmp_path).evaluations()) == [False, True]
+    assert result.rows[0].strict is not None

@@ -36,6 +36,9 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
     "--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}."
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
+@click.option(
+    "--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column."
+)
 @options.device_option
 @click.option(
     "--out",
@@ -52,6 +55,7 @@ def command(
     levels: str,
     baselines: str,
     limit: int | None,
+    strict_fp32_too: bool,
     device: str,
     out: Path | None,
     as_json: bool,
@@ -80,6 +84,7 @@ def command(
             device=device,
             out=target,
             settings=settings,
+            strict_too=strict_fp32_too,
             on_event=lambda event: _show(status, event),
         )
     for what, message in result.errors.items():

@@ -94,6 +94,7 @@ class Judge:
         began = _now()
         verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
         verdict.checks["advice"] = list(guard.advice(candidate.source))
+        verdict.checks["strict_fp32"] = (settings or self.settings).strict_fp32
         with self._workplace(task) as directory:
             try:
                 self._examine(task, candidate, directory, verdict, settings or self.settings)
@@ -135,6 +136,7 @@ class Judge:
             else:
                 verdict.reason, verdict.detail = one.reason, one.detail.strip()
             verdict.checks["rotation"] = len(baselines)
+            verdict.checks["strict_fp32"] = subject.settings.strict_fp32
             records.append(verdict.record(task, baseline, str(self.device), began, time.monotonic() - started))
         return records
 

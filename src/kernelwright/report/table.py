@@ -46,6 +46,8 @@ class TaskResult:
     """Median latency of each baseline that ran, by its name; one that failed is absent."""
     evaluation: Evaluation | None
     """The judge's record of the candidate; None when the task has no candidate."""
+    strict: Evaluation | None = None
+    """As `evaluation`, with TF32 off on both sides; None where that was not asked for."""
 
     def __post_init__(self) -> None:
         for name, latency_us in self.latencies_us.items():
@@ -121,6 +123,9 @@ class Row:
     """Over accepted and timed candidates alone."""
     filled: Statistics
     """Over all `tasks`, with `UNSOLVED_SPEEDUP` for every other one."""
+    strict: Statistics | None
+    """Against the reference, both with TF32 off, over the solved tasks; None where that was not measured or where the
+    baseline is not the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,15 @@ def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Row
         fast_p={p: _fast_p(solved, p, len(compared)) for p in FAST_P},
         solved=statistics_of(solved),
         filled=statistics_of(filled),
+        strict=_strict(results) if baseline == REFERENCE else None,
     )
+
+
+def _strict(results: Sequence[TaskResult]) -> Statistics | None:
+    measured = [result.strict for result in results if result.strict is not None]
+    if not measured:
+        return None
+    return statistics_of([found.speedup for found in measured if found.accepted and found.speedup is not None])
 
 
 def _fast_p(solved: Sequence[float], p: float, tasks: int) -> float:
@@ -291,12 +304,17 @@ def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
     heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
     heads += [f"fast_{p:g}" for p in FAST_P]
     heads += ["Success", f">{ABOVE:g}x"]
+    has_strict = not filled and any(row.strict is not None for row in rows)
+    if has_strict:
+        heads += ["Geomean, TF32 off", "Success, TF32 off"]
     lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)])]
     for row in rows:
         numbers = _numbers(row.filled if filled else row.solved)
         cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
         cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
         cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}"]
+        if has_strict:
+            cells += ["-", "-"] if row.strict is None else [_times(row.strict.geomean), f"{row.strict.count}/{row.tasks}"]
         lines.append(_line(cells))
     return "\n".join(lines)
 

@@ -171,7 +171,8 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     found: dict[str, list[Evaluation]] = {}
     for evaluation in run.evaluations():
         found.setdefault(evaluation.task_sha256, []).append(evaluation)
-    results = [_result(entry, found.get(entry.task.sha256, [])) for entry in suite.entries]
+    run_is_strict = bool((run.read_json("config.json") or {}).get("settings", {}).get("strict_fp32"))
+    results = [_result(entry, found.get(entry.task.sha256, []), run_is_strict) for entry in suite.entries]
     rows, counts, own = bench_table(results), tally(results), baseline_table(results)
     table = {
         "rows": [_row_json(row) for row in rows],
@@ -190,27 +191,23 @@ def _row_json(row: Row) -> dict[str, Any]:
     return values
 
 
-def _result(entry: SuiteEntry, found: Sequence[Evaluation]) -> TaskResult:
+def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool) -> TaskResult:
     """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
-    eager_us = [
-        evaluation.reference_us
-        for evaluation in found
-        if evaluation.reference_us is not None and (evaluation.policy == BASELINE_POLICY or not _is_strict(evaluation))
-    ]
+    main = [evaluation for evaluation in found if _is_strict(evaluation) == run_is_strict]
+    eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
     latencies_us: dict[str, float] = {}
-    candidate, strict = None, None
-    both = len({_is_strict(evaluation) for evaluation in found if evaluation.policy != BASELINE_POLICY}) > 1
-    for evaluation in found:
-        if evaluation.policy != BASELINE_POLICY:
-            if both and _is_strict(evaluation):
-                strict = evaluation
-            else:
-                candidate = evaluation
-        elif evaluation.speedup and eager_us:
-            latencies_us[evaluation.techniques[0]] = median(eager_us) / evaluation.speedup
     if eager_us:
         latencies_us["eager"] = median(eager_us)
-    return TaskResult(entry.task.id, entry.level, latencies_us, candidate, strict)
+        for evaluation in main:
+            if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
+                latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
+    return TaskResult(
+        entry.task.id,
+        entry.level,
+        latencies_us,
+        next((evaluation for evaluation in reversed(main) if evaluation.policy != BASELINE_POLICY), None),
+        next((evaluation for evaluation in reversed(found) if evaluation not in main), None),
+    )
 
 
 def _devices(name: str) -> list[str]:
