@@ -350,12 +350,13 @@ def _connect(ray: Any, address: str | None, slots: int | None) -> None:
             host, colon, port = address.rpartition(":")
             if colon and "//" not in host:
                 # Ray asks for minutes; a port that nobody listens on is known at once.
-                socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(resources={JUDGE_RESOURCE: slots or 1}, object_store_memory=OBJECT_STORE_BYTES, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+            places = {JUDGE_RESOURCE: slots or 1}
+            ray.init(address="local", resources=places, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise DeviceError(
             f"Wanted the Ray cluster at {address or 'this machine'}; {error}. Start it with `ray start --head`."
         ) from error
