@@ -1,6 +1,9 @@
 """Judge CUDA-L1's released kernels, with the five baselines, in one run that may be cut short and resumed.
 
-    python benchmarks/cuda_l1_release.py h100.json RUN_DIR --seconds 540
+    python benchmarks/cuda_l1_release.py h100.json RUN_DIR --seconds 480 --publish OUT_DIR
+
+Candidates come first, then the baselines, each task's in one rotation. What has finished is published when the time is up,
+and after an error too; the same command goes on where it stopped, on another machine as well once RUN_DIR is there.
 
 Candidates are judged with every label allowed, so that the table can tell what is right under the paper's own contract
 from what is a clean drop-in. Their text is not kept: `--publish` writes the run directory without sources.
@@ -24,7 +27,7 @@ SETTINGS = Settings(
     processes_min=2,
     processes_max=2,
     blocks=6,
-    build_limit_s=240,
+    build_limit_s=150,
     run_limit_s=30,
     memory_limit_bytes=32 << 30,
     threads=2,
@@ -38,7 +41,8 @@ def main() -> None:
     parser.add_argument("release", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no evaluation after this long")
-    parser.add_argument("--per-device", type=int, default=8)
+    parser.add_argument("--judges", type=int, default=3, help="candidates at once on each device")
+    parser.add_argument("--rotations", type=int, default=5, help="tasks whose baselines compile at once on each device")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--baselines", default=",".join(ALL_BASELINES))
     parser.add_argument("--limit", type=int, help="only the first tasks")
@@ -57,23 +61,32 @@ def main() -> None:
             flush=True,
         )
 
-    if options.only_publish:
-        run = RunDirectory(options.run)
-        summarise(run, suite, run.read_json("errors.json") or {})
-    else:
+    def late() -> bool:
+        return time.monotonic() - start > options.seconds
+
+    def measure(baselines: list[str], per_device: int) -> None:
         bench(
             suite,
-            baselines=options.baselines.split(","),
+            baselines=baselines,
             device=options.device,
             out=options.run,
             settings=SETTINGS,
             on_event=tell,
-            per_device=options.per_device,
-            deadline=lambda: time.monotonic() - start > options.seconds,
+            per_device=per_device,
+            deadline=late,
         )
-    print((options.run / "table.md").read_text())
-    if options.publish:
-        publish(options.run, options.publish)
+
+    try:
+        if not options.only_publish:
+            measure(["eager"], options.judges)
+            if not late():
+                measure(options.baselines.split(","), options.rotations)
+        run = RunDirectory(options.run)
+        summarise(run, suite, run.read_json("errors.json") or {})
+        print((options.run / "table.md").read_text())
+    finally:
+        if options.publish:
+            publish(options.run, options.publish)
 
 
 def publish(run: Path, target: Path) -> None:
