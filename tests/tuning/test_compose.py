@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import random
 import subprocess
@@ -68,6 +69,7 @@ def launches():
     return capture_candidate(TASK, CANDIDATE, device="cpu", prepare=triple_on_the_host)
 
 
+@functools.cache
 def retuned(target):
     """What the game might find: some legal moves."""
     program = sass.load(target.cubin, disassemble)

@@ -213,11 +213,11 @@ def _capture(connection: Any, task: str, candidate: str, device: str, prepare: C
 def _launches(task: str, candidate: str, device: str) -> list[KernelLaunch]:
     import torch
 
-    from kernelwright.tuning.capture import capture_launches
-
     with tempfile.TemporaryDirectory(prefix="kernelwright-capture-") as folder:
         given = _module(Path(folder), "given_task", task)
         made = _module(Path(folder), "given_candidate", candidate)
+        from kernelwright.tuning.capture import capture_launches
+
         torch.manual_seed(_WARM_UP_SEED)
         model = made.ModelNew(*given.get_init_inputs()).to(device)
         with torch.no_grad():
