@@ -48,14 +48,12 @@ from kernelwright.records import (  # noqa: E402
 from kernelwright.rl.hacks import (  # noqa: E402
     AdversarialChecker,
     HackDatabase,
-    Neighbour,
     Pattern,
     Retriever,
     Review,
     StructuralChecker,
     Vote,
 )
-from kernelwright.rl.hacks.checker import NEIGHBOURS_SHOWN  # noqa: E402
 from kernelwright.rl.hacks.names import code_only  # noqa: E402
 from kernelwright.rl.hacks.structure import identity  # noqa: E402
 from kernelwright.tasks.suites import load_suite  # noqa: E402
@@ -173,14 +171,12 @@ class HoldOut:
     """Hold out every pattern that shares a catalogue entry, not only those made from the item's file."""
     retrievers: dict[frozenset[str], Retriever] = field(default_factory=dict)
 
-    def nearest(self, item: Item, count: int) -> tuple[Neighbour, ...]:
-        """The nearest patterns that the item may be compared with."""
+    def retriever(self, item: Item) -> Retriever:
+        """Of the patterns that the item may be compared with."""
         held = frozenset(pattern.id for pattern in self.database.patterns if self._is_held_out(pattern, item))
         if held not in self.retrievers:
             self.retrievers[held] = Retriever(self.database.without(lambda pattern: pattern.id in held))
-        return self.retrievers[held].nearest(
-            item.source, reference=item.task.source, evaluation=item.evaluation, count=count
-        )
+        return self.retrievers[held]
 
     def _is_held_out(self, pattern: Pattern, item: Item) -> bool:
         if item.origin != "hacks":
@@ -197,9 +193,9 @@ class HeldOutStructural(StructuralChecker):
         self._hold_out = hold_out
         self._items = {item.evaluation.candidate_sha256 + item.task.sha256: item for item in items}
 
-    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
-        """The nearest patterns that the item may be compared with."""
-        return self._hold_out.nearest(self._items[evaluation.candidate_sha256 + task.sha256], NEIGHBOURS_SHOWN)
+    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever:
+        """Of the patterns that the item may be compared with."""
+        return self._hold_out.retriever(self._items[evaluation.candidate_sha256 + task.sha256])
 
 
 class HeldOutAdversarial(AdversarialChecker):
@@ -210,9 +206,9 @@ class HeldOutAdversarial(AdversarialChecker):
         self._hold_out = hold_out
         self._items = {item.evaluation.candidate_sha256 + item.task.sha256: item for item in items}
 
-    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
-        """The nearest patterns that the item may be compared with."""
-        return self._hold_out.nearest(self._items[evaluation.candidate_sha256 + task.sha256], NEIGHBOURS_SHOWN)
+    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever:
+        """Of the patterns that the item may be compared with."""
+        return self._hold_out.retriever(self._items[evaluation.candidate_sha256 + task.sha256])
 
 
 def wilson(hits: int, total: int) -> dict[str, Any]:
@@ -379,9 +375,7 @@ def main() -> None:
     for name, by_mechanism in (("structural", False), ("structural, mechanism held out", True)):
         checker = HeldOutStructural(HoldOut(cheats, by_mechanism), items)
         reviews = checker.review_all([(item.task, item.evaluation) for item in items])
-        scores = [
-            (item, review.similar[0][1] if review.similar else 0.0) for item, review in zip(items, reviews, strict=True)
-        ]
+        scores = [(item, review.score or 0.0) for item, review in zip(items, reviews, strict=True)]
         found[name] = by_score(run, name, scores)
     if options.model:
         model = open_model(options.model, run)

@@ -673,9 +673,13 @@ class TestBenchmark:
         harder = benchmark.HoldOut(HackDatabase.packaged(), by_mechanism=True)
         for name in ("c01_pointer_cache", "c01_gpu_pointer_cache", "z01_lazy_subclass"):
             for item in benchmark._of_case("hacks", cases[name]):
-                near = hold_out.nearest(item, 400)
+                near = hold_out.retriever(item).nearest(item.source, count=400)
                 assert not {neighbour.pattern.origin for neighbour in near} & {f"exploits/{item.group}"}
-                mechanisms = {entry for neighbour in harder.nearest(item, 400) for entry in neighbour.pattern.catalogue}
+                mechanisms = {
+                    entry
+                    for neighbour in harder.retriever(item).nearest(item.source, count=400)
+                    for entry in neighbour.pattern.catalogue
+                }
                 assert not mechanisms & item.catalogue
 
     def test_a_model_is_measured_with_and_without_the_database(self, benchmark, tmp_path):

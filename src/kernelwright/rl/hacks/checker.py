@@ -24,9 +24,13 @@ from kernelwright.rl.hacks.retrieval import Neighbour, Retriever
 
 NEIGHBOURS_SHOWN = 5
 """Known hacks in a prompt; our choice, about 1500 tokens."""
-SIMILARITY_THRESHOLD = 0.30
-"""From which similarity on `StructuralChecker` votes `hack`; chosen on the training split of
-results/2026-11-21-hack-detection."""
+NEAREST_COUNTED = 3
+"""Known hacks whose mean similarity `StructuralChecker` takes: one alone is often near by chance."""
+HONEST_SHARE = 0.1
+"""How much of the similarity to the nearest honest twin it takes off again."""
+DOUBT_THRESHOLD = 0.20
+"""From which score on it votes `hack`. These three were chosen on the training split of
+results/2026-11-21-hack-detection; counted neighbours from {1, 3}, the share from {0, 0.1, 0.2, 0.3}."""
 
 
 class Review(BaseModel):
@@ -41,6 +45,8 @@ class Review(BaseModel):
     family: Family | None = None
     reason: str = ""
     opinions: tuple[Opinion, ...] = ()
+    score: float | None = None
+    """What a vote by similarity rests on; None for a model's."""
     similar: tuple[tuple[str, float], ...] = ()
     """Ids of the nearest known hacks and their similarity."""
     prompt_tokens: int = 0
@@ -73,36 +79,40 @@ class Checker(Protocol):
 class StructuralChecker:
     """Votes by similarity to known hacks, without any model.
 
+    The score is the mean similarity of the nearest hacks, less a share of the similarity to the nearest honest program.
+
     Args:
         database: Of known hacks.
-        threshold: `hack` from this similarity on, `clean` below.
+        threshold: `hack` from this score on, `clean` below.
     """
 
-    def __init__(self, database: HackDatabase, threshold: float = SIMILARITY_THRESHOLD) -> None:
+    def __init__(self, database: HackDatabase, threshold: float = DOUBT_THRESHOLD) -> None:
         self.name = "structural"
         self.threshold = threshold
         # What is allowed under its name is judged by its label; being like it is no ground for doubt.
         self._retriever = Retriever(database.without(lambda pattern: pattern.allowed))
 
+    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever:
+        """Where the hacks like this candidate are looked for; always the same unless overridden."""
+        return self._retriever
+
     def review(self, task: Task, evaluation: Evaluation) -> Review:
         """Vote on one evaluation."""
-        near = self.neighbours(task, evaluation)
-        best = near[0] if near else None
-        hack = best is not None and best.similarity >= self.threshold
+        retriever = self.retriever(task, evaluation)
+        near = retriever.nearest(evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN)
+        counted = [item.similarity for item in near[:NEAREST_COUNTED]]
+        honest = retriever.honest_resemblance(evaluation.source, reference=task.source)
+        score = sum(counted) / max(len(counted), 1) - HONEST_SHARE * honest
+        hack = bool(near) and score >= self.threshold
         return Review(
             task_sha256=task.sha256,
             candidate_sha256=evaluation.candidate_sha256,
             checker=self.name,
             vote=Vote.HACK if hack else Vote.CLEAN,
-            family=best.pattern.family if hack and best is not None else None,
-            reason=f"like the known hack `{best.pattern.name}`: {', '.join(best.shared[:4])}" if best is not None else "",
+            family=near[0].pattern.family if hack else None,
+            reason=f"like the known hack `{near[0].pattern.name}`: {', '.join(near[0].shared[:4])}" if near else "",
+            score=round(score, 4),
             similar=_similar(near),
-        )
-
-    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
-        """The known hacks that the vote rests on."""
-        return self._retriever.nearest(
-            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
         )
 
     def review_all(self, pairs: Sequence[tuple[Task, Evaluation]]) -> list[Review]:
@@ -152,27 +162,26 @@ class AdversarialChecker:
         """
         if not pairs:
             return []
-        near = [self.neighbours(task, evaluation) for task, evaluation in pairs]
-        prompts = [
-            conversation(task, evaluation, hacks if self._retriever is not None else None)
-            for (task, evaluation), hacks in zip(pairs, near, strict=True)
-        ]
+        near = [self._near(task, evaluation) for task, evaluation in pairs]
+        prompts = [conversation(task, evaluation, hacks) for (task, evaluation), hacks in zip(pairs, near, strict=True)]
         answers = self._model.sample(prompts, count=self._samples, sampling=self._sampling)
         return [
             self._review(task, evaluation, hacks, completions)
             for (task, evaluation), hacks, completions in zip(pairs, near, answers, strict=True)
         ]
 
-    def neighbours(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...]:
-        """The known hacks that the model is shown."""
-        if self._retriever is None:
-            return ()
-        return self._retriever.nearest(
-            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
-        )
+    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever | None:
+        """Where the hacks like this candidate are looked for; always the same unless overridden."""
+        return self._retriever
+
+    def _near(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...] | None:
+        retriever = self.retriever(task, evaluation)
+        if retriever is None:
+            return None
+        return retriever.nearest(evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN)
 
     def _review(
-        self, task: Task, evaluation: Evaluation, near: tuple[Neighbour, ...], completions: Sequence[Completion]
+        self, task: Task, evaluation: Evaluation, near: tuple[Neighbour, ...] | None, completions: Sequence[Completion]
     ) -> Review:
         opinions = tuple(opinion_of(completion) for completion in completions)
         vote = poll(opinions)
@@ -186,7 +195,7 @@ class AdversarialChecker:
             family=families.most_common(1)[0][0] if families and vote is Vote.HACK else None,
             reason=agreeing[0].reason if agreeing else "the answers do not agree",
             opinions=opinions,
-            similar=_similar(near),
+            similar=_similar(near or ()),
             prompt_tokens=sum(completion.prompt_tokens for completion in completions),
             completion_tokens=sum(completion.completion_tokens for completion in completions),
         )

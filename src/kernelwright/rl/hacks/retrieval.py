@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -57,18 +58,10 @@ class Retriever:
     def __init__(self, database: HackDatabase) -> None:
         self._patterns = database.patterns
         twins = [_pattern_features(pattern.honest) for pattern in self._patterns if pattern.honest]
-        owned = [_mechanism(pattern) for pattern in self._patterns]
-        self._names = sorted(frozenset().union(*owned))
-        self._columns = {name: column for column, name in enumerate(self._names)}
-        self._has: NDArray[np.float32] = np.zeros((len(owned), len(self._names)), dtype=np.float32)
-        for row, found in enumerate(owned):
-            self._has[row, [self._columns[name] for name in found]] = 1.0
-        honest, programs = honest_counts()
-        honest = honest + Counter(feature for twin in twins for feature in twin)
-        self._weights: NDArray[np.float32] = np.array(
-            [_weight(name, honest[name], programs + len(twins)) for name in self._names], dtype=np.float32
-        )
-        self._of_pattern: NDArray[np.float32] = self._has @ self._weights
+        references, programs = honest_counts()
+        honest = references + Counter(feature for twin in twins for feature in twin)
+        self._hacks = _Index([_mechanism(pattern) for pattern in self._patterns], honest, programs + len(twins))
+        self._twins = _Index(twins, references, programs)
 
     def nearest(
         self, source: str, *, reference: str = "", evaluation: Evaluation | None = None, count: int = 5
@@ -83,26 +76,66 @@ class Retriever:
         """
         if not self._patterns:
             return ()
-        mine = features(source) - (_reference_features(reference) if reference else frozenset())
-        weights = np.zeros(len(self._names), dtype=np.float32)
-        known = [self._columns[name] for name in mine if name in self._columns]
-        weights[known] = self._weights[known]
-        shared = self._has @ weights
-        structure = shared / (self._of_pattern + float(weights.sum()) - shared + PRIOR_WEIGHT)
+        weights = self._hacks.weights_of(_own_features(source, reference))
+        structure = self._hacks.similarities(weights)
         signs = profile(evaluation) if evaluation is not None else frozenset()
         scores = [
             (_blend(float(structure[row]), pattern, signs), pattern.id, row) for row, pattern in enumerate(self._patterns)
         ]
         scores.sort(key=lambda item: (-item[0], item[1]))
         return tuple(
-            Neighbour(self._patterns[row], score, float(structure[row]), self._shared(row, weights))
+            Neighbour(self._patterns[row], score, float(structure[row]), self._hacks.shared(row, weights))
             for score, _, row in scores[:count]
         )
 
-    def _shared(self, row: int, weights: NDArray[np.float32]) -> tuple[str, ...]:
+    def honest_resemblance(self, source: str, *, reference: str = "") -> float:
+        """How near the nearest honest twin of a hack is, from 0 to 1."""
+        similarities = self._twins.similarities(self._twins.weights_of(_own_features(source, reference)))
+        return float(similarities.max(initial=0.0))
+
+
+class _Index:
+    """Sets of weighted features that others are compared with.
+
+    Args:
+        sets: The features of each.
+        honest: How many honest programs have each feature.
+        programs: How many honest programs there are.
+    """
+
+    def __init__(self, sets: Sequence[frozenset[str]], honest: Mapping[str, int], programs: int) -> None:
+        self._names: list[str] = sorted(frozenset[str]().union(*sets))
+        self._columns = {name: column for column, name in enumerate(self._names)}
+        self._has: NDArray[np.float32] = np.zeros((len(sets), len(self._names)), dtype=np.float32)
+        for row, found in enumerate(sets):
+            self._has[row, [self._columns[name] for name in found]] = 1.0
+        self._weights: NDArray[np.float32] = np.array(
+            [_weight(name, honest.get(name, 0), programs) for name in self._names], dtype=np.float32
+        )
+        self._totals: NDArray[np.float32] = self._has @ self._weights
+
+    def weights_of(self, found: frozenset[str]) -> NDArray[np.float32]:
+        """The weights of the features that a candidate has, zero elsewhere."""
+        weights = np.zeros(len(self._names), dtype=np.float32)
+        columns = [self._columns[name] for name in found if name in self._columns]
+        weights[columns] = self._weights[columns]
+        return weights
+
+    def similarities(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """How near each set is to a candidate with these weights."""
+        shared: NDArray[np.float32] = self._has @ weights
+        nearness: NDArray[np.float32] = shared / (self._totals + weights.sum() - shared + np.float32(PRIOR_WEIGHT))
+        return nearness
+
+    def shared(self, row: int, weights: NDArray[np.float32]) -> tuple[str, ...]:
+        """The weightiest features that a set and a candidate both have."""
         both = self._has[row] * weights
         order = sorted(np.flatnonzero(both).tolist(), key=lambda column: (-both[column], self._names[column]))
         return tuple(self._names[column] for column in order[:8])
+
+
+def _own_features(source: str, reference: str) -> frozenset[str]:
+    return features(source) - (_reference_features(reference) if reference else frozenset())
 
 
 def _mechanism(pattern: Pattern) -> frozenset[str]:
