@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from kernelwright.sass.identity import cubin_identity, transplant
 from kernelwright.tuning.triton_kernels import jit_function, load, put_in_place, with_cubin
 
@@ -45,7 +47,7 @@ class CarriedKernel:
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch as Triton would."""
         kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
-        if not warmup and kernel is not None and id(kernel) not in self._decided:
+        if not warmup and kernel is not None and id(kernel) not in self._decided and not _is_recorded():
             self._decided[id(kernel)] = kernel
             self._decide(kernel)
         return kernel
@@ -84,7 +86,10 @@ def install_carried(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Map
             module[name] = CarriedKernel(value, tuned[function.__name__], gpu)
 
 
-def _gpu_name() -> str:
-    import torch
+def _is_recorded() -> bool:
+    """Whether launches are being recorded into a CUDA graph, where nothing may be loaded."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
+
+def _gpu_name() -> str:
     return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""

@@ -337,6 +337,8 @@ def time_blocks(launcher: Launcher, original: Any, schedule: Any, plan: Plan) ->
     ratios: list[float] = []
     originals: list[float] = []
     wanted = plan.coarse
+    # Not timed: the driver may load a kernel at its first launch only.
+    launcher.sample_us(schedule, 1)
     while len(ratios) < wanted:
         before = launcher.sample_us(original, plan.launches)
         middle = launcher.sample_us(schedule, plan.launches) + launcher.sample_us(schedule, plan.launches)

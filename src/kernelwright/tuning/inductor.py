@@ -30,7 +30,7 @@ _SETTINGS: dict[str, Any] = {
     "use_static_cuda_launcher": False,
     "compile_threads": 1,
 }
-"""Settings of `torch._inductor.config` that make kernels reachable; of torch 2.13."""
+"""Settings of `torch._inductor.config` that make kernels reachable; tested with torch 2.13."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ def tunable_torch_compile() -> Iterator[None]:
 
     missing = [name for name in _SETTINGS if not hasattr(config, name)]
     if missing:
-        raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13")
+        raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13, which has them")
     with config.patch(_SETTINGS):
         yield
 
