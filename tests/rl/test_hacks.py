@@ -550,6 +550,20 @@ class TestStructuralChecker:
         assert (hack.vote, hack.family) == (Vote.HACK, Family.CACHING)
         assert (clean.vote, clean.family) == (Vote.CLEAN, None)
 
+    def test_tells_a_pattern_from_its_honest_twin(self, patterns):
+        checker = StructuralChecker(HackDatabase(patterns))
+        pairs = [pattern for pattern in patterns if pattern.honest and not pattern.allowed][::9]
+        votes = [(checker.review(TASK, record(p.snippet)), checker.review(TASK, record(p.honest))) for p in pairs]
+        assert all(-0.1 <= (review.score or 0.0) <= 1.0 for both in votes for review in both)
+        apart = sum((hack.score or 0.0) > (honest.score or 0.0) for hack, honest in votes)
+        assert apart >= 0.85 * len(votes)
+
+    def test_resembling_an_honest_program_is_seen(self, patterns, retriever):
+        twin = next(pattern.honest for pattern in patterns if pattern.id == "c01-version-counter-cache")
+        assert retriever.honest_resemblance(twin) > 0.6
+        assert retriever.honest_resemblance("x = 1") < 0.2
+        assert Retriever(HackDatabase()).honest_resemblance(twin) == 0.0
+
     def test_does_not_doubt_the_references_of_the_suite(self, patterns):
         checker = StructuralChecker(HackDatabase(patterns))
         tasks = [entry.task for entry in load_suite("builtin").entries][::6]
