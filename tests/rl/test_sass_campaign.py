@@ -21,18 +21,18 @@ def run(*arguments, cwd):
 
 def test_a_campaign_in_small_goes_on_where_it_was_and_marks_what_is_simulated(tmp_path):
     script = ROOT / "benchmarks" / "sass_campaign.py"
-    options = ["--backend", "static-issue-cycles", "--agents", "greedy,random", "--budget", "12", "--box", "60"]
+    options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--box", "60"]
     options += ["--minutes", "5", "--kernels", "rope"]
     done = run(script, tmp_path / "out", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {"kernels", "geomean", "max", "per_kernel", "controls", "wrong_outputs", "schedules_run"} <= set(summary)
-    assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"]) == (1, 24, 0)
+    assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"]) == (1, 60, 0)
     assert summary["simulated"] is True
     found = summary["per_kernel"]["rope"]
     assert found["deployed"] is False
     assert found["why_not_deployed"] == "simulated"
-    assert {agent: c["schedules"] for agent, c in found["controls"].items()} == {"greedy": 12, "random": 12}
+    assert {agent: c["schedules"] for agent, c in found["controls"].items()} == {"greedy": 30, "random": 30}
     assert len(summary["left_out"]) >= 14
     log = (tmp_path / "out" / "rope.log").read_text()
     again = run(script, tmp_path / "out", *options, cwd=tmp_path)
