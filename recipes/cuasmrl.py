@@ -83,9 +83,7 @@ def tune(recipe: Recipe, name: str, out: Path) -> None:
 
     # 3. PPO with the paper's network and hyper-parameters (`kernelwright.rl.assembly_ppo`), and its controls. The best
     #    schedules are then measured again in fresh processes: the best of many noisy measurements is a lucky one.
-    settings = GameSettings(
-        recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s
-    )
+    settings = GameSettings(recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s)
     try:
         result = optimize_kernel(
             game.program, game.arena, out=out, name=name, settings=settings, kernel_name=game.kernel_name,

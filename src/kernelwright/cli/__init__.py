@@ -31,6 +31,7 @@ FAULT = 3
         "evaluate": ("kernelwright.cli.evaluate", "Judge one candidate against one task."),
         "optimize": ("kernelwright.cli.optimize", "Search for a verified faster drop-in for a task."),
         "bench": ("kernelwright.cli.bench", "Judge a suite's candidates and baselines in one run."),
+        "train": ("kernelwright.cli.train", "Train a model: supervised, self-supervised, contrastive."),
         "report": ("kernelwright.cli.report", "Write a run directory as one HTML page."),
         "sass": ("kernelwright.cli.sass", "Show, play, check and optimize machine-code schedules."),
         "serve": ("kernelwright.cli.serve", "The judge as an HTTP reward service."),

@@ -90,7 +90,7 @@ def measured(name, base, run, **protocol):
     model, tokenizer = load_for_training(ModelSection(base=str(base), dtype="float32", tuning="full"), 0)
     result = evaluate_held_out(
         name,
-        sampler_of(model, tokenizer, name),
+        sampler_of(model, tokenizer, name, 64),
         SPLIT.held_out,
         HeldOutConfig(samples=16, sampling=SamplingSection(max_tokens=64), **protocol),
         PromptSection(),

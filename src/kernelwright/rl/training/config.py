@@ -73,7 +73,9 @@ class JudgeSection(_Section):
     quick: bool = True
     """Start from `Settings.quick()`: the reward may be noisy, what is reported is confirmed with the full settings."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the judge's settings, as in docs/cli.md."""
+    """Changes to the judge's settings for rewards, as in docs/cli.md."""
+    confirm_settings: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the judge's defaults for the re-measurement of what is reported."""
 
     def judge_settings(self) -> Settings:
         """The settings for rewards.
@@ -85,8 +87,12 @@ class JudgeSection(_Section):
         return config.build(Settings, base | self.settings)
 
     def confirming_settings(self) -> Settings:
-        """The settings for the re-measurement of what is reported: full, but for what `settings` changes."""
-        return config.build(Settings, self.settings)
+        """The settings for the re-measurement of what is reported.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        return config.build(Settings, self.confirm_settings)
 
 
 class PromptSection(_Section):

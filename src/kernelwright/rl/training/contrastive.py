@@ -21,7 +21,7 @@ from kernelwright.rl.training.fitting import last_checkpoint, quiet, save_final,
 from kernelwright.rl.training.judging import JudgedRun
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
-from kernelwright.rl.training.prompting import PromptMaker, prompt_maker
+from kernelwright.rl.training.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.rl.training.sampling import draw, drawn
 from kernelwright.rl.training.scoring import Scored, Scorer
 from kernelwright.rl.training.split import TaskSplit
@@ -40,8 +40,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     if (run.path / "final").is_dir() and _steps_done(run) >= config.steps:
         return StageResult(True, str(run.path / "final"), config.steps)
     database = ExemplarDatabase(run.path / "exemplars.sqlite")
-    for seeding in config.exemplars.seeds:
-        database.import_run(seeding)
+    fill(database, config.exemplars.seeds)
     judged = JudgedRun(run, equipment.judges, equipment.say)
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
     database.add_all(judged.evaluations())

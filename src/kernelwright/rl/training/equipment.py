@@ -14,7 +14,7 @@ from kernelwright.evaluation import JudgePool, resolve_device
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.rl.hacks import Checker
-from kernelwright.rl.training.config import CheckerSection, JudgeSection, ModelSection, StageConfig
+from kernelwright.rl.training.config import CheckerSection, JudgeSection, ModelSection, StageConfig, SupervisedConfig
 from kernelwright.rl.training.judging import Judges, Say
 from kernelwright.rl.training.models import load_for_training
 from kernelwright.rl.training.scoring import Verification
@@ -158,6 +158,8 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
         "base": model.base.rpartition("/")[2],
         "adapter": model.adapter and model.adapter.name,
     }
+    if not isinstance(config, SupervisedConfig):
+        compared["exemplars"] = values["exemplars"] | {"seeds": [path.name for path in config.exemplars.seeds]}
     whole = {
         "kind": f"train {stage}",
         "config": values,

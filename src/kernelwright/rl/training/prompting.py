@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from kernelwright.records import Task, sha256_of
+from kernelwright.errors import ConfigError
+from kernelwright.records import RunDirectory, Task, sha256_of
 from kernelwright.rl.exemplar_samplers import ExemplarSampler, sampler_named
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.prompts import Prompt, contrastive_prompt
@@ -45,6 +48,20 @@ class PromptMaker:
             form=self.section.answer,
             limit_characters=self.section.limit_characters,
         )
+
+
+def fill(database: ExemplarDatabase, runs: Sequence[Path]) -> None:
+    """Put the evaluations of earlier runs into a database; a run in which nothing was judged adds nothing.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    for path in runs:
+        if not path.is_dir():
+            raise ConfigError(
+                f"Wanted a run directory to fill the database from (exemplars.seeds) at {path}; there is none."
+            )
+        database.add_all(RunDirectory(path).evaluations())
 
 
 def prompt_maker(

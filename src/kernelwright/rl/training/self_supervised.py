@@ -22,7 +22,7 @@ from kernelwright.rl.training.fitting import fit, save_final
 from kernelwright.rl.training.judging import JudgedRun
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
-from kernelwright.rl.training.prompting import PromptMaker, prompt_maker
+from kernelwright.rl.training.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.rl.training.sampling import draw, drawn
 from kernelwright.rl.training.scoring import Scored, Scorer
 from kernelwright.rl.training.split import TaskSplit
@@ -60,8 +60,7 @@ def train_self_supervised(
     )
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
     if database is not None:
-        for seeding in config.exemplars.seeds:
-            database.import_run(seeding)
+        fill(database, config.exemplars.seeds)
     shown = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
     plain = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = equipment.load(_reached(config.model, run, done), config.seed)

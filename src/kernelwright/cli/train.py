@@ -1,0 +1,61 @@
+"""`kernelwright train STAGE`: CUDA-L1's three stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kernelwright.cli import options
+from kernelwright.cli.output import emit_json, say, says_what_was_kept
+
+STAGES = ("sft", "self-supervised", "contrastive")
+
+
+@click.command("train", short_help="Train a model: supervised, self-supervised, contrastive.")
+@click.argument("stage", type=click.Choice(STAGES))
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE.toml",
+    help="What to train, on what and how: docs/training.md, and recipes/ for examples.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory; the same one resumes. Default: a new one in runs/.",
+)
+@click.option(
+    "--time-limit",
+    "limit_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Save and end after so long; the same command goes on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def command(stage: str, config_file: Path, out: Path | None, limit_s: float | None, as_json: bool) -> None:
+    """Train one of the three stages after CUDA-L1, under the judge.
+
+    Writes evaluations.jsonl, rollouts.jsonl, metrics.jsonl, TensorBoard events, checkpoints and, when finished, the trained
+    adapter or model in DIR/final. Interrupt or kill it at any moment: the same command goes on, and judges nothing twice.
+    """
+    from kernelwright.rl.training.config import read_stage
+    from kernelwright.rl.training.run import train
+
+    config = read_stage(stage, config_file)
+    path = out or options.fresh_run_path("train", stage)
+    say(f"run directory {path}")
+    with says_what_was_kept(lambda: options.kept_in(path)):
+        result = train(config, path, say=say, limit_s=limit_s)
+    if as_json:
+        emit_json(
+            {"stage": stage, "run": str(path), "finished": result.finished, "steps": result.steps, "final": result.final}
+        )
+        return
+    click.echo(f"run       {path}")
+    click.echo(f"finished  {'yes' if result.finished else 'no: the time was up; the same command with this --out goes on'}")
+    if result.final is not None:
+        click.echo(f"model     {result.final}")
