@@ -71,22 +71,34 @@ def test_greedy_answers_are_those_of_generate_in_any_batch(model, batch_size):
         assert tokens == generated(model, local.prompt_ids(PROMPTS[prompt]))
 
 
-def test_answers_of_unequal_length_are_refilled_and_moved_together(model, monkeypatch):
-    """Stop tokens chosen so that answers end at many different points."""
+def test_answers_that_end_at_different_points_are_those_of_generate(model):
     local = sampler(model, batch_size=4)
     plain = sampled_ids(local, greedy(60))
     stops = {tokens[place] for (prompt, _), tokens in plain.items() for place in [7 + 13 * prompt]}
     local._stop_ids = tuple(stops)
-    counts = []
-    shrink = slots.SlotSampler._shrink
-    monkeypatch.setattr(slots.SlotSampler, "_shrink", lambda self, count: counts.append(shrink(self, count)) or counts[-1])
     found = sampled_ids(local, greedy(60), count=3)
     for (prompt, _), tokens in found.items():
-        ids = local.prompt_ids(PROMPTS[prompt])
-        expected = generated(model, ids, 60, eos_token_id=sorted(stops))
+        expected = generated(model, local.prompt_ids(PROMPTS[prompt]), 60, eos_token_id=sorted(stops))
         assert tokens == (expected[:-1] if expected[-1] in stops else expected)
     assert len({len(tokens) for tokens in found.values()}) > 2, "every answer ended at the same point"
-    assert min(counts) < 4, "nothing was ever moved together"
+
+
+def test_slots_are_refilled_and_what_is_left_is_moved_together(model, monkeypatch):
+    moved = []
+    keep = slots.SlotCache.keep
+    monkeypatch.setattr(slots.SlotCache, "keep", lambda self, kept: moved.append(kept.tolist()) or keep(self, kept))
+    local = sampler(model)
+    lengths = [5, 9, 60, 7, 3, 30, 12, 50, 4, 21]
+    requests = [
+        slots.Request(index, tuple(local.prompt_ids(PROMPTS[index % 4])), length) for index, length in enumerate(lengths)
+    ]
+    drawing = slots.Draw(0.0, 1.0, (), 0)
+    step = slots.SlotSampler(model, slots=8, columns=128, draw=drawing, autocast=None, graphs=False)
+    with slots.attention_of(model):
+        found = {answer.index: answer.tokens for answer in step.run(requests)}
+    for request in requests:
+        assert found[request.index] == generated(model, list(request.prompt), request.max_tokens)
+    assert any(kept != list(range(len(kept))) for kept in moved), "nothing changed its slot"
 
 
 def test_a_prompt_is_computed_once_for_all_its_answers(model, monkeypatch):
@@ -153,7 +165,7 @@ def test_sampling_leaves_the_global_random_state_alone(model):
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 0.8)])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 0.8), (2.0, 0.5)])
 def test_tokens_are_drawn_with_their_chances(model, temperature, top_p):
     local = sampler(model, batch_size=500)
     ids = local.prompt_ids(PROMPTS[0])
@@ -178,6 +190,10 @@ def test_tokens_are_drawn_with_their_chances(model, temperature, top_p):
     freedom = int(likely.sum())
     assert freedom > 3
     assert spread < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_the_likeliest_token_is_always_among_those_drawn_from(model):
+    assert sampled_ids(sampler(model), Sampling(top_p=1e-6, max_tokens=9)) == sampled_ids(sampler(model), greedy(9))
 
 
 def starved(model, monkeypatch, rows: int):

@@ -220,7 +220,7 @@ class SlotSampler:
         """Sample all requests; each is handed over when it ends. Neighbours with the same prompt share its computation."""
         waiting = deque(requests)
         width = max((request.max_tokens for request in requests), default=0)
-        self._answers = torch.zeros(self.slots, width, dtype=torch.long, device=self.device)
+        self._answers = torch.zeros(self.slots, width + 1, dtype=torch.long, device=self.device)
         count = self.slots
         while waiting or any(owner is not None for owner in self._owners):
             if waiting:
@@ -301,9 +301,8 @@ class SlotSampler:
         for _ in range(steps):
             tokens = self._drawn(self._step_logits(count, visible))
             active, sampled = self._active[:count], self._sampled[:count]
-            place = sampled.clamp(max=self._answers.shape[1] - 1)[:, None]
-            kept = torch.where(active[:, None], tokens[:, None], self._answers[:count].gather(1, place))
-            self._answers[:count].scatter_(1, place, kept)
+            # What an ended answer's slot draws lands behind its end, at most in the column kept for that.
+            self._answers[:count].scatter_(1, sampled[:, None], tokens[:, None])
             sampled += active
             self._positions[:count] += active
             self._tokens[:count] = tokens
