@@ -33,7 +33,8 @@ def fake(monkeypatch):
     stand_in = FakeDriver(compute)
     monkeypatch.setattr(driver, "_active", stand_in)
     kernels.scale.device_caches.clear()
-    return stand_in
+    yield stand_in
+    kernels.scale.device_caches.clear()
 
 
 def test_a_launch_becomes_a_target(fake):

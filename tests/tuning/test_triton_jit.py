@@ -39,15 +39,21 @@ def scaled_wrongly(grid, x, y, n, factor, *_):
     y[0] += 1e-6
 
 
+def forget():
+    """Let no test launch what another has compiled and loaded."""
+    for function in (kernels.scale, kernels.tuned_scale.fn):
+        function.device_caches.clear()
+    kernels.tuned_scale.cache.clear()
+
+
 @pytest.fixture
 def fake(monkeypatch):
     stand_in = FakeDriver(scaled)
     monkeypatch.setattr(driver, "_active", stand_in)
     monkeypatch.setattr(triton_jit, "gpu_identity", lambda device: GPU)
-    for function in (kernels.scale, kernels.tuned_scale.fn):
-        function.device_caches.clear()
-    kernels.tuned_scale.cache.clear()
-    return stand_in
+    forget()
+    yield stand_in
+    forget()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def tunable_torch_compile() -> Iterator[None]:
 
     missing = [name for name in _SETTINGS if not hasattr(config, name)]
     if missing:
-        raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13, which has them")
+        raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13")
     with config.patch(_SETTINGS):
         yield
 
