@@ -123,10 +123,17 @@ def test_a_rate_limit_is_waited_out_as_long_as_the_server_says(server, clock):
 
 
 def test_a_rate_limit_holds_back_the_other_requests_too(server, clock):
-    server.faults.append(status(429, Retry_After="30"))
-    ask(model_of(server, clock), "one", "two")
-    assert clock.slept == [30.0]
-    assert len(server.seen) == 3
+    """One wait for both threads, or two for one and the same hold: never an attempt before the time is over."""
+    server.faults += [status(429, Retry_After="30")] * 2
+    model = model_of(server, clock)
+    started = []
+    attempt = model._attempt
+    model._attempt = lambda *given: started.append(clock.now_s) or attempt(*given)
+    held = model._pacer.hold
+    # Another request is turned away while this one waits.
+    model._pacer.hold = lambda wait_s: held(wait_s) or held(wait_s + 5)
+    ask(model, "one")
+    assert [start_s - 1000 for start_s in started] == [0, 35, 70]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +374,7 @@ def test_the_key_appears_nowhere(clock, tmp_path, caplog, capsys):
 
 def test_a_key_with_its_middle_starred_out_is_hidden_too():
     assert redacted(f"bad key {KEY[:8]}****cret,\n try again", KEY) == "bad key [key] try again"
+    assert redacted("bad key abc.", "abc") == "bad key [key]."
     assert redacted("x" * 1000, KEY) == "x" * 300
 
 

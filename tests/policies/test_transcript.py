@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -103,6 +104,14 @@ def test_an_answer_is_on_disk_before_the_next_is_taken(file):
     for number in range(3):
         assert next(recorded).number == number
         assert [line.number for line in Transcript(file).answers()] == list(range(number + 1))
+
+
+def test_each_line_is_forced_to_the_disk(file, monkeypatch):
+    forced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: forced.append(number) or fsync(number))
+    Recorded(Scripted(), Transcript(file)).sample([conversation("a")], count=3, sampling=SAMPLING)
+    assert len(forced) == 3
 
 
 def test_a_model_that_has_all_answers_at_the_end_is_recorded_too(file):
