@@ -297,6 +297,13 @@ def test_only_triton_functions_are_decorated():
         sass.jit(lambda: None)
 
 
+def test_under_the_interpreter_the_function_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    interpreted = triton.jit(kernels.scale.fn)
+    assert sass.jit(interpreted) is interpreted
+    assert sass.jit(cache="anywhere")(interpreted) is interpreted
+
+
 def test_options_of_the_decorator(fake, tmp_path):
     decorated = sass.jit(cache=tmp_path / "here")(kernels.scale)
     assert decorated.cache.root == tmp_path / "here"

@@ -155,6 +155,8 @@ class TunedFunction:
 def jit(function: Any = None, *, cache: Path | str | TunedCache | None = None) -> Any:
     """Decorate a Triton function so that its launches use tuned machine code where there is some.
 
+    Under Triton's interpreter there is no machine code, and the function stays as it is.
+
     Args:
         function: decorated with `@triton.jit`, and possibly with `@triton.autotune` or `@triton.heuristics`.
         cache: where tuned kernels are; the default cache when None.
@@ -162,10 +164,12 @@ def jit(function: Any = None, *, cache: Path | str | TunedCache | None = None) -
     Raises:
         TypeError: `function` is not decorated with `@triton.jit`.
     """
+    from triton import knobs
+
     store = cache if isinstance(cache, TunedCache) else TunedCache(Path(cache) if cache is not None else None)
     if function is None:
-        return lambda decorated: TunedFunction(decorated, store)
-    return TunedFunction(function, store)
+        return lambda decorated: jit(decorated, cache=store)
+    return function if knobs.runtime.interpret else TunedFunction(function, store)
 
 
 def _device() -> int:
