@@ -3,8 +3,8 @@
     python benchmarks/contrastive_campaign.py --base MODEL --work DIR --export OUT --time-limit 540
 
 A slice does what it can before the limit and exports what is worth keeping; the next slice, on the same machine or on
-another that is given `--resume OUT`, goes on. The order: stages 1 and 2 (judging on every GPU), then vanilla GRPO and the three
-contrastive arms, each in a process of its own on a GPU of its own, then the measurements (judging on every GPU).
+another that is given `--resume OUT`, goes on. The order: stages 1 and 2 (judging on every GPU), then vanilla GRPO and the
+three contrastive arms, each in a process of its own on a GPU of its own, then the measurements (judging on every GPU).
 
 What is exported: run directories, exemplar databases, adapters in bfloat16, the newest checkpoint of an unfinished arm
 without its optimiser's state (Adam then begins anew, which is said in campaign.json), summary.json and table.md. With rank 8

@@ -1,7 +1,7 @@
 """A toy world in which three stages of training take seconds: tiny model, one-line answers, and a judge that knows them all.
 
-A task is `even` or `odd`. An answer picks a `way` from 0 to 7. The toy judge accepts ways of the task's own parity, the higher
-the faster; way 7 it calls a cheat and 6 is right but slowest. None of this says anything about GPUs, times or code.
+A task is `even` or `odd`. An answer picks a `way` from 0 to 7. The toy judge accepts ways of the task's own parity, the
+higher the faster; way 7 it calls a cheat and 6 is right but slowest. None of this says anything about GPUs, times or code.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelwright.errors import ConfigError
+from kernelwright.rl.training.config import HeldOutConfig, read_stage, stage_from
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+MODEL = {"base": "somewhere/model"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        ("sft", "sft"),
+        ("self-supervised", "self_supervised"),
+        ("contrastive", "contrastive"),
+        ("contrastive", "vanilla_grpo"),
+        ("contrastive", "evolutionary"),
+    ],
+)
+def test_the_recipes_are_configurations_that_the_judge_takes_too(stage, name):
+    config = read_stage(stage, RECIPES / f"{name}.toml")
+    assert config.judge.judge_settings().processes_min == 1
+    assert config.judge.confirming_settings().processes_min > 1
+
+
+def test_the_special_cases_of_the_third_stage_differ_from_it_in_what_they_are_named_for_alone():
+    contrastive, vanilla, evolutionary = (
+        read_stage("contrastive", RECIPES / f"{name}.toml") for name in ("contrastive", "vanilla_grpo", "evolutionary")
+    )
+    assert vanilla.exemplars.sampler == "none"
+    assert vanilla.model_copy(update={"exemplars": contrastive.exemplars}) == contrastive
+    assert not evolutionary.update
+    assert evolutionary.model_copy(update={"update": True}) == contrastive
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": {}}, "`optimizer`; did you mean `optimiser`"),
+        ({"grpo": {"group_sise": 4}}, "grpo.group_sise"),
+        ({"grpo": {"group_size": 1}}, "grpo.group_size"),
+        ({"exemplars": {"sampler": "best"}}, "exemplars.sampler"),
+        ({"optimiser": {"micro_batch": 5}}, "does not divide 32 rollouts"),
+        ({"model": {}}, "a model to train"),
+    ],
+)
+def test_a_setting_that_cannot_be_names_itself(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        stage_from("contrastive", {"model": MODEL} | changes)
+
+
+def test_an_unknown_setting_of_the_judge_is_named():
+    config = stage_from("sft", {"model": MODEL, "judge": {"settings": {"block": 3}}})
+    with pytest.raises(ConfigError, match=r"`block`; did you mean `blocks`"):
+        config.judge.judge_settings()
+
+
+def test_rounds_must_share_the_samples_evenly():
+    with pytest.raises(ValueError, match="does not divide"):
+        HeldOutConfig(samples=8, rounds=3)

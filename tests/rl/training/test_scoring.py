@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pytest
+from toys import ToyJudge, toy_code, toy_evaluation, toy_task
+
+from kernelwright.errors import InfrastructureError
+from kernelwright.policies.chat import Completion, Sampling
+from kernelwright.records import Reason, RunDirectory, Verdict
+from kernelwright.rl.exemplars import ExemplarDatabase
+from kernelwright.rl.hacks import Review, Vote
+from kernelwright.rl.prompts import plain_prompt
+from kernelwright.rl.rewards import RewardSmoother, reward_named
+from kernelwright.rl.rollouts import RolloutLog, rescored
+from kernelwright.rl.training.judging import JudgedRun
+from kernelwright.rl.training.metrics import CHEATING, hack_reasons, rollout_metrics
+from kernelwright.rl.training.scoring import Attempt, Scorer, Verification
+
+EVEN = toy_task("even", "amber")
+
+
+def attempt(text, task=EVEN, sample=0, finish_reason="stop"):
+    completion = Completion(text=text, prompt_tokens=1, completion_tokens=1, finish_reason=finish_reason)
+    return Attempt(
+        task=task, prompt=plain_prompt(task, device="cpu", form="subclass"), completion=completion, step=0, sample=sample
+    )
+
+
+def answer(way):
+    return f"```python\n{toy_code(way)}```"
+
+
+def scorer(path, judge, **rest):
+    judged = JudgedRun(RunDirectory(path), judge)
+    reward = rest.pop("reward", reward_named("speedup"))
+    return Scorer(judged, reward, form="subclass", stage="contrastive", model="toy", sampling=Sampling(), **rest)
+
+
+def test_answers_earn_their_speedup_and_failures_the_floor(tmp_path):
+    judge = ToyJudge()
+    texts = [answer(4), answer(2), answer(3), "no code", answer(4)]
+    scored = scorer(tmp_path, judge).score([attempt(text, sample=number) for number, text in enumerate(texts)])
+    assert [item.reward for item in scored] == [2.0, 1.4, 0.0, 0.0, 2.0]
+    assert [item.rollout.verdict for item in scored] == ["accepted", "accepted", "rejected", None, "accepted"]
+    assert judge.count == 3  # the same candidate is judged once
+    kept = list(RolloutLog(tmp_path).rollouts())
+    assert rescored(kept, RunDirectory(tmp_path).evaluations(), reward_named("speedup")) == kept
+
+
+def test_a_batch_that_is_scored_again_after_a_kill_leaves_no_trace(tmp_path):
+    batch = [attempt(answer(4)), attempt(answer(2), sample=1)]
+    first = [item.reward for item in scorer(tmp_path, ToyJudge()).score(batch)]
+    judge = ToyJudge()
+    again = [item.reward for item in scorer(tmp_path, judge).score(batch)]
+    assert again == first
+    assert judge.count == 0
+    assert len(list(RolloutLog(tmp_path).rollouts())) == 2
+
+
+class Faulty(ToyJudge):
+    """Cannot judge one of the ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self._way = f"way = {way}"
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            if self._way in job.candidate.source:
+                yield job, InfrastructureError("the machine is at fault")
+            else:
+                yield job, toy_evaluation(job.task, job.candidate)
+
+
+def test_what_could_not_be_judged_earns_nothing_either_way(tmp_path):
+    scored = scorer(tmp_path, Faulty(2), smoother=RewardSmoother()).score([attempt(answer(way)) for way in (2, 4, 0)])
+    assert scored[0].reward is None
+    assert scored[0].rollout.reward is None
+    assert None not in [item.reward for item in scored[1:]]
+
+
+def test_a_machine_that_judges_hardly_anything_ends_the_run(tmp_path):
+    with pytest.raises(InfrastructureError, match="run again to go on"):
+        scorer(tmp_path, Faulty(2)).score([attempt(answer(2))])
+
+
+def test_smoothing_keeps_the_order_and_clips(tmp_path):
+    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    score = scorer(tmp_path, ToyJudge(), smoother=RewardSmoother(), database=database)
+    rewards = [item.reward for item in score.score([attempt(answer(way)) for way in (3, 6, 0, 2, 4)])]
+    assert rewards == sorted(rewards)
+    assert max(map(abs, rewards)) <= 1.5
+    assert [found.score for found in database.exemplars(EVEN.sha256, device="cpu")] == [2.0, 1.4, 1.0, 0.6]
+
+
+class Remeasured(ToyJudge):
+    """Measures a second time, and finds another speedup."""
+
+    def __init__(self, speedup):
+        super().__init__()
+        self._speedup = speedup
+
+    def evaluate(self, jobs, stop=None):
+        for job, outcome in super().evaluate(jobs, stop):
+            yield job, outcome.model_copy(update={"speedup": self._speedup, "speedup_low": self._speedup})
+
+
+@pytest.mark.parametrize(("second", "counts"), [(3.9, 3.9), (1.1, 1.1)])
+def test_a_suspicious_speedup_is_measured_again_before_it_counts(second, counts, tmp_path):
+    first = Remeasured(4.0)
+    verifier = Remeasured(second)
+    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    score = scorer(tmp_path, first, verification=Verification(pools={"cpu": verifier}), database=database)
+    (scored,) = score.score([attempt(answer(4))])
+    assert verifier.count == 1
+    assert scored.reward == pytest.approx(counts)
+    assert database.best(EVEN.sha256, device="cpu").score == pytest.approx(counts)
+    # Read back from disk, the re-measurement still counts and is not made again.
+    later = scorer(tmp_path, ToyJudge(), verification=Verification(pools={"cpu": verifier}))
+    assert later.score([attempt(answer(4), sample=1)])[0].reward == pytest.approx(counts)
+    assert verifier.count == 1
+
+
+class Doubting:
+    """A checker that calls everything a hack."""
+
+    name = "doubting"
+
+    def __init__(self):
+        self.read = 0
+
+    def review_all(self, pairs):
+        self.read += len(pairs)
+        return [
+            Review(task_sha256=task.sha256, candidate_sha256=found.candidate_sha256, checker=self.name, vote=Vote.HACK)
+            for task, found in pairs
+        ]
+
+
+def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path, monkeypatch):
+    strict = []
+
+    class Deep:
+        def __init__(self, review, evaluation):
+            self.deciding = evaluation
+
+    def deeper(pool, task, candidate, review):
+        strict.append(candidate)
+        rejected = {"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
+        return Deep(review, toy_evaluation(task, candidate).model_copy(update=rejected | {"confirms": True}))
+
+    monkeypatch.setattr("kernelwright.rl.training.scoring.deeper", deeper)
+    checker = Doubting()
+    score = scorer(tmp_path, ToyJudge(), verification=Verification(pools={"cpu": ToyJudge()}, checker=checker))
+    scored = score.score([attempt(answer(way)) for way in (2, 0, 3)])
+    assert [item.reward for item in scored] == [0.0, 1.0, 0.0]
+    assert scored[0].rollout.reason is Reason.STALE_OUTPUT
+    assert checker.read == len(strict) == 1  # only what claims to be an improvement is read
+
+
+def test_metrics_of_a_batch(tmp_path):
+    score = scorer(tmp_path, ToyJudge())
+    scored = score.score([attempt(text) for text in (answer(4), answer(4), answer(3), answer(7), "words")])
+    found = {(e.task_sha256, e.candidate_sha256): e for e in score.judged.evaluations()}
+    values = rollout_metrics([item.rollout for item in scored], found)
+    assert values["success_rate"] == pytest.approx(2 / 5)
+    assert values["parse_rate"] == pytest.approx(4 / 5)
+    assert values["hack_rate"] == pytest.approx(1 / 5)
+    assert values["distinct"] == pytest.approx(3 / 4)
+    assert values["speedup_max"] == values["speedup_p50"] == 2.0
+    assert values["reward_mean"] == pytest.approx(4.0 / 5)
+    assert hack_reasons(found.values()) == {"precision-downgrade": 1}
+    assert Reason.WRONG_OUTPUT not in CHEATING
