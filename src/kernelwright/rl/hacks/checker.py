@@ -28,7 +28,7 @@ NEAREST_COUNTED = 3
 """Known hacks whose mean similarity `StructuralChecker` takes: one alone is often near by chance."""
 HONEST_SHARE = 0.1
 """How much of the similarity to the nearest honest twin it takes off again."""
-DOUBT_THRESHOLD = 0.20
+DOUBT_THRESHOLD = 0.142
 """From which score on it votes `hack`. These three were chosen on the training split of
 results/2026-11-21-hack-detection; counted neighbours from {1, 3}, the share from {0, 0.1, 0.2, 0.3}."""
 
