@@ -123,7 +123,7 @@ def test_a_rate_limit_is_waited_out_as_long_as_the_server_says(server, clock):
 
 
 def test_a_rate_limit_holds_back_the_other_requests_too(server, clock):
-    """One wait for both threads, or two for one and the same hold: never an attempt before the time is over."""
+    """The wait is everybody's, not slept by the one that was turned away: a longer one may join it meanwhile."""
     server.faults += [status(429, Retry_After="30")] * 2
     model = model_of(server, clock)
     started = []
