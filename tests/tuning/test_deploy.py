@@ -64,7 +64,9 @@ def test_deploying_proves_measures_keeps_and_remembers(winner, cache):
     assert entry.key.gpu == GPU.name
     assert entry.proof.moved > 0
     assert (entry.measurement.speedup_low, entry.measurement.noise_floor) == (1.05, 0.01)
-    assert entry.provenance == {"moves": [[1, 2]]}
+    assert entry.provenance["moves"] == [[1, 2]]
+    assert entry.provenance["environment"]["packages"]["triton"]
+    assert entry.provenance["deployed_at"].endswith("+00:00")
     assert cache.is_verified(entry, GPU)
     found = find_tuned(cache, winner.target.cubin, 90, GPU.name, winner.target.spec.signature)
     assert found.cubin == winner.tuned

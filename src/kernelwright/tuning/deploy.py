@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.config import build
 from kernelwright.errors import UsageError
-from kernelwright.records.run_directory import RunDirectory
+from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.identity import code_of, transplant
 from kernelwright.toolchain import ARCHITECTURES, disassemble
@@ -186,7 +187,11 @@ def deploy(
         deterministic=target.spec.deterministic,
         rtol=target.spec.rtol,
         atol=target.spec.atol,
-        provenance=dict(winner.provenance),
+        provenance={
+            **winner.provenance,
+            "environment": capture_environment("cpu" if confirmation is None else "cuda"),
+            "deployed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
     )
     path = cache.put(entry, winner.tuned)
     if confirmation is not None:
