@@ -31,7 +31,7 @@ HEADROOM = ("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise")
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
-AGENTS = ("ppo", "greedy", "anneal", "random")
+AGENTS = ("ppo", "greedy", "guided", "anneal", "random")
 SEARCH_SHARE = 0.7
 """Of a kernel's time box; the rest is for confirming, weighing and deploying."""
 

@@ -197,7 +197,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
     "--agent",
     "agents",
     multiple=True,
-    metavar="ppo|anneal|greedy|random",
+    metavar="ppo|anneal|greedy|guided|random",
     help="Who plays; ppo by default. Several, each with the whole budget, by repeating it.",
 )
 @click.option(

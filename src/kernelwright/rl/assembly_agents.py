@@ -1,4 +1,4 @@
-"""Who plays the assembly game: three searches that need nothing but chance, and one interface for all.
+"""Who plays the assembly game: searches that need nothing but chance, and one interface for all.
 
 An agent plays until its ledger's budget is spent. What it does follows from its seed and from the costs it
 is told, so that a run which is repeated on the same records repeats itself. PPO is in `assembly_ppo`.
@@ -15,7 +15,8 @@ from typing import Protocol
 
 from kernelwright.errors import UsageError
 from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger
-from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule
+from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
+from kernelwright.sass.simulator import simulate
 
 PAPER_HORIZON = 32
 """Moves of an episode in CuAsmRL's code."""
@@ -162,8 +163,37 @@ def climb(table: Table) -> None:
     _walk(table, judge, kicks=True)
 
 
+def climb_guided(table: Table) -> None:
+    """Hill climbing whose every move is the one, out of several random ones, that a model thinks cheapest.
+
+    The model is the simulated issue. Its opinion costs no budget, and only what is measured decides.
+    """
+    architecture = table.program.image.architecture
+
+    def judge(chain: _Chain, relative: float) -> bool:
+        return relative < chain.relative
+
+    def propose(chain: _Chain) -> AnyMove | None:
+        if chain.rng.random() < _UNGUIDED_SHARE:
+            return table.neighbourhood.draw(chain.schedule, chain.rng)
+        drawn = (table.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
+        moves = list(dict.fromkeys(move for move in drawn if move is not None))
+        return min(moves, key=lambda move: _simulated(chain.schedule, move, architecture), default=None)
+
+    _walk(table, judge, kicks=True, propose=propose)
+
+
+def _simulated(schedule: Schedule, move: AnyMove, architecture: int) -> int:
+    trial = schedule.copy()
+    trial.play(move)
+    return simulate(trial, architecture, warps=2, iterations=2)
+
+
 _PATIENCE = 200
 _KICK_MOVES = 3
+_GUIDED_CHOICES = 6
+_UNGUIDED_SHARE = 0.25
+"""Of the moves of `climb_guided`, so that what the model is wrong about is tried, too. These four are our choice."""
 
 
 def anneal(table: Table) -> None:
@@ -185,7 +215,12 @@ def anneal(table: Table) -> None:
     _walk(table, judge, kicks=False)
 
 
-def _walk(table: Table, judge: Callable[[_Chain, float], bool], kicks: bool) -> None:
+def _walk(
+    table: Table,
+    judge: Callable[[_Chain, float], bool],
+    kicks: bool,
+    propose: Callable[[_Chain], AnyMove | None] | None = None,
+) -> None:
     """Walk from schedule to schedule, one move at a time, taking back the moves that `judge` does not accept."""
     chains = _chains(table)
     best: tuple[float, Schedule] = (1.0, table.schedule())
@@ -199,7 +234,7 @@ def _walk(table: Table, judge: Callable[[_Chain, float], bool], kicks: bool) -> 
                     kick = table.neighbourhood.draw(chain.schedule, chain.rng)
                     if kick is not None:
                         chain.schedule.play(kick)
-            move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            move = propose(chain) if propose else table.neighbourhood.draw(chain.schedule, chain.rng)
             if move is None:
                 return
             chain.schedule.play(move)
@@ -216,6 +251,6 @@ def _walk(table: Table, judge: Callable[[_Chain, float], bool], kicks: bool) -> 
         idle = 0 if table.ledger.spent > before else idle + 1
 
 
-_SEARCHES: dict[str, Agent] = {"anneal": anneal, "greedy": climb, "random": play_randomly}
+_SEARCHES: dict[str, Agent] = {"anneal": anneal, "greedy": climb, "guided": climb_guided, "random": play_randomly}
 AGENTS = ("ppo", *_SEARCHES)
 """Names of the agents."""

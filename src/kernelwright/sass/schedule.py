@@ -199,10 +199,12 @@ class Schedule:
 
     def words(self) -> list[int]:
         """Return the 128-bit word of every slot."""
-        return [
-            control.encode(self.kernel.instructions[index].word)
-            for index, control in zip(self.order, self.controls(), strict=True)
-        ]
+        words = []
+        for slot, index in enumerate(self.order):
+            instruction = self.kernel.instructions[index]
+            control = self.control(slot)
+            words.append(instruction.word if control is instruction.control else control.encode(instruction.word))
+        return words
 
     def cubin(self, program: Program) -> bytes:
         """Return `program`'s cubin with this kernel's new schedule."""
