@@ -19,9 +19,10 @@ import pytest
 
 from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
-from kernelwright.evaluation import Job, JudgePool, Settings
+from kernelwright.evaluation import Job, JudgePool, Settings, ray_pool
 from kernelwright.evaluation.evaluator import Evaluator
-from kernelwright.evaluation.ray_pool import JUDGE_RESOURCE, OBJECT_STORE_BYTES, RayPool
+from kernelwright.evaluation.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES
+from kernelwright.evaluation.ray_pool import RayPool
 from kernelwright.records import Candidate, Task
 
 from .snippets import RELU, candidate
@@ -29,7 +30,9 @@ from .snippets import RELU, candidate
 ray = pytest.importorskip("ray")
 
 SETTINGS = Settings.quick(threads=1, timed=False)
-PLACES = 2
+SLOTS = 2
+SPARE = 1
+"""Places of the cluster that the shared pool leaves to others."""
 LIMIT_S = 60
 
 
@@ -48,12 +51,12 @@ def ray_home():
 
 @pytest.fixture(scope="module")
 def cluster(ray_home):
-    """A Ray with two places for CPU judges and two GPUs that only Ray believes in."""
+    """A Ray with places for CPU judges and two GPUs that only Ray believes in."""
     ray.init(
         address="local",
         num_cpus=8,
         num_gpus=2,
-        resources={JUDGE_RESOURCE: PLACES},
+        resources={JUDGE_RESOURCE: SLOTS + SPARE},
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
@@ -124,7 +127,7 @@ def run(pool, jobs, stop=None):
 @pytest.fixture(scope="module")
 def pool(cluster):
     """One for most tests: each process of an actor imports torch."""
-    with fake_pool() as made:
+    with fake_pool(slots=SLOTS) as made:
         yield made
 
 
@@ -174,12 +177,17 @@ def test_both_pools_are_evaluators(kind):
         assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(Evaluator, name))
 
 
-def test_every_place_of_the_cluster_is_a_slot(pool):
-    assert pool.slots == PLACES
+def test_every_job_has_one_outcome_and_its_actors_stay(pool):
     found = run(pool, (job(n) for n in range(9)))
     assert set(found) == {str(n) for n in range(9)}
     assert all(outcome.accepted and outcome.device == "cpu" and outcome.checks["node"] for outcome in found.values())
     assert pids(run(pool, [job(n) for n in range(3)])) <= pids(found)
+
+
+def test_every_place_of_the_cluster_is_a_slot(cluster):
+    with fake_pool() as wide, fake_pool(device="auto", per_gpu=2) as shared:
+        assert (wide.slots, wide.device) == (SLOTS + SPARE, "cpu")
+        assert (shared.slots, shared.device) == (4, "cuda")
 
 
 def test_a_killed_process_in_the_middle_of_a_job_loses_nothing(pool, tmp_path):
@@ -212,12 +220,12 @@ def test_what_fails_twice_is_an_infrastructure_error_and_errors_of_the_task_keep
 
 
 def test_actors_that_die_while_idle_cost_no_job_a_try(pool):
-    first = pids(run(pool, [job(n) for n in range(PLACES)]))
+    first = pids(run(pool, [job(n) for n in range(SLOTS)]))
     handles = [os.pidfd_open(pid) for pid in first]
     for pid in first:
         os.kill(pid, signal.SIGKILL)
     wait_until_gone(handles)
-    found = run(pool, [job(n) for n in range(PLACES)])
+    found = run(pool, [job(n) for n in range(SLOTS)])
     assert all(outcome.accepted for outcome in found.values())
     assert not pids(found) & first
 
@@ -245,16 +253,16 @@ def test_stopping_leaves_the_rest_undone(pool):
 
 def test_a_caller_that_walks_away_leaves_no_place_taken(pool, tmp_path):
     os.mkfifo(tmp_path / "gate")
-    outcomes = pool.evaluate([job(0), *(job(n, f"wait {tmp_path / 'gate'}") for n in range(1, PLACES))])
+    outcomes = pool.evaluate([job(0), *(job(n, f"wait {tmp_path / 'gate'}") for n in range(1, SLOTS))])
     next(outcomes)
     outcomes.close()
-    assert len(run(pool, [job(n) for n in range(PLACES * 2)])) == PLACES * 2
+    assert len(run(pool, [job(n) for n in range(SLOTS * 2)])) == SLOTS * 2
 
 
 def test_several_threads_may_share_a_pool(pool):
-    with ThreadPoolExecutor(PLACES) as threads:
-        found = list(threads.map(lambda number: run(pool, [job(number)]), range(4 * PLACES)))
-    assert [set(one) for one in found] == [{str(number)} for number in range(4 * PLACES)]
+    with ThreadPoolExecutor(SLOTS) as threads:
+        found = list(threads.map(lambda number: run(pool, [job(number)]), range(4 * SLOTS)))
+    assert [set(one) for one in found] == [{str(number)} for number in range(4 * SLOTS)]
     assert all(outcome.accepted for one in found for outcome in one.values())
 
 
@@ -263,7 +271,7 @@ def test_the_service_has_a_lane_for_each_place(cluster):
         lanes, kind, _ = serve._on_ray(stack, "auto", SETTINGS, 2, "auto")
         assert (len(lanes), kind) == (4, "cuda")
         lanes, kind, _ = serve._on_ray(stack, "cpu", SETTINGS, None, "auto")
-        assert (len(lanes), kind) == (PLACES, "cpu")
+        assert (len(lanes), kind) == (SLOTS + SPARE, "cpu")
 
 
 def test_settings_of_a_job_reach_its_judge(pool):
@@ -271,28 +279,36 @@ def test_settings_of_a_job_reach_its_judge(pool):
     assert outcome.checks["changed"]
 
 
-def test_each_judge_sees_the_one_gpu_that_ray_gave_it(cluster, tmp_path):
-    os.mkfifo(tmp_path / "gate")
-    with fake_pool(device="cuda") as pool:
-        assert pool.slots == 2
-        outcomes = pool.evaluate([job(0, f"wait {tmp_path / 'gate'}"), job(1)])
-        (_, second) = next(outcomes)
-        (tmp_path / "gate").write_text("go")
-        (_, first) = next(outcomes)
-    assert {first.checks["visible"], second.checks["visible"]} == {"0", "1"}
-    assert {first.checks["device"], second.checks["device"]} == {"cuda:0"}
-    assert {first.device, second.device} == {"cuda:0", "cuda:1"}
+def test_each_judge_sees_one_gpu_and_a_slot_without_a_place_holds_no_job_up(cluster):
+    with fake_pool(device="cuda", slots=3) as pool:
+        found = run(pool, [job(n) for n in range(12)])
+    assert set(found) == {str(n) for n in range(12)}
+    seen = {(one.device, one.checks["visible"], one.checks["device"]) for one in found.values()}
+    assert seen <= {("cuda:0", "0", "cuda:0"), ("cuda:1", "1", "cuda:0")}
+    assert len(pids(found)) <= 2
 
 
-def test_a_job_for_which_there_is_no_place_is_an_infrastructure_error(pool, tmp_path):
-    os.mkfifo(tmp_path / "gate")
-    held = pool.evaluate([job(n, f"wait {tmp_path / 'gate'}" if n else "") for n in range(PLACES + 1)])
-    next(held)
-    with fake_pool(slots=1, start_limit_s=0.0) as crowded:
-        ((_, outcome),) = crowded.evaluate([job(9)])
-    held.close()
+def test_a_job_for_which_there_is_no_place_is_an_infrastructure_error(cluster):
+    with fake_pool(slots=1, cpus=1000.0, start_limit_s=0.0) as pool:
+        ((_, outcome),) = pool.evaluate([job(0)])
     assert isinstance(outcome, InfrastructureError)
     assert "no place" in str(outcome)
+
+
+def test_an_actor_that_cannot_start_is_tried_twice(cluster, monkeypatch):
+    def broken(self, *arguments):
+        raise ImportError("no kernelwright on this machine")
+
+    monkeypatch.setattr(ray_pool._JudgeActor, "__init__", broken)
+    ray.cloudpickle.register_pickle_by_value(ray_pool)
+    try:
+        with fake_pool(slots=1) as pool:
+            found = run(pool, [job(0)])
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(ray_pool)
+    assert isinstance(found["0"], InfrastructureError)
+    assert "could not be started" in str(found["0"])
+    assert "no kernelwright on this machine" in str(found["0"])
 
 
 def test_ending_at_once_ends_what_is_running(cluster, tmp_path):
@@ -301,11 +317,17 @@ def test_ending_at_once_ends_what_is_running(cluster, tmp_path):
 
     def interrupted():
         yield job(0, f"block-once {tmp_path}")
+        # Asked for the next one: the first has begun.
         handles.append(os.pidfd_open(int((tmp_path / "pid").read_text())))
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), fake_pool() as pool:
-        list(pool.evaluate(interrupted()))
+    def judging():
+        with fake_pool(device="cuda") as pool:
+            run(pool, [job(9)])
+            list(pool.evaluate(interrupted()))
+
+    with pytest.raises(KeyboardInterrupt):
+        judging()
     wait_until_gone(handles)
 
 

@@ -14,34 +14,29 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.evaluation.judge import Judge
 from kernelwright.evaluation.pool import _TRIES, Job, Outcome
+from kernelwright.evaluation.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.evaluation.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
-
-JUDGE_RESOURCE = "kernelwright_judge"
-"""Custom resource of a node: how many CPU judges may time there. One, unless timing does not matter."""
 
 START_LIMIT_S = 600.0
 """How long Ray may take to find a place for an actor and start it, such as after a machine is lost. Our choice."""
 
-OBJECT_STORE_BYTES = 80 << 20
-"""Of a Ray started here, whose default is a third of the memory: records are small. Ray refuses less than 75 MiB."""
-
 _ANSWER_LIMIT_S = 20.0
 """An actor that does nothing answers in milliseconds."""
 
-_CONNECT_LIMIT_S = 10.0
-
 _POLL_S = 1.0
-"""How often a wait looks whether an actor has taken too long to start."""
+"""How often a wait looks whether an actor has become free elsewhere, or has taken too long to start."""
 
 
 class JudgeLike(Protocol):
@@ -100,17 +95,17 @@ class RayPool:
                 f"Wanted a device auto, cpu or cuda, at least one judge for each GPU and at least one slot; found device "
                 f"{device}, per_gpu {per_gpu}, slots {slots}. Ray chooses which GPU: name none."
             )
-        self._ray = _import_ray()
+        self._ray = import_ray()
         self._settings = settings
         self._start_limit_s = start_limit_s
         self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
-            _connect(self._ray, address, slots)
+            connect(self._ray, address, slots)
         try:
             resources: dict[str, float] = self._ray.cluster_resources()
             if device == "auto":
                 device = "cuda" if resources.get("GPU") else "cpu"
-            self._slots = slots or _room(resources, device, per_gpu)
+            self._slots = slots or room_in(resources, device, per_gpu)
         except DeviceError:
             self._leave_ray()
             raise
@@ -122,8 +117,11 @@ class RayPool:
         # One task at a time, and no restart that we do not see.
         self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(_JudgeActor)
         self._start_arguments = (device, settings.model_dump_json(), make_judge)
-        self._idle: list[_Member] = []
+        self._lock = threading.Lock()
+        """Held while the three below change; each actor is in `_members`, and in at most one of the others."""
         self._members: set[_Member] = set()
+        self._idle: list[_Member] = []
+        self._starting: dict[Any, _Member] = {}
         self._closing = False
 
     @property
@@ -141,28 +139,35 @@ class RayPool:
         Raises:
             InfrastructureError: Ray has been shut down.
         """
-        if not self._ray.is_initialized():
-            raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
         waiting = iter(jobs)
+        owed: deque[_Owed] = deque()
         running: dict[Any, _Run] = {}
         try:
             while True:
-                while len(running) < self._slots and not (self._closing or (stop is not None and stop())):
+                if not self._ray.is_initialized():
+                    raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
+                self._give(owed, running)
+                while len(running) + len(owed) < self._slots and not (self._closing or (stop is not None and stop())):
                     job = next(waiting, None)
                     if job is None:
                         break
-                    run = self._begin(job, tries=1)
-                    running[run.reference] = run
-                if not running:
+                    owed.append(_Owed(job))
+                    self._give(owed, running)  # at once: to make the next job may take long
+                if not running and not owed:
                     return
-                for reference in self._ended(running):
+                for reference in self._wait(running):
                     run = running.pop(reference)
                     outcome = self._outcome(run)
                     if outcome is None:
-                        again = self._begin(run.job, tries=run.tries + 1)
-                        running[again.reference] = again
+                        owed.appendleft(_Owed(run.owed.job, run.owed.tries + 1))
                     else:
-                        yield run.job, outcome
+                        yield run.owed.job, outcome
+                failed = self._settle()
+                if owed and (why := failed or self._hopeless(owed[0])):
+                    owed[0].tries += 1
+                    if owed[0].tries >= _TRIES or not failed:
+                        job = owed.popleft().job
+                        yield job, InfrastructureError(f"Wanted a judge for {job.task.id}; {why}")
         finally:
             # Whoever stops asking for outcomes leaves actors at work that hold the places of the next ones.
             for run in running.values():
@@ -185,76 +190,114 @@ class RayPool:
                 self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
         for member in list(self._members):
             self._discard(member)
-        self._idle.clear()
         self._leave_ray()
 
-    def _begin(self, job: Job, tries: int) -> _Run:
-        member = self._living() or self._start()
-        changed = job.settings and job.settings.model_dump_json()
-        reference = member.actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
-        return _Run(reference, job, member, tries)
+    def _give(self, owed: deque[_Owed], running: dict[Any, _Run]) -> None:
+        """Give jobs to actors that run, never to one that may find no place; for the rest, see that actors start."""
+        while owed and (member := self._living()) is not None:
+            run = self._begin(owed.popleft(), member)
+            running[run.reference] = run
+        self._start(len(owed))
 
     def _living(self) -> _Member | None:
         """An idle actor that answers: one that died while it was idle, as with its machine, must not cost a job a try."""
         while True:
-            try:
+            with self._lock:
+                if not self._idle:
+                    return None
                 member = self._idle.pop()
-            except IndexError:
-                return None
             try:
                 self._ray.get(member.actor.ready.remote(), timeout=_ANSWER_LIMIT_S)
                 return member
             except self._ray.exceptions.RayError:
                 self._discard(member)
 
-    def _start(self) -> _Member:
-        actor = self._actor_class.remote(*self._start_arguments)
-        member = _Member(actor, actor.ready.remote(), time.monotonic() + self._start_limit_s)
-        self._members.add(member)
-        return member
+    def _begin(self, owed: _Owed, member: _Member) -> _Run:
+        job = owed.job
+        changed = job.settings and job.settings.model_dump_json()
+        reference = member.actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
+        return _Run(reference, owed, member)
 
-    def _ended(self, running: dict[Any, _Run]) -> list[Any]:
-        """References of runs that have ended or whose actor found no place in time; waits for at least one."""
-        while True:
-            ended, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_S)
-            if ended:
-                return list(ended)
-            late = [reference for reference, run in running.items() if self._is_late(run.member)]
-            if late:
-                return late
+    def _start(self, wanted: int) -> None:
+        """See that as many actors are starting, as far as there are slots."""
+        with self._lock:
+            while len(self._starting) < wanted and len(self._members) < self._slots and not self._closing:
+                actor = self._actor_class.remote(*self._start_arguments)
+                member = _Member(actor)
+                self._members.add(member)
+                self._starting[actor.ready.remote()] = member
 
-    def _is_late(self, member: _Member) -> bool:
-        if member.ready is not None and self._ray.wait([member.ready], timeout=0)[0]:
-            member.ready = None
-        return member.ready is not None and time.monotonic() > member.start_by
+    def _wait(self, running: dict[Any, _Run]) -> list[Any]:
+        """Those of the running that have ended; returns after a while, or as soon as an actor has started, with none."""
+        with self._lock:
+            references = [*running, *self._starting]
+        if not references:
+            time.sleep(_POLL_S)  # all of the pool's actors work for other threads
+            return []
+        ended, _ = self._ray.wait(references, num_returns=1, timeout=_POLL_S)
+        return [reference for reference in ended if reference in running]
+
+    def _settle(self) -> str:
+        """Make idle what has started; returns why one could not start, if that is so."""
+        with self._lock:
+            references = list(self._starting)
+        if not references:
+            return ""
+        started, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        failed = ""
+        for reference in started:
+            with self._lock:
+                member = self._starting.pop(reference, None)
+            if member is None:
+                continue  # another thread has seen it
+            try:
+                self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                self._discard(member)
+                failed = f"it could not be started ({_in_a_line(error)}). Is this package installed on every machine?"
+            else:
+                with self._lock:
+                    self._idle.append(member)
+        return failed
+
+    def _hopeless(self, owed: _Owed) -> str:
+        """Why a job need not wait any longer, if that is so."""
+        if self._closing:
+            return "the pool was closed."
+        with self._lock:
+            working = len(self._members) > len(self._starting)
+        if working or time.monotonic() - owed.since < self._start_limit_s:
+            return ""
+        return (
+            f"Ray found no place for one within {self._start_limit_s:g} s. Is a machine gone, or do others hold its GPUs? "
+            "`ray status` says."
+        )
 
     def _outcome(self, run: _Run) -> Outcome | None:
         """What became of a job; None when its actor died and it is to be tried again."""
-        if self._is_late(run.member):
-            self._discard(run.member)
-            return InfrastructureError(
-                f"Wanted a judge for {run.job.task.id}; Ray found no place for one within {self._start_limit_s:g} s. "
-                "Is a machine gone, or do others hold its GPUs? `ray status` says."
-            )
         try:
             kind, value = self._ray.get(run.reference)
         except self._ray.exceptions.RayError as error:
             self._discard(run.member)
-            if run.tries < _TRIES and not self._closing:
+            tries = run.owed.tries + 1
+            if tries < _TRIES and not self._closing:
                 return None
-            cause = str(error).strip().splitlines() or [""]
             return InfrastructureError(
-                f"Wanted an evaluation of {run.job.task.id}; its judge died ({type(error).__name__}: {cause[0]} "
-                f"{cause[-1]}) {run.tries} times. Is there memory left? Ray's logs say more."
+                f"Wanted an evaluation of {run.owed.job.task.id}; its judge died ({_in_a_line(error)}) {tries} times. "
+                "Is there memory left? Ray's logs say more."
             )
-        run.member.ready = None
-        self._idle.append(run.member)
+        with self._lock:
+            self._idle.append(run.member)
         return Evaluation.model_validate_json(value) if kind == "evaluation" else value
 
     def _discard(self, member: _Member) -> None:
-        if member in self._members:
+        with self._lock:
+            if member not in self._members:
+                return
             self._members.discard(member)
-            self._ray.kill(member.actor, no_restart=True)
+            self._idle = [other for other in self._idle if other is not member]
+            self._starting = {reference: other for reference, other in self._starting.items() if other is not member}
+        self._ray.kill(member.actor, no_restart=True)
 
     def _leave_ray(self) -> None:
         if self._owns_ray:
@@ -267,10 +310,16 @@ class _Member:
     """An actor."""
 
     actor: Any
-    ready: Any | None
-    """Reference that is there once the actor runs; None when it is known to."""
-    start_by: float
-    """`time.monotonic()` after which waiting for `ready` ends."""
+
+
+@dataclass(eq=False, slots=True)
+class _Owed:
+    """A job that no actor has yet, or not any more."""
+
+    job: Job
+    tries: int = 0
+    """Actors that died of it, or that did not start for it."""
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +327,8 @@ class _Run:
     """A job that an actor has been given."""
 
     reference: Any
-    job: Job
+    owed: _Owed
     member: _Member
-    tries: int
 
 
 class _JudgeActor:
@@ -323,40 +371,7 @@ class _JudgeActor:
         return "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            f"Wanted Ray, to judge on many machines; {error}. Install it with `pip install 'kernelwright[ray]'`."
-        ) from error
-    return ray
-
-
-def _room(resources: dict[str, float], device: str, per_gpu: int) -> int:
-    room = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
-    if room:
-        return room
-    what = "a GPU" if device == "cuda" else f"the resource `{JUDGE_RESOURCE}`"
-    start = f"""Start each node with `ray start --resources='{{"{JUDGE_RESOURCE}": 1}}' ...`."""
-    do = "Start nodes that have one, or judge on device cpu." if device == "cuda" else start
-    raise DeviceError(f"Wanted a Ray cluster with {what}; found {', '.join(sorted(resources))}. {do}")
-
-
-def _connect(ray: Any, address: str | None, slots: int | None) -> None:
-    quiet = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
-    try:
-        if address is not None:
-            host, colon, port = address.rpartition(":")
-            if colon and "//" not in host:
-                # Ray asks for minutes; a port that nobody listens on is known at once.
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
-        else:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            places = {JUDGE_RESOURCE: slots or 1}
-            ray.init(address="local", resources=places, object_store_memory=OBJECT_STORE_BYTES, **quiet)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise DeviceError(
-            f"Wanted the Ray cluster at {address or 'this machine'}; {error}. Start it with `ray start --head`."
-        ) from error
+def _in_a_line(error: Exception) -> str:
+    """An error of Ray's, whose texts run over many lines: the first and the last say what happened."""
+    lines = str(error).strip().splitlines() or [""]
+    return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
