@@ -9,6 +9,7 @@ A run directory holds
     config.json          what was asked, and on which machine code
     environment.json     where it ran
     schedules.jsonl      every schedule measured: agent, moves, digest, cost, baseline, status
+    times.json           how long each agent has played
     weighed.json         the best of each search, timed side by side once more: which ones to confirm
     confirmations.jsonl  every re-measurement in fresh processes
     winner.json          the winner's moves, what each is worth, its listing before and after
@@ -50,7 +51,9 @@ WEIGHED = 12
 CONFIRMATIONS_TRIED = 2
 """Schedules of each agent to confirm in fresh processes, best first, until one holds; our choice."""
 _CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend")
-_SCHEDULES, _CONFIRMATIONS, _WEIGHED = "schedules.jsonl", "confirmations.jsonl", "weighed.json"
+_SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
+_WEIGHED, _TIMES = "weighed.json", "times.json"
+_NOTE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +144,9 @@ def optimize_kernel(
     run = RunDirectory(out)
     _claim(run, program, arena, name, kernel.name, settings)
     ledgers: dict[str, Ledger] = {}
-    seconds: dict[str, float] = {}
     for agent in settings.agents:
         say(f"{agent} plays for {settings.budget} schedules")
-        begin = time.monotonic()
         ledgers[agent] = _let_play(run, program, arena, agent, kernel.name, settings, say)
-        seconds[agent] = time.monotonic() - begin
-        _note_time(run, agent, seconds[agent], ledgers[agent].spent)
     chosen = _confirm(run, program, arena, ledgers, say)
     summary = _summary(run, program, arena, name, kernel.name, settings, ledgers, chosen)
     if chosen is not None:
@@ -203,19 +202,20 @@ def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel:
 def _let_play(
     run: RunDirectory, program: Program, arena: Arena, agent: str, kernel: str, settings: GameSettings, say: Tell
 ) -> Ledger:
-    best = [1.0]
+    best = 1.0
+    watch = _Stopwatch(run, agent)
 
-    def watch(entry: Entry) -> None:
+    def see(entry: Entry) -> None:
+        nonlocal best
+        watch.note(entry.number)
         relative = entry.measurement.relative
-        if relative is not None and relative < best[0]:
-            best[0] = relative
+        if relative is not None and relative < best:
+            best = relative
             say(f"{agent} {entry.number}/{settings.budget}: {1 / relative:.4f}x in the search, not confirmed yet")
 
+    limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - watch.earlier_s)
     path = run.path / _SCHEDULES
-    limit_s = settings.limit_s
-    if limit_s is not None:
-        limit_s = max(0.0, limit_s - _time_spent(run, agent))
-    ledger = Ledger(program.kernel(kernel), arena.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=watch)
+    ledger = Ledger(program.kernel(kernel), arena.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=see)
     if ledger.spent:
         say(f"{agent} resumes after {ledger.spent} schedules")
     if not ledger.is_spent:
@@ -223,20 +223,28 @@ def _let_play(
         if agent == "ppo":
             directory.mkdir(exist_ok=True)
         play(agent, Table(program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory))
+        watch.note(ledger.spent, now=True)
     return ledger
 
 
-def _time_spent(run: RunDirectory, agent: str) -> float:
-    return float((run.read_json("times.json") or {}).get(agent, {}).get("seconds", 0.0))
+class _Stopwatch:
+    """Keeps on disk how long an agent has played, so that a run which is killed still knows."""
 
+    def __init__(self, run: RunDirectory, agent: str) -> None:
+        self._run = run
+        self._agent = agent
+        self._begin = self._noted = time.monotonic()
+        self.earlier_s = float((run.read_json(_TIMES) or {}).get(agent, {}).get("seconds", 0.0))
 
-def _note_time(run: RunDirectory, agent: str, seconds: float, schedules: int) -> None:
-    """Add to the time that an agent has played, so that a resumed run says how many schedules a second there were."""
-    times = run.read_json("times.json") or {}
-    known = times.get(agent, {"seconds": 0.0, "schedules": 0})
-    if schedules > known["schedules"]:
-        times[agent] = {"seconds": known["seconds"] + seconds, "schedules": schedules}
-        run.write_json("times.json", times)
+    def note(self, schedules: int, now: bool = False) -> None:
+        """Write the time so far, at most every other second unless it must be `now`."""
+        clock = time.monotonic()
+        if not now and clock - self._noted < _NOTE_EVERY_S:
+            return
+        self._noted = clock
+        times = self._run.read_json(_TIMES) or {}
+        times[self._agent] = {"seconds": self.earlier_s + clock - self._begin, "schedules": schedules}
+        self._run.write_json(_TIMES, times)
 
 
 def _confirm(run: RunDirectory, program: Program, arena: Arena, ledgers: dict[str, Ledger], say: Tell) -> _Chosen | None:
@@ -309,7 +317,7 @@ def _summary(
     chosen: _Chosen | None,
 ) -> dict[str, Any]:
     confirmations = _lines(run.path / _CONFIRMATIONS)
-    times = run.read_json("times.json") or {}
+    times = run.read_json(_TIMES) or {}
     statuses: dict[str, int] = {}
     for ledger in ledgers.values():
         for entry in ledger.entries:
