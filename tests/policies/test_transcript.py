@@ -136,12 +136,12 @@ def test_a_killed_run_loses_no_answer_and_pays_none_twice(file):
         transcript = Transcript(Path({str(file)!r}))
         answers = Recorded(Scripted(), transcript).answers([conversation("a")], count=3, sampling=SAMPLING)
         next(answers), next(answers)
-        write = transcript._write
-        def torn(text):
-            with transcript.path.open("ab") as file:
-                file.write(text.encode()[:50])
+        def torn(path, lines):
+            with path.open("ab") as file:
+                file.write("".join(lines).encode()[:50])
             os.kill(os.getpid(), signal.SIGKILL)
-        transcript._write = torn
+        from kernelwright.policies import transcript as module
+        module.append_lines = torn
         next(answers)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
@@ -244,3 +244,12 @@ def described(heading: str) -> set[str]:
     """Names in the first cells of the tables under a heading."""
     section = re.split(r"\n#+ ", PAGE.read_text(encoding="utf-8").partition(f"# {heading}\n")[2])[0]
     return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def test_half_a_surrogate_pair_from_a_cut_stream_is_recorded(file):
+    class Cut(Scripted):
+        def answers(self, prompts, *, count, sampling):
+            yield Answer(prompt=0, number=0, completion=completion("a\ud83d"), reasoning="\ud83d")
+
+    Recorded(Cut(), Transcript(file)).sample([conversation("a")], count=1, sampling=SAMPLING)
+    assert [(line.text, line.reasoning) for line in Transcript(file).answers()] == [("a?", "?")]

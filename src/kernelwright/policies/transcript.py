@@ -6,7 +6,6 @@ the same run started again gets those answers from the file. `docs/models.md` de
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from kernelwright.errors import PolicyError, UsageError
 from kernelwright.policies.answers import Answer, answers_of, gather
 from kernelwright.policies.chat import ChatModel, Completion, Message, Sampling
-from kernelwright.records import sha256_of
+from kernelwright.records import append_lines, encodable, sha256_of
 
 
 class _Line(BaseModel):
@@ -65,6 +64,11 @@ class AnswerLine(_Line):
     finish_reason: str
     failure: str | None = None
     cost: float | None = None
+
+    @field_validator("text", "reasoning", mode="before")
+    @classmethod
+    def _encodable(cls, text: str) -> str:
+        return encodable(text)
 
     @property
     def completion(self) -> Completion:
@@ -121,25 +125,13 @@ class Transcript:
             if identity not in self._prompts:
                 turns = tuple(Turn(role=message.role, content=message.content) for message in prompt)
                 lines.insert(0, PromptLine(id=identity, messages=turns))
-            self._write("".join(line.model_dump_json() + "\n" for line in lines))
+            try:
+                append_lines(self.path, (line.model_dump_json() for line in lines))
+            except OSError as error:
+                raise UsageError(
+                    f"Wanted to write a transcript to {self.path}; {error.strerror}. Choose another place."
+                ) from error
             self._prompts.add(identity)
-
-    def _write(self, text: str) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                # A line torn by an earlier kill must not swallow this one.
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        file.write(b"\n")
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UsageError(
-                f"Wanted to write a transcript to {self.path}; {error.strerror}. Choose another place."
-            ) from error
 
     def answers(self) -> Iterator[AnswerLine]:
         """Every whole answer, in order of writing."""

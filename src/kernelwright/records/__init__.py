@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelwright.records.canonical import canonical_json, sha256_of
+from kernelwright.records.lines import append_lines, encodable
 from kernelwright.records.models import (
     Candidate,
     Evaluation,
@@ -23,7 +24,9 @@ __all__ = [
     "Task",
     "TimingBlock",
     "Verdict",
+    "append_lines",
     "canonical_json",
     "capture_environment",
+    "encodable",
     "sha256_of",
 ]

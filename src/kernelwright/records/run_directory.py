@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernelwright.errors import UsageError
+from kernelwright.records.lines import append_lines
 from kernelwright.records.models import Evaluation
 
 
@@ -73,19 +74,7 @@ class RunDirectory:
 
     def append(self, evaluation: Evaluation) -> None:
         """Write one evaluation and wait until it is on disk."""
-        line = evaluation.model_dump_json() + "\n"
-        with self.evaluations_path.open("ab") as file:
-            # A line torn by an earlier kill must not swallow this one.
-            if file.tell() and not self._ends_with_newline():
-                file.write(b"\n")
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _ends_with_newline(self) -> bool:
-        with self.evaluations_path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
+        append_lines(self.evaluations_path, [evaluation.model_dump_json()])
 
     def evaluations(self) -> Iterator[Evaluation]:
         """Every whole record, in order of writing; of a published run also those packed with gzip.

@@ -5,7 +5,6 @@ With the evaluations they are all that a reward needs, so a run can be scored ag
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from kernelwright.policies.chat import Completion, Message, Sampling
-from kernelwright.records import Evaluation, Reason, Task, Verdict, sha256_of
+from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, sha256_of
 from kernelwright.rl.answers import AnswerFailure, parse_completion
 from kernelwright.rl.prompts import AnswerForm, Prompt, whole_source
 from kernelwright.rl.rewards import Reward
@@ -66,8 +65,7 @@ class Rollout(BaseModel):
     @field_validator("completion", "detail", mode="before")
     @classmethod
     def _encodable(cls, text: str) -> str:
-        """Half a surrogate pair, as a cut stream may leave it, has no UTF-8."""
-        return text.encode("utf-8", "replace").decode()
+        return encodable(text)
 
     @classmethod
     def of(
@@ -150,18 +148,9 @@ class RolloutLog:
         lines = []
         for rollout in rollouts:
             known = rollout.prompt_sha256 in self._written
-            lines.append((rollout.model_copy(update={"prompt": ()}) if known else rollout).model_dump_json() + "\n")
+            lines.append((rollout.model_copy(update={"prompt": ()}) if known else rollout).model_dump_json())
             self._written.add(rollout.prompt_sha256)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            # A line torn by an earlier kill must not swallow the next one.
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    lines.insert(0, "\n")
-            file.write("".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.path, lines)
 
     def rollouts(self) -> Iterator[Rollout]:
         """Every whole record, in order of writing, prompts filled in."""
