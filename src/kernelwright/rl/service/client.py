@@ -79,6 +79,7 @@ class ServiceClient:
             "timeout": httpx.Timeout(SLACK_S, read=WAIT_S + SLACK_S),
             "limits": httpx.Limits(max_connections=None),
             "transport": transport,
+            "verify": httpx.create_ssl_context(),  # once: to load the certificates takes longer than a request
         }
         self._backoff_s = backoff_s
         self._client: httpx.Client | None = None
