@@ -101,7 +101,9 @@ def result_of(name, *speedups):
     return HeldOutResult(
         model=name,
         tasks=tuple(
-            TaskResult(task=str(n), task_sha256=str(n), answers=8, correct=s is not None, hacks=0, speedup=s, improvement=True)
+            TaskResult(
+                task=str(n), task_sha256=str(n), answers=8, correct=s is not None, hacks=0, speedup=s, improvement=True
+            )
             for n, s in enumerate(speedups)
         ),
     )

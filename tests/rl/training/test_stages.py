@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 from toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_tasks
@@ -32,10 +34,6 @@ from kernelwright.rl.training.supervised import train_supervised
 
 SPLIT = TaskSplit(tuple(toy_tasks()), tuple(toy_tasks(HELD_OUT_NAMES)))
 SAMPLING = {"max_tokens": 64}
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing that handles errors catches it."""
 
 
 @pytest.fixture(autouse=True)
@@ -141,12 +139,22 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     assert all(judged_twice(tmp_path / stage) == [] for stage in ("sft", "self", "rl"))
 
 
-def killing(at):
-    def before_each(count):
-        if count == at:
-            raise Killed
+def killed_at(count, run_stage):
+    """Run a stage in a process that kill -9 ends before it judges one candidate more than `count`."""
 
-    return ToyJudge(before_each)
+    def before_each(number):
+        if number == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            run_stage(ToyJudge(before_each))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "it came to its end before it could be killed"
+    assert os.WTERMSIG(status) == signal.SIGKILL
 
 
 STAGES = {
@@ -171,8 +179,7 @@ def schooled(tiny_base, tmp_path_factory):
 def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, schooled, tmp_path):
     train, config, kill_at = STAGES[stage]
     run = RunDirectory(tmp_path / "run")
-    with pytest.raises(Killed):
-        train(config(schooled), SPLIT, run, Equipment(judges=killing(kill_at), device="cpu"))
+    killed_at(kill_at, lambda judge: train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu")))
     kept = len(list(run.evaluations()))
     assert kept == kill_at
     judge = ToyJudge()
@@ -182,8 +189,9 @@ def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, sc
     assert len(list(run.evaluations())) == kept + judge.count
     rollouts = [(item.step, item.prompt_sha256, item.sample, item.completion) for item in RolloutLog(run.path).rollouts()]
     assert len(rollouts) == len(set(rollouts))
-    again = train(config(schooled), SPLIT, run, Equipment(judges=killing(0), device="cpu"))
-    assert again.finished
+    count = judge.count
+    assert train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu")).finished
+    assert judge.count == count
 
 
 def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_reference(schooled, tmp_path):
@@ -200,7 +208,7 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
     run = RunDirectory(tmp_path / "run")
     calls = iter(range(100))
     cut = train_contrastive(
-        config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls) >= 1)
+        config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls) >= 2)
     )
     assert (cut.finished, cut.steps) == (False, 2)
     at_cut = load_file(run.path / "checkpoints" / "checkpoint-2" / "adapter_model.safetensors")
@@ -231,3 +239,24 @@ def test_vanilla_grpo_shows_no_exemplars(backend, schooled, tmp_path):
     for rollout in rollouts:
         groups.setdefault((rollout.step, rollout.task), set()).add(rollout.prompt_sha256)
     assert all(len(prompts) == 1 for prompts in groups.values())
+
+
+def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
+    run = RunDirectory(tmp_path)
+    asked = []
+
+    def late():
+        if (run.path / "examples.jsonl").exists():
+            asked.append(1)
+        return len(asked) > 7
+
+    cut = train_supervised(
+        sft_config(tiny_base, epochs=4), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", out_of_time=late)
+    )
+    assert not cut.finished
+    assert not (run.path / "final").exists()
+    done = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+    assert done.finished
+    steps = [line["step"] for line in MetricsLog(run.path).read() if "sft/loss" in line]
+    assert steps == list(range(1, 4 * 4 + 1))
+    assert not (run.path / "checkpoints").exists()

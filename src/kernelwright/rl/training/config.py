@@ -6,12 +6,14 @@ choice", or whose choice it was. An unknown key is a `ConfigError` that names th
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernelwright import config
+from kernelwright.errors import ConfigError
 from kernelwright.evaluation import Settings
 from kernelwright.policies.chat import Sampling
 
@@ -360,8 +362,6 @@ def stage_from(stage: str, values: dict[str, Any], where: str = "the configurati
     Raises:
         ConfigError: an unknown stage or key, no model, or a value out of range.
     """
-    from kernelwright.errors import ConfigError
-
     if stage not in STAGES:
         raise ConfigError(f"Wanted a stage, one of {', '.join(STAGES)}; found {stage!r}.")
     if not isinstance(values.get("model"), dict) or not values["model"].get("base"):
@@ -369,4 +369,17 @@ def stage_from(stage: str, values: dict[str, Any], where: str = "the configurati
             f"Wanted a model to train in {where}; found none. Set `base` in its [model] table: a hub id, a folder or a "
             "GGUF file."
         )
+    _check_names(STAGES[stage], values, "")
     return config.build(STAGES[stage], values)
+
+
+def _check_names(section: type[BaseModel], values: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for a key that its table does not have, with the nearest of that table."""
+    for key, value in values.items():
+        if key not in section.model_fields:
+            near = difflib.get_close_matches(key, section.model_fields, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(section.model_fields)}."
+            raise ConfigError(f"Wanted a setting that exists, found `{where}{key}`; {hint}")
+        inner = section.model_fields[key].annotation
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
+            _check_names(inner, value, f"{where}{key}.")

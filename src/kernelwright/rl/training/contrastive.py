@@ -125,10 +125,12 @@ class _Stage:
         from kernelwright.rl.training.grpo import STATE_NAME, ContrastiveTrainer, GroupReward, Keeper, LocalRollouts
 
         config = self._config
+        if self._equipment.must_stop():
+            return StageResult(False, None, 0)
         model, tokenizer = self._equipment.load(config.model, config.seed)
         ends = frozenset(stop_ids(model, tokenizer))
         checkpoints = self._run.path / "checkpoints"
-        checkpoint = last_checkpoint(checkpoints)
+        checkpoint = last_checkpoint(checkpoints, STATE_NAME)
         if checkpoint is not None and (held := json.loads((Path(checkpoint) / STATE_NAME).read_text())["smoother"]):
             self._scorer.smoother = RewardSmoother.from_state(held)
         rollouts = None

@@ -101,13 +101,17 @@ def fit(
     return finished
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint in a folder; None when there is none. One that a kill left unfinished is passed over."""
+def last_checkpoint(folder: Path, written_last: str = "trainer_state.json") -> str | None:
+    """The newest whole checkpoint in a folder; None when there is none.
+
+    Args:
+        folder: Where checkpoints are.
+        written_last: The file that is there once a checkpoint is whole: one that a kill left unfinished is passed over.
+    """
     found = sorted(
         (int(path.name.removeprefix("checkpoint-")), path)
         for path in folder.glob("checkpoint-*")
-        # The trainer writes its state last.
-        if (path / "trainer_state.json").is_file()
+        if (path / written_last).is_file()
     )
     return str(found[-1][1]) if found else None
 

@@ -26,6 +26,9 @@ def shortened(task: Task, source: str) -> str:
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
         if docstring or future or ast.dump(node) in known:
             continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.FunctionDef):
+                part.body = [line for line in part.body if not _is_docstring(line)] or [ast.Pass()]
         kept.append(_plain_class(node) if isinstance(node, ast.ClassDef) else node)
     text = "\n\n\n".join(ast.unparse(node) for node in kept) + "\n"
     # A name that the reference does not import must come with the answer.
@@ -39,7 +42,7 @@ def _plain_class(node: ast.ClassDef) -> ast.ClassDef:
         if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
             continue
         if isinstance(item, ast.FunctionDef):
-            item.body = [line for line in item.body if not _is_guard(line) and not _is_docstring(line)]
+            item.body = [line for line in item.body if not _is_guard(line)]
             if item.name == "__init__" and all(_only_traced(line) for line in item.body):
                 continue
         body.append(item)

@@ -29,7 +29,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
     if final.is_dir():
         return StageResult(True, str(final), 0)
     examples = read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, equipment)
-    if examples is None:
+    if examples is None or equipment.must_stop():
         return StageResult(False, None, 0)
     model, tokenizer = equipment.load(config.model, config.seed)
     equipment.say(f"supervised: {len(examples)} examples")

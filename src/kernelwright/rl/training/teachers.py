@@ -89,7 +89,7 @@ class CompactPolicy:
         key = (context.task.sha256, context.device)
         if key not in self._plans:
             # The policy's own hashes differ from the shortened ones, so its fixed plan is asked for at once.
-            proposed = self._policy.propose(replace(context, history=()), self._attempts)
+            proposed = self._policy.propose(replace(context, history=()), _PLAN * self._attempts)
             self._plans[key] = list(self._shortened(context, proposed))
         return _unseen(self._plans[key], context, count)
 
@@ -106,6 +106,9 @@ class CompactPolicy:
                     source = whole_source(context.task, text, self._form)
                     yield Candidate(source=source, policy=self.name, techniques=techniques)
 
+
+_PLAN = 4
+"""How many of the built-in policy's proposals are looked at for each attempt: on a GPU most of them are wrappers."""
 
 _DRAWS = 3
 """How often a model is asked in a row before it counts as having nothing new. Our choice."""

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelwright import cli
+from kernelwright.rl.training import extra
+from kernelwright.rl.training import run as training
+from kernelwright.rl.training.equipment import StageResult
+
+
+def written(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a model to train"),
+        ("[model]\nbase = 'm'\n[tasks]\nheldout = 3\n", "`tasks.heldout`; did you mean `held_out`"),
+        ("[model]\nbase = 'm'\n[optimiser]\nlearning_rate = -1\n", "optimiser.learning_rate"),
+        ("model = ", "TOML"),
+        ("[model]\nbase = 'm'\n[tasks]\nsuites = []\n", "tasks to train on"),
+        ("[model]\nbase = 'm'\n[judge]\ndevice = 'cuda:99'\n", "cuda:99"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_one_line_that_says_why(text, said, tmp_path, capsys):
+    status = cli.main(["train", "sft", "--config", written(tmp_path / "c.toml", text), "--out", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert status == (3 if "cuda" in said else 2)
+    assert said.lower() in error.lower() or (said == "cuda:99" and "CUDA" in error)
+    assert "Traceback" not in error
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
+    text = f"""
+[model]
+base = "{tmp_path}/nothing"
+dtype = "float32"
+[tasks]
+directory = "{tmp_path}"
+suites = []
+held_out = 0
+[judge]
+device = "cpu"
+"""
+    task = (training.Path(__file__).parent / "test_augmentation.py").read_text().split("'''")[1]
+    (tmp_path / "small.py").write_text(task)
+    status = cli.main(
+        ["train", "contrastive", "--config", written(tmp_path / "c.toml", text), "--out", str(tmp_path / "run")]
+    )
+    assert status == 2
+    assert f"{tmp_path}/nothing" in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(extra, "PACKAGES", (*extra.PACKAGES, "no_such_package"))
+    config = written(tmp_path / "c.toml", "[model]\nbase = 'm'\n")
+    assert cli.main(["train", "self-supervised", "--config", config, "--out", str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert "no_such_package" in error
+    assert "pip install 'kernelwright[train]'" in error
+
+
+def test_the_result_is_one_json_object(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    def train(config, out, *, say, limit_s):
+        seen.append((type(config).__name__, limit_s))
+        say("something")
+        return StageResult(False, None, 3)
+
+    monkeypatch.setattr(training, "train", train)
+    config = written(tmp_path / "c.toml", "[model]\nbase = 'm'\n")
+    arguments = ["train", "contrastive", "--config", config, "--out", str(tmp_path / "run"), "--time-limit", "5", "--json"]
+    assert cli.main(arguments) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {
+        "stage": "contrastive",
+        "run": str(tmp_path / "run"),
+        "finished": False,
+        "steps": 3,
+        "final": None,
+    }
+    assert "something" in told.err
+    assert seen == [("ContrastiveConfig", 5.0)]
+
+
+def test_an_unknown_stage_is_wrong_usage(capsys):
+    assert cli.main(["train", "dpo", "--config", "x.toml"]) == 2
+    assert "self-supervised" in capsys.readouterr().err
