@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
@@ -363,3 +364,15 @@ def test_a_ray_of_its_own_ends_with_the_pool(ray_home):
     with pytest.raises(InfrastructureError, match="shut down"):
         run(pool, [job(0)])
     assert not ray.is_initialized()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_real_judges_work_on_every_gpu_that_ray_gives_them(ray_home):
+    ray.shutdown()
+    jobs = [Job(RELU, Candidate(source=candidate().source + f"# {number}\n")) for number in range(4)]
+    with RayPool(Settings.quick(), device="cuda", per_gpu=2) as pool:
+        found = [outcome for _, outcome in pool.evaluate(jobs)]
+        assert pool.slots == 2 * torch.cuda.device_count()
+    assert [outcome.accepted for outcome in found] == [True] * 4, found
+    assert all(outcome.device.startswith("cuda:") and outcome.speedup_low is not None for outcome in found)
