@@ -52,9 +52,9 @@ def program():
 @pytest.mark.parametrize("moves", ["paper", "beyond"])
 def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agent, moves):
     counting = Counting()
-    ledger = ledger_of(program, 150, agent, [counting])
+    ledger = ledger_of(program, 90, agent, [counting])
     play(agent, Table(program, None, ledger, seed=3, moves=moves))
-    assert ledger.spent == len(set(counting.digests)) == len(counting.digests) == 150
+    assert ledger.spent == len(set(counting.digests)) == len(counting.digests) == 90
     assert ledger.stopped_by == "schedules"
     best = ledger.best(1)
     assert best

@@ -33,7 +33,7 @@ def kinds_in(sample, schedule):
 
 
 @given(st.sampled_from(ALL_SAMPLES), seeds, st.integers(1, 120))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_mixture_of_moves_is_accepted_by_the_checker_and_undone(which, seed, moves):
     sample = build(*which)
     schedule = Schedule(sample.kernel)
@@ -130,7 +130,7 @@ def test_an_operand_kept_for_nobody_is_refused():
         kinds = {v.kind for v in check(sample.cubin, sample.with_control(slot, reuse=1), remembering)}
         assert kinds & {"reuse", "encoding", "changed-instruction", "def-use"}, slot
         wrong += 1
-        if wrong > 5:
+        if wrong > 2:
             return
     pytest.fail("wanted instructions without reuse bits")
 
