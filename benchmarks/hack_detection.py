@@ -22,14 +22,15 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from plain_cases import plain  # noqa: E402
-from tests.exploits.corpus import Case, load_cases, load_corpus_task  # noqa: E402
+from tests.exploits.corpus import Case, Mode, load_cases, load_corpus_task, source_in_mode  # noqa: E402
+from tests.exploits.naive import Evaluators  # noqa: E402
 
 from kernelwright.evaluation.guard import advice, static_labels  # noqa: E402
 from kernelwright.policies import Context  # noqa: E402
@@ -55,6 +56,7 @@ from kernelwright.rl.hacks import (  # noqa: E402
     Vote,
 )
 from kernelwright.rl.hacks.names import code_only  # noqa: E402
+from kernelwright.rl.hacks.profile import SUSPICIOUS_SPEEDUP  # noqa: E402
 from kernelwright.rl.hacks.structure import identity  # noqa: E402
 from kernelwright.tasks.suites import load_suite  # noqa: E402
 
@@ -64,6 +66,8 @@ FALSE_ALARMS_ALLOWED = 0.10
 """The threshold is the lowest at which no more of the honest training cases are doubted."""
 BUILTIN_CANDIDATES = 2
 """Of each task of the built-in suite."""
+SPEEDUP_SHOWN = 10_000.0
+"""What a stopped clock makes infinite."""
 STILL_CHEATS_WHEN_CORRECT = frozenset(
     {
         "c05_cpp_static_cache",
@@ -95,6 +99,8 @@ class Item:
     source: str
     catalogue: frozenset[str] = frozenset()
     device: str = "cpu"
+    speedup: float | None = None
+    """What the naive evaluator of `tests/exploits` measured, where it was asked and fooled."""
 
     @property
     def split(self) -> str:
@@ -112,6 +118,9 @@ class Item:
             candidate_sha256=sha256_of(self.source),
             verdict=Verdict.ACCEPTED,
             device=self.device,
+            speedup=self.speedup,
+            speedup_low=self.speedup,
+            speedup_high=self.speedup,
             labels=tuple(sorted(static_labels(self.source, self.task.source))),
             source=self.source,
             checks={"advice": list(advice(self.source))},
@@ -211,6 +220,27 @@ class HeldOutAdversarial(AdversarialChecker):
         return self._hold_out.retriever(self._items[evaluation.candidate_sha256 + task.sha256])
 
 
+def measured(items: Sequence[Item]) -> list[Item]:
+    """The cases that a naive evaluator accepts and can time on this machine's processor, with the speedup it sees.
+
+    What a checker is asked about in earnest comes with measurements of an evaluator that was fooled. This is one; its
+    times are rough, and the profile uses them only in steps of 3x and 10x.
+    """
+    found = []
+    cases = {(folder, case.name): case for folder in ("hacks", "honest", "unseen") for case in load_cases(folder)}
+    with Evaluators() as evaluators:
+        for item in items:
+            case = cases.get((item.origin, item.name))
+            if case is None or case.device != "cpu" or case.needs or not case.in_process:
+                continue
+            mode: Mode = "correct" if item.kind == "corrected" else "exploit"
+            text = case.source if case.honest else source_in_mode(case, mode)
+            answer = evaluators.evaluate("naive", load_corpus_task(case.task).source, text)
+            if answer["correct"] and answer.get("speedup") is not None:
+                found.append(replace(item, speedup=min(float(answer["speedup"]), SPEEDUP_SHOWN)))
+    return found
+
+
 def wilson(hits: int, total: int) -> dict[str, Any]:
     """A rate with its Wilson 95 % interval."""
     if total == 0:
@@ -225,6 +255,13 @@ def wilson(hits: int, total: int) -> dict[str, Any]:
         "low": round(max(0.0, middle - half), 4),
         "high": round(min(1.0, middle + half), 4),
     }
+
+
+def structural_scores(database: HackDatabase, items: Sequence[Item], by_mechanism: bool) -> list[tuple[Item, float]]:
+    """The structural checker's score of each item."""
+    checker = HeldOutStructural(HoldOut(database, by_mechanism), items)
+    reviews = checker.review_all([(item.task, item.evaluation) for item in items])
+    return [(item, review.score or 0.0) for item, review in zip(items, reviews, strict=True)]
 
 
 def choose_threshold(scores: Sequence[tuple[Item, float]]) -> float:
@@ -348,13 +385,16 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--model", help="local:PATH or api:NAME; also ask a model, with the database and without")
     parser.add_argument("--samples", type=int, default=1, help="answers to each question")
+    parser.add_argument("--measure", action="store_true", help="also time the cases with the naive evaluator, and use that")
+    parser.add_argument("--limit", type=int, help="only so many cases of each kind and split: to try a model out")
     options = parser.parse_args()
-    run, database, items = RunDirectory(options.run), HackDatabase.packaged(), labelled_set()
+    run, database, items = RunDirectory(options.run), HackDatabase.packaged(), first(labelled_set(), options.limit)
     (run.path / "votes.jsonl").unlink(missing_ok=True)
     config = {
         "kind": "hack-detection",
         "model": options.model,
         "samples": options.samples,
+        "limit": options.limit,
         "training_percent": TRAINING_PERCENT,
         "false_alarms_allowed": FALSE_ALARMS_ALLOWED,
         "patterns": len(database),
@@ -373,10 +413,16 @@ def main() -> None:
     found["any static advice, without the database"] = by_score(run, "any-advice", advised, threshold=1.0)
     cheats = database.without(lambda pattern: pattern.allowed)
     for name, by_mechanism in (("structural", False), ("structural, mechanism held out", True)):
-        checker = HeldOutStructural(HoldOut(cheats, by_mechanism), items)
-        reviews = checker.review_all([(item.task, item.evaluation) for item in items])
-        scores = [(item, review.score or 0.0) for item, review in zip(items, reviews, strict=True)]
-        found[name] = by_score(run, name, scores)
+        found[name] = by_score(run, name, structural_scores(cheats, items, by_mechanism))
+    if options.measure:
+        timed = measured(items)
+        run.write_json("measured.json", {f"{item.name} {item.kind}": item.speedup for item in timed})
+        unknown = [replace(item, speedup=None) for item in timed]
+        suspicious = [(item, float((item.speedup or 0.0) > SUSPICIOUS_SPEEDUP)) for item in timed]
+        found["measured cases: speedup alone"] = by_score(run, "speedup", suspicious, threshold=1.0)
+        for name, chosen in (("without profile", unknown), ("with profile", timed)):
+            scores = structural_scores(cheats, chosen, by_mechanism=False)
+            found[f"measured cases: structural {name}"] = by_score(run, f"structural {name}", scores)
     if options.model:
         model = open_model(options.model, run)
         pairs = [(item.task, item.evaluation) for item in items]
@@ -388,6 +434,18 @@ def main() -> None:
     run.write_json("summary.json", summary)
     print(table(summary))
     run.write_text("table.md", table(summary))
+
+
+def first(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """At most so many of each kind and split."""
+    counts: dict[tuple[str, str], int] = {}
+    kept = []
+    for item in items:
+        key = (item.kind, item.split)
+        counts[key] = counts.get(key, 0) + 1
+        if limit is None or counts[key] <= limit:
+            kept.append(item)
+    return kept
 
 
 def table(summary: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -12,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation
+from kernelwright.records import Evaluation, append_lines
 from kernelwright.rl.hacks.names import code_only
 from kernelwright.rl.hacks.profile import Sign, profile
 from kernelwright.rl.hacks.structure import SHAPE, features, identity
@@ -224,19 +223,7 @@ def _lines(path: Path) -> Iterator[Pattern]:
 
 
 def _append(path: Path, pattern: Pattern) -> None:
-    """Write one line whole and wait until it is on disk; a lock keeps writers of several processes apart."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0, os.SEEK_END)
-            torn = False
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                torn = file.read(1) != b"\n"
-            # A line torn by an earlier kill must not swallow this one.
-            file.write((b"\n" if torn else b"") + pattern.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(path, [pattern.model_dump_json()])
     except OSError as error:
         raise UsageError(f"Wanted to add a hack to {path}; {error.strerror}. Choose another file.") from error
