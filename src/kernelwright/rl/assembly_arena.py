@@ -80,6 +80,10 @@ class Arena(Protocol):
         """Whether the costs are no times of a GPU."""
         ...
 
+    def begin_search(self) -> None:
+        """Forget what earlier searches found, so that the next one is measured as the first was."""
+        ...
+
     def confirm(self, schedule: Schedule) -> Verdict:
         """Measure a schedule again, in fresh processes where there are any: what decides."""
         ...
@@ -111,6 +115,9 @@ class SimulatedArena:
     def __init__(self, backend: Backend, architecture: int, lanes: int = 1) -> None:
         self.backends = [backend] * lanes
         self.architecture = architecture
+
+    def begin_search(self) -> None:
+        """There is nothing to forget."""
 
     def confirm(self, schedule: Schedule) -> Verdict:
         """Return the model's ratio once more; no process is started."""
@@ -169,6 +176,11 @@ class GpuArena:
         self.backends = self._gpus
         # The first question is answered by a process that has found its GPU, or by an error that says why not.
         self._identity = self._gpus[0].gpu
+
+    def begin_search(self) -> None:
+        """Let the next search earn its long measurements anew: only what beats the best so far is timed at length."""
+        for backend in self._gpus:
+            backend.best_speedup = 1.0
 
     def confirm(self, schedule: Schedule) -> Verdict:
         """Time a schedule in fresh processes of the first GPU, with an A/A control in each."""

@@ -219,6 +219,7 @@ def _let_play(
     if ledger.spent:
         say(f"{agent} resumes after {ledger.spent} schedules")
     if not ledger.is_spent:
+        arena.begin_search()
         directory = run.path / agent
         if agent == "ppo":
             directory.mkdir(exist_ok=True)
