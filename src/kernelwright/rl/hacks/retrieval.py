@@ -33,7 +33,7 @@ PRIOR_WEIGHT = 20.0
 """Added to the denominator of a similarity: about five rare features. Chosen as the weights were, from {0, 20, 60}."""
 PROFILE_BOOST = 2.0
 """By how much full agreement of the measurements raises a similarity: to three times. Chosen on the measured training
-cases of results/2026-11-21-hack-detection, from {0, 1, 2, 4}. It only multiplies: being fast is like no hack in particular."""
+cases of results/2026-11-21-hack-detection, from {0, 1, 2, 4}. It multiplies, since being fast alone is like no hack."""
 
 
 @dataclass(frozen=True, slots=True)
