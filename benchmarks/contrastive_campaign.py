@@ -40,6 +40,7 @@ MEASURES = (
 )
 EXPORT_S = 15.0
 """Kept back for writing the export."""
+WEIGHTS = "adapter_model.safetensors"
 GRACE_S = 60.0
 """How long a part that was told to stop may take to end its step; then it is killed, which costs that step."""
 LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md")
@@ -157,18 +158,20 @@ def export(work: Path, out: Path) -> None:
             continue
         if "checkpoints" in parts and path.name in LEFT_OUT:
             continue
-        if "checkpoints" in parts and ((work / parts[0] / "final").is_dir() or not _is_newest(path, work / parts[0])):
+        if "checkpoints" in parts and not _is_newest(path, work / parts[0]):
             continue
+        if "checkpoints" in parts and path.name == WEIGHTS and (work / parts[0] / "final").is_dir():
+            continue  # those of `final`, which stand in for them when the arm is taken further
         if "rounds" in parts and "model" in parts and (work / parts[0] / "final").is_dir():
             continue
         target = out / relative
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.name == "adapter_model.safetensors":
+        if path.name == WEIGHTS:
             _halved(path, target)
         else:
             shutil.copyfile(path, target)
     for stale in sorted(out.glob("*/checkpoints/checkpoint-*")):
-        if not (work / stale.relative_to(out)).is_dir() or (out / stale.relative_to(out).parts[0] / "final").is_dir():
+        if not _is_newest(work / stale.relative_to(out) / WEIGHTS, work / stale.relative_to(out).parts[0]):
             shutil.rmtree(stale)
 
 

@@ -38,6 +38,7 @@ from kernelwright.rl.training.config import (
 )
 from kernelwright.rl.training.equipment import Equipment, equipped
 from kernelwright.rl.training.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
+from kernelwright.rl.training.metrics import hack_reasons, run_metrics
 from kernelwright.rl.training.run import train_with
 from kernelwright.rl.training.split import TaskSplit, split_of
 
@@ -90,9 +91,7 @@ class Recipe:
 
     def self_supervised(self) -> bool:
         """The model writes, the judge filters, the model learns from its own successes."""
-        config = self._stage("self-supervised", adapter=self._final("sft"))
-        exemplars = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})  # type: ignore[union-attr]
-        return self._train("self-supervised", config.model_copy(update={"exemplars": exemplars}))
+        return self._train("self-supervised", self._stage("self-supervised", adapter=self._final("sft")))
 
     # ---- 2.4: contrastive RL; its special case without exemplars is vanilla GRPO
 
@@ -101,7 +100,7 @@ class Recipe:
         config = self._stage("contrastive", adapter=self._final("self-supervised"))
         assert isinstance(config, ContrastiveConfig)
         sampler = arm.removeprefix("contrastive-") if arm != "vanilla-grpo" else "none"
-        seeds = (self.out / "sft", self.out / "self-supervised") if sampler != "none" else ()
+        seeds = (self.out / "self-supervised",) if sampler != "none" else ()
         exemplars = config.exemplars.model_copy(update={"sampler": sampler, "seeds": seeds})
         return self._train(arm, config.model_copy(update={"exemplars": exemplars}))
 
@@ -133,6 +132,11 @@ class Recipe:
         told = summary(
             results, {name: self._training_speedup(name) for name in SAMPLERS if self._is_done(f"contrastive-{name}")}
         )
+        trained = [name for name in TRAINED if name != "sft" and self._is_done(name)]
+        told["hack_rate_in_training"] = {name: run_metrics(self.out / name).get("hack_rate", 0.0) for name in trained}
+        told["hack_reasons_in_training"] = {
+            name: hack_reasons(RunDirectory(self.out / name).evaluations()) for name in trained
+        }
         directory = RunDirectory(self.out)
         directory.write_json("summary.json", told)
         directory.write_text("table.md", table(results))

@@ -97,6 +97,7 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
 
 def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, tmp_path):
     from kernelwright.records import RunDirectory
+    from kernelwright.rl.rollouts import RolloutLog
     from kernelwright.rl.training.config import stage_from
     from kernelwright.rl.training.contrastive import train_contrastive
 
@@ -114,15 +115,27 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     cut = train_contrastive(config, SPLIT, RunDirectory(work / "contrastive-bucket"), late)
     assert (cut.finished, cut.steps) == (False, 1)
     campaign = module_at(ROOT / "benchmarks" / "contrastive_campaign.py")
-    campaign.export(work, tmp_path / "out")
-    shutil.rmtree(work)
-    shutil.copytree(tmp_path / "out", work)
+
+    def moved():
+        campaign.export(work, tmp_path / "out")
+        shutil.rmtree(work)
+        shutil.copytree(tmp_path / "out", work)
+
+    moved()
     (checkpoint,) = (work / "contrastive-bucket" / "checkpoints").iterdir()
     assert not (checkpoint / "optimizer.pt").exists()
     going_on = Equipment(judges=ToyJudge(), device="cpu")
     longer = stage_from("contrastive", values | {"steps": 4})
     result = train_contrastive(longer, SPLIT, RunDirectory(work / "contrastive-bucket"), going_on)
     assert (result.finished, result.steps) == (True, 4)
+    moved()
+    assert len(list(work.rglob("adapter_model.safetensors"))) == 1
+    longest = stage_from("contrastive", values | {"steps": 5})
+    result = train_contrastive(longest, SPLIT, RunDirectory(work / "contrastive-bucket"), going_on)
+    assert (result.finished, result.steps) == (True, 5)
+    steps = [rollout.step for rollout in RolloutLog(work / "contrastive-bucket").rollouts()]
+    assert steps == sorted(steps)
+    assert [steps.count(step) for step in range(5)] == [16] * 5
 
 
 def test_changes_reach_the_settings_they_name(recipe_module):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from toys import ToyJudge, toy_code, toy_evaluation, toy_task
 
@@ -8,7 +10,7 @@ from kernelwright.policies.chat import Completion, Sampling
 from kernelwright.records import Reason, RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.hacks import Review, Vote
-from kernelwright.rl.prompts import plain_prompt
+from kernelwright.rl.prompts import contrastive_prompt, plain_prompt
 from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.rollouts import RolloutLog, rescored
 from kernelwright.rl.training.judging import JudgedRun
@@ -170,3 +172,18 @@ def test_metrics_of_a_batch(tmp_path):
     assert values["reward_mean"] == pytest.approx(4.0 / 5)
     assert hack_reasons(found.values()) == {"precision-downgrade": 1}
     assert Reason.WRONG_OUTPUT not in CHEATING
+
+
+@pytest.mark.parametrize(("copies", "earned"), [("score", [2.0, 1.4, 2.0]), ("floor", [0.0, 1.4, 0.0])])
+def test_a_copy_of_a_shown_exemplar_can_be_made_worthless(copies, earned, tmp_path):
+    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    score = scorer(tmp_path, ToyJudge(), database=database, copies=copies)
+    score.score([attempt(answer(4))])
+    prompt = contrastive_prompt(EVEN, database.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
+    commented = answer(4).replace("```python\n", "```python\n# mine\n")
+    texts = [answer(4), answer(2), commented]
+    scored = score.score([replace(attempt(text, sample=n), prompt=prompt) for n, text in enumerate(texts)])
+    assert [item.reward for item in scored] == earned
+    assert [item.rollout.reward for item in scored] == [2.0, 1.4, 2.0]
+    found = {(e.task_sha256, e.candidate_sha256): e for e in score.judged.evaluations()}
+    assert rollout_metrics([item.rollout for item in scored], found)["copy_rate"] == pytest.approx(1 / 3)

@@ -259,6 +259,9 @@ class RewardSection(_Section):
     """`speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
     smoothing: bool = True
     """Rolling normalisation and clip (Eq. 6)."""
+    copies: Literal["score", "floor"] = "score"
+    """What an answer earns that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
+    floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
     reverify: bool = True
     """Measure suspicious speedups (above 3x, or twice the best so far) once more. Paper 2.4.4."""
 

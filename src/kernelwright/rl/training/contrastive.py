@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         model=model_name(config.model),
         sampling=config.sampling.of(config.seed),
         database=database,
+        copies=config.reward.copies,
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
         verification=equipment.verification(config.reward.reverify),
     )
@@ -60,6 +62,13 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     with MetricsLog(run.path) as metrics:
         stage = _Stage(config, split.train, run, equipment, scorer, prompts, metrics)
         return stage.update() if config.update else stage.evolve()
+
+
+def _complete(checkpoint: Path, final: Path) -> None:
+    """Give a finished run's last checkpoint its weights back, where they were kept in `final` alone to save space."""
+    weights = final / "adapter_model.safetensors"
+    if weights.is_file() and not (checkpoint / weights.name).exists():
+        shutil.copyfile(weights, checkpoint / weights.name)
 
 
 def _steps_done(run: RunDirectory) -> int:
@@ -133,6 +142,8 @@ class _Stage:
         checkpoint = last_checkpoint(checkpoints, STATE_NAME)
         if checkpoint is not None and (held := json.loads((Path(checkpoint) / STATE_NAME).read_text())["smoother"]):
             self._scorer.smoother = RewardSmoother.from_state(held)
+        if checkpoint is not None:
+            _complete(Path(checkpoint), self._run.path / "final")
         rollouts = None
         if config.sampling.backend == "local":
             settings = LocalSettings(batch_size=config.sampling.batch)

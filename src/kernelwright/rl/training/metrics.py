@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kernelwright.records import Evaluation, Reason
-from kernelwright.rl.rollouts import Rollout
+from kernelwright.records import Evaluation, Reason, RunDirectory
+from kernelwright.rl.rollouts import Rollout, RolloutLog
 
 CHEATING = frozenset(
     {
@@ -50,8 +50,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], evaluations: Mapping[tuple[str,
 
     Returns:
         `success_rate`, `parse_rate` and `hack_rate`, each of all rollouts; `distinct`, the share of different candidates
-        among those parsed; `reward_mean`; `speedup_pNN` and `speedup_max` of those accepted and timed. What nothing is
-        known of is left out.
+        among those parsed; `copy_rate`, the share that repeats an exemplar of its prompt to the letter; `reward_mean`;
+        `speedup_pNN` and `speedup_max` of those accepted and timed. What nothing is known of is left out.
     """
     if not rollouts:
         return {}
@@ -68,12 +68,21 @@ def rollout_metrics(rollouts: Sequence[Rollout], evaluations: Mapping[tuple[str,
     }
     if parsed:
         metrics["distinct"] = len({(item.task_sha256, item.candidate_sha256) for item in parsed}) / len(parsed)
+    shown = [item for item in parsed if item.exemplars]
+    if shown:
+        metrics["copy_rate"] = sum(item.candidate_sha256 in item.exemplars for item in shown) / len(shown)
     if rewards:
         metrics["reward_mean"] = float(np.mean(rewards))
     if speedups:
         metrics |= {f"speedup_p{quantile * 100:.0f}": float(np.quantile(speedups, quantile)) for quantile in QUANTILES}
         metrics["speedup_max"] = max(speedups)
     return metrics
+
+
+def run_metrics(path: Path) -> dict[str, float]:
+    """`rollout_metrics` of a whole run directory."""
+    evaluations = {(found.task_sha256, found.candidate_sha256): found for found in RunDirectory(path).evaluations()}
+    return rollout_metrics(list(RolloutLog(path).rollouts()), evaluations)
 
 
 class MetricsLog:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from kernelwright.evaluation import JudgePool
 from kernelwright.policies.chat import Completion, Sampling
@@ -61,6 +63,8 @@ class Scorer:
         sampling: How answers were drawn, for the record.
         database: Where judged candidates go, to be shown in later prompts.
         smoother: Normalises rewards; None leaves them as they are.
+        copies: What an answer earns that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
+            rollout's own `reward` is its score either way.
         verification: For candidates too good to be believed at once; None believes the judge's first word.
     """
 
@@ -75,6 +79,7 @@ class Scorer:
         sampling: Sampling,
         database: ExemplarDatabase | None = None,
         smoother: RewardSmoother | None = None,
+        copies: Literal["score", "floor"] = "score",
         verification: Verification | None = None,
     ) -> None:
         self.judged = judged
@@ -85,6 +90,7 @@ class Scorer:
         self._model = model
         self._sampling = sampling
         self._database = database
+        self._copies = copies
         self._verification = verification
         self._log = RolloutLog(judged.run.path)
         self._logged = {_identity(rollout) for rollout in self._log.rollouts()}
@@ -110,7 +116,14 @@ class Scorer:
             None if proposal is not None and evaluation is None else self._reward(evaluation)
             for proposal, evaluation in zip(proposals, evaluations, strict=True)
         ]
-        smoothed = self._smoothed(plain)
+        smoothed = self._smoothed(
+            [
+                self._reward.floor
+                if reward is not None and self._copies == "floor" and is_copy(attempt, proposal)
+                else reward
+                for reward, attempt, proposal in zip(plain, attempts, proposals, strict=True)
+            ]
+        )
         scored = []
         for attempt, rollout, evaluation, raw, value in zip(attempts, rollouts, evaluations, plain, smoothed, strict=True):
             kept = rollout if raw is None else rollout.judged(evaluation, self._reward, value if self.smoother else None)
@@ -194,6 +207,21 @@ class Scorer:
         new = [rollout for rollout in rollouts if _identity(rollout) not in self._logged]
         self._logged |= {_identity(rollout) for rollout in new}
         self._log.append(new)
+
+
+def is_copy(attempt: Attempt, proposal: Proposal | None) -> bool:
+    """Whether an answer's candidate is one of those that its prompt showed, but for comments and layout."""
+    if proposal is None or not attempt.prompt.shown:
+        return False
+    said = _structure(proposal.candidate.source)
+    return any(_structure(shown.source) == said for shown in attempt.prompt.shown)
+
+
+def _structure(source: str) -> str:
+    try:
+        return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
 
 
 def _identity(rollout: Rollout) -> tuple[str, int, str, str, int, str]:
