@@ -24,6 +24,7 @@ from kernelwright.rl.hacks.retrieval import Neighbour, Retriever
 
 NEIGHBOURS_SHOWN = 5
 """Known hacks in a prompt; our choice, about 1500 tokens."""
+
 NEAREST_COUNTED = 3
 """Known hacks whose mean similarity `StructuralChecker` takes: one alone is often near by chance."""
 HONEST_SHARE = 0.1
