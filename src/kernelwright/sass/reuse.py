@@ -4,10 +4,11 @@ A reuse bit keeps one source register of an instruction in a small cache for a l
 reads the same register in the same operand slot. Dropping a bit is always correct. A bit stands where
 
 1. the run from the instruction to that reader is the original one, or
-2. the very next instruction is of the same opcode and reads the same register in the same operand slot
-   whenever the first is executed, the first writes none of the operand's registers, and ptxas was seen
-   to set this bit for this opcode. Nothing can then write the register between the read that fills the
-   cache and the one that uses it up, and a result still outstanding has been waited for by the first.
+2. the very next instruction is of the same opcode and reads the same register in the same operand slot,
+   neither has a guard, the first writes none of the operand's registers and does not yield, and ptxas was
+   seen to set this bit for this opcode. Nothing can then write the register between the read that fills
+   the cache and the one that uses it up, and a result still outstanding has been waited for by the first.
+   In the corpus there are 690 such places, and ptxas sets the bit in every one of them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def may_keep(first: Instruction, follower: Instruction, operand: int) -> bool:
     if register is None or register != _register(follower, operand):
         return False
     # A follower that is switched off would leave the operand in the cache for whoever comes later.
-    if follower.predicate not in (None, first.predicate) or (follower.predicate or "").lstrip("!") in first.defs:
+    if first.predicate is not None or follower.predicate is not None:
         return False
     kept = {f"R{register + i}" for i in range(_WIDEST_OPERAND)}
     return kept.isdisjoint(first.defs)
