@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
@@ -40,22 +41,13 @@ def augment(
     exhausted: set[tuple[str, str]] = set()
     while not equipment.must_stop():
         batch: list[Proposal] = []
-        for task in tasks:
-            for teacher in teachers:
-                if (task.sha256, teacher.name) in exhausted:
-                    continue
-                wanted = _wanted(judged.history(task), teacher, settings.attempts, settings.successes)
-                context = Context(task=task, device=equipment.device, history=judged.history(task), seed=config.seed)
-                proposed = teacher.propose(context, wanted) if wanted else []
-                if not proposed:
-                    exhausted.add((task.sha256, teacher.name))
-                batch += [Proposal(task, candidate) for candidate in proposed]
+        round_of = _proposals(config, tasks, teachers, judged, equipment.device, exhausted, batch)
+        found = judged.judge(round_of, stop=equipment.must_stop)
         if not batch:
             break
-        equipment.say(f"augmentation: judging {len(batch)} variations")
-        found = judged.judge(batch, stop=equipment.must_stop)
+        equipment.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
         # A candidate that could not be judged would be proposed for ever.
-        exhausted |= {(item.task.sha256, item.candidate.policy) for item in batch if item.key not in found}
+        exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in found)
     else:
         return None
     examples = _examples(config, tasks, judged, run, equipment.device)
@@ -63,6 +55,30 @@ def augment(
     solved = len({example.task for example in examples})
     equipment.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
     return examples
+
+
+def _proposals(
+    config: SupervisedConfig,
+    tasks: Sequence[Task],
+    teachers: Sequence[Policy],
+    judged: JudgedRun,
+    device: str,
+    exhausted: set[tuple[str, str]],
+    batch: list[Proposal],
+) -> Iterator[Proposal]:
+    """What each teacher that is not done with a task proposes next; noted in `batch`, and in `exhausted` where it is nothing."""
+    settings = config.augmentation
+    for task, teacher in itertools.product(tasks, teachers):
+        if (task.sha256, teacher.name) in exhausted:
+            continue
+        history = judged.history(task)
+        wanted = _wanted(history, teacher, settings.attempts, settings.successes)
+        context = Context(task=task, device=device, history=history, seed=config.seed)
+        proposed = [Proposal(task, candidate) for candidate in (teacher.propose(context, wanted) if wanted else [])]
+        if not proposed:
+            exhausted.add((task.sha256, teacher.name))
+        batch += proposed
+        yield from proposed
 
 
 def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:

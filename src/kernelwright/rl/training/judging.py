@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,18 +95,28 @@ class JudgedRun:
         self._note(evaluation)
         self._on_evaluation(evaluation)
 
-    def judge(self, proposals: Sequence[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
-        """Evaluations of all proposals by key, known and new; those that `stop` or a fault left out are missing.
+    def judge(self, proposals: Iterable[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
+        """Evaluations of proposals by key, known and new; those that `stop` or a fault left out are missing.
+
+        Args:
+            proposals: Taken one by one, as judges become free, so that making them costs no time in which nobody judges.
+            stop: Asked before each new one; True leaves it and all that follow.
 
         Raises:
             InfrastructureError: most of a batch could not be judged.
         """
-        fresh: dict[Key, Job] = {}
-        for proposal in proposals:
-            if proposal.key not in self._known:
-                fresh.setdefault(proposal.key, Job(proposal.task, proposal.candidate))
+        asked: list[Key] = []
+        fresh: set[Key] = set()
+
+        def jobs() -> Iterator[Job]:
+            for proposal in proposals:
+                asked.append(proposal.key)
+                if proposal.key not in self._known and proposal.key not in fresh:
+                    fresh.add(proposal.key)
+                    yield Job(proposal.task, proposal.candidate)
+
         faults: list[KernelwrightError] = []
-        for job, outcome in self._judges.evaluate(fresh.values(), stop):
+        for job, outcome in self._judges.evaluate(jobs(), stop):
             if isinstance(outcome, KernelwrightError):
                 faults.append(outcome)
                 self._say(f"not judged: a candidate of {job.task.id}: {outcome}")
@@ -117,4 +127,4 @@ class JudgedRun:
                 f"Wanted {len(fresh)} candidates judged; {len(faults)} of them could not be, the last because: {faults[-1]} "
                 "Everything judged so far is kept; run again to go on."
             ) from faults[-1]
-        return {proposal.key: self._known[proposal.key] for proposal in proposals if proposal.key in self._known}
+        return {key: self._known[key] for key in asked if key in self._known}
