@@ -145,8 +145,10 @@ class Recipe:
     def _training_speedup(self, sampler: str) -> float:
         """Geometric mean over all training tasks of the best lower bound found, 1.0 where none: what chooses a sampler."""
         database = ExemplarDatabase(self.out / f"contrastive-{sampler}" / "exemplars.sqlite")
-        device = "cpu" if self._contrastive().judge.device == "cpu" else "cuda"
-        found = [database.best(task.sha256, device=device) for task in self._split().train]
+        found = [
+            database.best(task.sha256, device="cuda") or database.best(task.sha256, device="cpu")
+            for task in self._split().train
+        ]
         return geomean([max(1.0, best.score or 1.0) if best is not None else 1.0 for best in found]).estimate
 
     # ---- plumbing

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.errors import ConfigError
+from kernelwright.errors import ConfigError, UsageError
+from kernelwright.records import RunDirectory
 from kernelwright.rl.training.config import HeldOutConfig, read_stage, stage_from
+from kernelwright.rl.training.equipment import claim
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 MODEL = {"base": "somewhere/model"}
@@ -62,3 +64,17 @@ def test_an_unknown_setting_of_the_judge_is_named():
 def test_rounds_must_share_the_samples_evenly():
     with pytest.raises(ValueError, match="does not divide"):
         HeldOutConfig(samples=8, rounds=3)
+
+
+def test_a_run_directory_knows_its_configuration_but_lets_it_be_taken_further(tmp_path):
+    def claimed(**values):
+        changes = {"model": MODEL, "steps": 3, "grpo": {"beta": 0.01}} | values
+        return claim(RunDirectory(tmp_path), "contrastive", stage_from("contrastive", changes), "cpu")
+
+    assert claimed()
+    assert not claimed(steps=9)
+    assert not claimed(model={"base": "elsewhere/model"})
+    with pytest.raises(UsageError, match="another `config`"):
+        claimed(grpo={"beta": 0.02})
+    with pytest.raises(UsageError, match="another `config`"):
+        claimed(model={"base": "somewhere/other"})

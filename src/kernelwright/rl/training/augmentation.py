@@ -66,7 +66,7 @@ def _proposals(
     exhausted: set[tuple[str, str]],
     batch: list[Proposal],
 ) -> Iterator[Proposal]:
-    """What each teacher that is not done with a task proposes next; noted in `batch`, and in `exhausted` where it is nothing."""
+    """What each teacher that is not done with a task proposes next; kept in `batch`, and in `exhausted` where nothing."""
     settings = config.augmentation
     for task, teacher in itertools.product(tasks, teachers):
         if (task.sha256, teacher.name) in exhausted:

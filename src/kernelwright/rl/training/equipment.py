@@ -151,19 +151,18 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
     Raises:
         UsageError: it belongs to another run.
     """
-    values = config.model_dump(mode="json")
-    compared = {name: value for name, value in values.items() if name not in ("steps", "rounds")}
-    model = config.model
-    compared["model"] = values["model"] | {
-        "base": model.base.rpartition("/")[2],
-        "adapter": model.adapter and model.adapter.name,
+    # Settings left at their defaults are not compared, so that a run outlives a version that adds one.
+    said = config.model_dump(mode="json", exclude_defaults=True, exclude={"steps", "rounds"})
+    said["model"] |= {
+        "base": config.model.base.rpartition("/")[2],
+        "adapter": config.model.adapter and config.model.adapter.name,
     }
     if not isinstance(config, SupervisedConfig):
-        compared["exemplars"] = values["exemplars"] | {"seeds": [path.name for path in config.exemplars.seeds]}
+        said["exemplars"] = said.get("exemplars", {}) | {"seeds": [path.name for path in config.exemplars.seeds]}
     whole = {
         "kind": f"train {stage}",
-        "config": values,
-        "config_sha256": sha256_of(compared),
+        "config": config.model_dump(mode="json"),
+        "config_sha256": sha256_of(said),
         "kernelwright": kernelwright.__version__,
     }
     return run.claim(whole, same=("kind", "config_sha256"), device=device)
