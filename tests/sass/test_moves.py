@@ -23,6 +23,7 @@ from kernelwright.sass import (
     move_to_json,
 )
 from kernelwright.sass.neighbours import loop_slots, play_random
+from kernelwright.sass.reuse import may_keep
 from sass.support import ALL_SAMPLES, NAMES, build, remembering
 
 seeds = st.integers(0, 2**32)
@@ -103,21 +104,39 @@ def test_a_yield_that_may_cost_the_cycle_that_is_needed_stays():
     assert {v.kind for v in check(sample.cubin, mutated, remembering)} == {"yield"}
 
 
-def test_an_operand_is_kept_where_the_follower_reads_it():
-    """ptxas has set every such bit of the original, so the order is changed first."""
+def test_new_neighbours_keep_what_ptxas_would_keep_for_them():
     sample = build("sgemm", 90)
     schedule = Schedule(sample.kernel)
     play_random(schedule, random.Random(5), 400, Neighbourhood(kinds=("move",)))
-    before = sum(c.reuse.bit_count() for c in schedule.controls())
-    edits = [ReuseEdit(s, k) for s in schedule.movable_slots for k in range(3)]
-    added = 0
-    for edit in edits:
-        if schedule.is_legal(edit) and not schedule.control(edit.slot).reuse >> edit.operand & 1:
-            schedule.play(edit)
-            added += 1
-    assert added > 0
-    assert sum(c.reuse.bit_count() for c in schedule.controls()) == before + added
+    gained = [
+        (slot, operand)
+        for slot, index in enumerate(schedule.order)
+        for operand in range(3)
+        if (schedule.control(slot).reuse & ~sample.kernel.instructions[index].control.reuse) >> operand & 1
+    ]
+    assert len(gained) > 3
     assert kinds_in(sample, schedule) == set()
+    words = schedule.words()
+    for slot, operand in gained[:3]:
+        schedule.play(ReuseEdit(slot, operand))
+        assert not schedule.control(slot).reuse >> operand & 1
+        schedule.play(ReuseEdit(slot, operand))
+    assert schedule.words() == words
+
+
+def test_ptxas_keeps_every_operand_that_the_rule_allows():
+    """What the rule rests on: in the compiler's own code it never allows what the compiler left out."""
+    found = 0
+    for name in ("sgemm", "attention_mma", "rmsnorm"):
+        kernel = build(name, 90).kernel
+        for block in kernel.blocks:
+            for i in range(block.start, block.stop - 1):
+                first, follower = kernel.instructions[i : i + 2]
+                for operand in range(3):
+                    if not first.control.yields and may_keep(first, follower, operand):
+                        assert first.control.reuse >> operand & 1, first.text
+                        found += 1
+    assert found > 50
 
 
 def test_an_operand_kept_for_nobody_is_refused():

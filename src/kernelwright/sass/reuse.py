@@ -40,7 +40,7 @@ _KEEPABLE = {
     "SHF": (0, 2),
 }
 """Operand slots that ptxas 12.8 keeps for a direct follower of the same opcode, in the kernels looked at."""
-_PLAIN_REGISTER = re.compile(r"^[-~]?\|?R(\d+)(?:\.reuse)?\|?$")
+_PLAIN_REGISTER = re.compile(r"^[-~]?\|?R(\d+)\|?$")
 
 
 def reuse_spans(kernel: Kernel) -> dict[int, int]:
@@ -94,7 +94,8 @@ def _register(instruction: Instruction, operand: int) -> int | None:
     """Return the register in an operand slot, if its encoding and its text agree that there is one."""
     number = instruction.word >> _OPERAND_SHIFTS[operand] & 0xFF
     sources = [text for text in instruction.operands[1:] if not text.lstrip("!").startswith(("P", "UP"))]
-    match = _PLAIN_REGISTER.match(sources[operand]) if operand < len(sources) else None
+    # The mark itself must not count, or an instruction would be read differently once it is set.
+    match = _PLAIN_REGISTER.match(sources[operand].replace(".reuse", "")) if operand < len(sources) else None
     if match is None or int(match[1]) != number or f"R{number}" not in instruction.uses:
         return None
     return number

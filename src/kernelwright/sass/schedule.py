@@ -28,7 +28,7 @@ class Edit:
     Attributes:
         extra_stall: cycles beyond the least stall, 0 or more.
         flips_yield: whether it yields where the original does not, or the other way round.
-        flips_reuse: mask of operands whose reuse bit is set where it would not be, or the other way round.
+        flips_reuse: mask of operands that are kept where they would not be, or the other way round.
     """
 
     extra_stall: int = 0
@@ -57,6 +57,7 @@ class Schedule:
         self._slot = list(self.order)
         self._stalls: list[int] = [i.control.stall for i in kernel.instructions]
         self._spans = reuse_spans(kernel)
+        self._keepable_of: dict[tuple[int, int], int] = {}
         self._segment_of: dict[int, tuple[BlockConstraints, int, int]] = {
             slot: (constraints, start, stop)
             for constraints in self.constraints
@@ -218,32 +219,41 @@ class Schedule:
     def _control(self, slot: int, edit: Edit) -> ControlWord:
         index = self.order[slot]
         original = self.kernel.instructions[index].control
-        in_place = not original.reuse or same_run(self.order, slot, self._spans[index])
-        if in_place and edit is _NO_EDIT and self._stalls[slot] == original.stall:
+        undisturbed = self._is_undisturbed(slot)
+        if undisturbed and edit is _NO_EDIT and self._stalls[slot] == original.stall:
             return original
         control = replace(original, reuse=0).with_stall(self._stalls[slot])
         # Flips hold only while they make sense: elsewhere the instruction is as the original has it.
         if edit.flips_yield and LEAST_STALL_TO_YIELD <= control.stall <= MAX_STALL_WITHOUT_YIELD:
             control = replace(control, yields=not original.yields)
-        if (original.reuse or edit.flips_reuse) and allows_reuse(control):
-            control = replace(control, reuse=self._reuse(slot, original, edit.flips_reuse))
+        if allows_reuse(control):
+            keepable = self._keepable(slot)
+            kept = original.reuse if undisturbed else keepable
+            control = replace(control, reuse=(kept ^ edit.flips_reuse) & (kept | keepable))
         return control
 
-    def _reuse(self, slot: int, original: ControlWord, flips: int) -> int:
+    def _is_undisturbed(self, slot: int) -> bool:
+        """Whether the instruction in `slot` has its original followers, as far as its operands are kept for them."""
         index = self.order[slot]
-        if original.reuse and same_run(self.order, slot, self._spans[index]):
-            allowed, wanted = original.reuse | flips & self._keepable(slot), original.reuse ^ flips
-        else:
-            allowed, wanted = self._keepable(slot), original.reuse ^ flips
-        return wanted & allowed
+        if index in self._spans:
+            return same_run(self.order, slot, self._spans[index])
+        segment = self._segment_of.get(slot)
+        at_end = segment is None or slot + 1 == segment[0].block.stop
+        return at_end or self.order[slot + 1] == index + 1
 
     def _keepable(self, slot: int) -> int:
-        """Return the mask of operands that the instruction in `slot` may keep for its present follower."""
+        """Return the mask of operands that the instruction in `slot` may keep for its present follower.
+
+        ptxas keeps every one of them, so a new pair of neighbours does, too.
+        """
         segment = self._segment_of.get(slot)
         if segment is None or slot + 1 >= segment[0].block.stop:
             return 0
-        first, follower = (self.kernel.instructions[self.order[s]] for s in (slot, slot + 1))
-        return sum(1 << operand for operand in OPERAND_SLOTS if may_keep(first, follower, operand))
+        pair = self.order[slot], self.order[slot + 1]
+        if pair not in self._keepable_of:
+            first, follower = (self.kernel.instructions[index] for index in pair)
+            self._keepable_of[pair] = sum(1 << k for k in OPERAND_SLOTS if may_keep(first, follower, k))
+        return self._keepable_of[pair]
 
     def _outcome(self, move: AnyMove, must_change: bool = True) -> _Outcome | None:
         """Return what `move` leads to, or None when it is illegal."""
