@@ -152,11 +152,13 @@ def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path, monkeypa
 
     monkeypatch.setattr("kernelwright.rl.training.scoring.deeper", deeper)
     checker = Doubting()
-    score = scorer(tmp_path, ToyJudge(), verification=Verification(pools={"cpu": ToyJudge()}, checker=checker))
-    scored = score.score([attempt(answer(way)) for way in (2, 0, 3)])
-    assert [item.reward for item in scored] == [0.0, 1.0, 0.0]
+    verification = Verification(pools={"cpu": Remeasured(4.0)}, checker=checker)
+    assert scorer(tmp_path, ToyJudge(), verification=verification).score([attempt(answer(2))])[0].reward == 1.4
+    assert checker.read == 0  # what is not suspicious is not read
+    scored = scorer(tmp_path, Remeasured(4.0), verification=verification).score([attempt(answer(way)) for way in (4, 3)])
+    assert [item.reward for item in scored] == [0.0, 0.0]
     assert scored[0].rollout.reason is Reason.STALE_OUTPUT
-    assert checker.read == len(strict) == 1  # only what claims to be an improvement is read
+    assert checker.read == len(strict) == 1
 
 
 def test_metrics_of_a_batch(tmp_path):

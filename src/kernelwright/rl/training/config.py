@@ -161,7 +161,8 @@ class FittingSection(OptimiserSection):
 
 
 class CheckerSection(_Section):
-    """A second opinion on improvements (paper 4: the adversarial checker). Its vote leads to deeper checks, which decide."""
+    """A second opinion on suspicious speedups (the paper's adversarial checker). Its vote leads to deeper checks, which
+    decide."""
 
     kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
     """`structural` compares with known hacks; the others ask a model of that kind as well."""

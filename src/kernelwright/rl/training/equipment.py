@@ -40,7 +40,7 @@ class Equipment:
     verifiers: Mapping[str, JudgePool] | None = None
     """For measuring suspicious speedups again, by device; None leaves that out."""
     checker: Checker | None = None
-    """Reads improvements for signs of cheating."""
+    """Reads suspicious improvements for signs of cheating."""
     confirmers: Judges | None = None
     """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
     load: Loader = load_for_training
@@ -107,7 +107,7 @@ def equipped(
 
 
 def checker_of(section: CheckerSection) -> Checker | None:
-    """Who reads improvements for signs of cheating; None for nobody.
+    """Who reads suspicious improvements for signs of cheating; None for nobody.
 
     Raises:
         ConfigError: an option of the model is wrong.

@@ -48,7 +48,7 @@ class Verification:
     pools: Mapping[str, JudgePool]
     """One for each device, by its name."""
     checker: Checker | None = None
-    """Reads improvements for signs of cheating; its vote leads to deeper checks, which decide."""
+    """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
 
 
 class Scorer:
@@ -172,8 +172,8 @@ class Scorer:
         for case in reverify([(proposals[key].task, found[key]) for key in doubtful], self._verification.pools):
             self.judged.keep(case.second)
             settled[case.first.task_sha256, case.first.candidate_sha256] = case.settled
-        improved = [key for key in fresh if settled[key].is_improvement]
-        for key, evaluation in self._checked([proposals[key] for key in improved], [settled[key] for key in improved]):
+        left = [key for key in doubtful if settled[key].is_improvement]
+        for key, evaluation in self._checked([proposals[key] for key in left], [settled[key] for key in left]):
             self.judged.keep(evaluation)
             settled[key] = evaluation
         self._trusted |= set(fresh)
