@@ -110,7 +110,7 @@ def target(program):
 
 
 def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program, target, tmp_path):
-    arena = GpuArena(target, program, [0], launcher_on=faster_when_changed, processes=2)
+    arena = GpuArena(target, program, [0, 1], launcher_on=faster_when_changed, processes=2)
     try:
         settings = GameSettings(agents=("greedy",), budget=12)
         result = optimize_kernel(program, arena, out=tmp_path, name="row_sum", settings=settings, target=target)

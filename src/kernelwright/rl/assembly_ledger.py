@@ -160,9 +160,13 @@ class Ledger:
         return len(self.entries)
 
     @property
-    def is_spent(self) -> bool:
-        """Whether no further schedule may be measured."""
-        return self._why_spent() is not None
+    def spent_by(self) -> str | None:
+        """What is used up, `schedules` or `time`; None while another schedule may be measured."""
+        if self._taken >= self.budget:
+            return "schedules"
+        if self._deadline is not None and self._clock() >= self._deadline:
+            return "time"
+        return None
 
     def cost(self, schedule: Schedule) -> float:
         """Return the cost of a schedule relative to the original's.
@@ -188,7 +192,7 @@ class Ledger:
         with self._lock:
             known = self._known.get(digest)
             if known is None:
-                why = self._why_spent()
+                why = self.spent_by
                 if why is not None:
                     self.stopped_by = why
                     raise BudgetSpent(why)
@@ -238,13 +242,6 @@ class Ledger:
         for move in self.moves_to(entry):
             schedule.play(move)
         return schedule
-
-    def _why_spent(self) -> str | None:
-        if self._taken >= self.budget:
-            return "schedules"
-        if self._deadline is not None and self._clock() >= self._deadline:
-            return "time"
-        return None
 
     def _measure(self, schedule: Schedule) -> Measurement:
         with self._available:

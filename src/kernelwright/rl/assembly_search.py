@@ -218,7 +218,7 @@ def _let_play(
     ledger = Ledger(program.kernel(kernel), arena.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=see)
     if ledger.spent:
         say(f"{agent} resumes after {ledger.spent} schedules")
-    if not ledger.is_spent:
+    if ledger.spent_by is None:
         arena.begin_search()
         directory = run.path / agent
         if agent == "ppo":
@@ -365,7 +365,7 @@ def _agent_summary(ledger: Ledger, confirmations: Sequence[dict[str, Any]]) -> d
     relative = best[0].measurement.relative if best else None
     return {
         "schedules": ledger.spent,
-        "stopped_by": ledger.stopped_by or ("schedules" if ledger.spent >= ledger.budget else "exhausted"),
+        "stopped_by": ledger.stopped_by or ledger.spent_by or "exhausted",
         "best_in_search": None if relative is None else 1.0 / relative,
         "confirmed": held,
         "tried": len(confirmations),
