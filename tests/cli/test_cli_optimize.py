@@ -70,7 +70,8 @@ def optimize(*arguments: str) -> int:
 def found(best: Evaluation | None, tell: bool = False):
     from kernelwright.rl.search import OptimizeResult, SearchEvent
 
-    def search(task, *, policy, device, budget, out, settings, on_event):
+    def search(task, *, policy, device, budget, out, settings, on_event, tune):
+        assert tune is None
         assert (task.source, policy.name, device, budget) == (TASK, "builtin", "cpu", 5)
         on_event(SearchEvent("judging \x1b[31m"))
         on_event(SearchEvent("judged", evaluation(), 1))

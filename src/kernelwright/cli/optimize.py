@@ -48,11 +48,28 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Run directory; the same one resumes. Default: a new one in runs/.",
 )
+@click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
+@click.option(
+    "--sass-agent", default="greedy", show_default=True, metavar="NAME", help="Who plays it: ppo, anneal, greedy, random."
+)
+@click.option(
+    "--sass-budget", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
+    help="Schedules to measure for each kernel.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @model_options.model_options
 @options.judge_options
 def command(
-    task: str, device: str, policy: str, budget: int, out: Path | None, as_json: bool, **further: Any
+    task: str,
+    device: str,
+    policy: str,
+    budget: int,
+    out: Path | None,
+    then_sass: bool,
+    sass_agent: str,
+    sass_budget: int,
+    as_json: bool,
+    **further: Any,
 ) -> None:
     """Search for a faster drop-in for TASK, and write what was confirmed.
 
@@ -63,6 +80,7 @@ def command(
     settings = options.judge_settings(**further)
 
     from kernelwright.rl.search import optimize
+    from kernelwright.rl.then_sass import play_with
     from kernelwright.tasks import load_task
 
     loaded = load_task(task)
@@ -78,6 +96,7 @@ def command(
             out=path,
             settings=settings,
             on_event=_Progress(status, budget),
+            tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
         )
     for line in proposer.finish(path):
         say(line)

@@ -17,7 +17,9 @@ from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
+from kernelwright.rl import then_sass
 from kernelwright.rl.model_policy import NothingUsableError
+from kernelwright.rl.then_sass import Tune, is_composed
 
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
@@ -61,6 +63,7 @@ def optimize(
     settings: Settings | None = None,
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
+    tune: Tune | None = None,
 ) -> OptimizeResult:
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
@@ -76,6 +79,7 @@ def optimize(
         settings: Of the judge.
         on_event: Told about progress.
         seed: Of the policy.
+        tune: Plays the assembly game on the winner's Triton kernels (`then_sass.play_with`); None leaves them as they are.
 
     Raises:
         UsageError: `out` belongs to another task, device, policy or other settings.
@@ -83,6 +87,8 @@ def optimize(
     """
     settings = settings or Settings()
     resolved = resolve_device(device)
+    if tune is not None:
+        then_sass.needs_gpu(str(resolved))
     run = RunDirectory(out)
     config = {
         "kind": "optimize",
@@ -104,6 +110,8 @@ def optimize(
     with JudgePool([str(resolved)], settings, per_device) as pool:
         _search(run, pool, policy, policy_context, budget, tell)
         best = _confirm(run, pool, task, tell)
+        if best is not None and tune is not None:
+            best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
     if best is not None:
         run.write_text("optimized.py", drop_in(task, best, run))
     write_report(run, run.path / "report.html")
@@ -111,7 +119,11 @@ def optimize(
 
 
 def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
-    return tuple(found for found in run.evaluations() if found.task_sha256 == task.sha256 and not found.confirms)
+    return tuple(
+        found
+        for found in run.evaluations()
+        if found.task_sha256 == task.sha256 and not found.confirms and not is_composed(found)
+    )
 
 
 def _search(
@@ -145,7 +157,7 @@ def _search(
 
 def _confirm(run: RunDirectory, pool: JudgePool, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
     """Measure the best again, in fresh processes on fresh seeds; the first that holds is the result."""
-    records = [found for found in run.evaluations() if found.task_sha256 == task.sha256]
+    records = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and not is_composed(found)]
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}
     winners = sorted(
         (found for found in records if found.is_improvement and not found.confirms),
