@@ -53,6 +53,15 @@ def test_it_opens_no_tcp_socket(judge):
     attempt(judge, "import socket\nrefused(lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM))")
 
 
+def test_it_reaches_no_service_by_its_local_socket(judge, tmp_path):
+    address = str(tmp_path / "service")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        attempt(judge, f"import socket\nrefused(lambda: socket.socket(socket.AF_UNIX).connect({address!r}))")
+    attempt(judge, "import socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'")
+
+
 @pytest.mark.parametrize("who", [str(os.getpid()), "{os.getppid()}"], ids=["judge", "zygote"])
 @pytest.mark.parametrize("what", ["mem", "environ", "maps", "fd/0", "cwd/."])
 def test_it_reads_nothing_of_another_process(judge, who, what):

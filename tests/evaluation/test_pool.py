@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -207,6 +212,7 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
         return judges[0]
 
     monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
         pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
@@ -235,6 +241,7 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
         return FakeJudge()
 
     monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
         pool._run(SimpleNamespace(recv=receive, send=lambda answer: None), device, SETTINGS.model_dump_json())
@@ -242,6 +249,27 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
         signal.signal(signal.SIGINT, handler)
     assert environment.get("CUDA_VISIBLE_DEVICES") == wanted
     assert devices == ["cpu" if device == "cpu" else "cuda:0"]
+
+
+def test_a_judge_that_cannot_be_made_is_an_error_of_each_job(monkeypatch):
+    waiting, answers = [sent(job(1)), sent(job(2))], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop()
+
+    def make(device, settings):
+        raise DeviceError("Wanted a GPU.")
+
+    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [(type(answer), str(answer)) for answer in answers] == [(DeviceError, "Wanted a GPU.")] * 2
 
 
 # --- the real thing -------------------------------------------------------------------------------
@@ -276,3 +304,36 @@ def test_a_member_that_does_not_go_is_killed(monkeypatch):
     assert calls == ["close", "join", "kill", "join"]
     made.kill()
     assert calls[-1] == "kill"
+
+
+def ignores_interrupts(status: Path) -> bool:
+    (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) & 1 << signal.SIGINT - 1)
+
+
+def test_a_pool_process_does_not_outlive_a_killed_run():
+    code = (
+        "import os, signal\n"
+        "from kernelwright.evaluation import Settings, pool\n"
+        "if __name__ == '__main__':\n"
+        "    member = pool._Member('cpu', Settings.quick())\n"
+        "    print(member._process.pid, flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        parent = subprocess.Popen([sys.executable, file.name], stdout=subprocess.PIPE, text=True)
+        pid = int(parent.stdout.readline())
+        status = Path(f"/proc/{pid}/status")
+        deadline_s = time.monotonic() + 60
+        while not ignores_interrupts(status):  # the last step of its setting up
+            assert time.monotonic() < deadline_s, "it has not begun"
+            time.sleep(0.05)
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    deadline_s = time.monotonic() + 30
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < deadline_s, "it lives on"
+        time.sleep(0.05)

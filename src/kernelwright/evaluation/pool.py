@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.evaluation import sandbox
 from kernelwright.evaluation.judge import Judge
 from kernelwright.evaluation.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
@@ -200,6 +201,7 @@ class _Member:
 
 def _run(connection: Connection, device: str, settings_json: str) -> None:
     """The process: judge what comes until the other side hangs up."""
+    sandbox.die_with_parent()  # a run that was killed must not go on holding the device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
     local = device
@@ -216,7 +218,11 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
                 message = connection.recv()
             except EOFError:
                 return
-            judge = judge or Judge(local, settings)
+            try:
+                judge = judge or Judge(local, settings)
+            except KernelwrightError as error:
+                connection.send(type(error)(*error.args))
+                continue
             connection.send(_do(judge, device, *message))
     finally:
         if judge is not None:
