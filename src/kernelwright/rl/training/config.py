@@ -19,7 +19,7 @@ from kernelwright.policies.chat import Sampling
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class LoraSection(_Section):
@@ -30,7 +30,9 @@ class LoraSection(_Section):
     alpha: int = Field(default=32, ge=1)
     """Our choice: twice the rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapter."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Which layers get one, by name."""
 
 
 class ModelSection(_Section):
@@ -41,6 +43,7 @@ class ModelSection(_Section):
     adapter: Path | None = None
     """A LoRA adapter to go on from: the previous stage's `final` folder."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights; an adapter is kept in float32."""
     tuning: Literal["lora", "full"] = "lora"
     """The paper trains DeepSeek-V3 in full; LoRA is our choice, so that what is learnt fits beside a result."""
     lora: LoraSection = LoraSection()
@@ -50,6 +53,7 @@ class TasksSection(_Section):
     """Which tasks there are, and which of them no training may see."""
 
     suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
+    """`builtin`: the suite of 100; `families`: generated tasks."""
     directory: Path | None = None
     """More tasks: every `*.py` in KernelBench's format in this folder."""
     exclude: tuple[str, ...] = ()
@@ -57,10 +61,12 @@ class TasksSection(_Section):
     families_count: int = Field(default=140, ge=1)
     """How many generated tasks the suite `families` has. Our choice."""
     families_seed: int = 0
+    """Which of the combinations are drawn, and their sizes."""
     held_out: int = Field(default=30, ge=0)
     """Tasks (at least) set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
     holding tasks out is our choice."""
     split_seed: int = 0
+    """Which tasks are held out."""
     similarity: float = Field(default=0.8, gt=0, le=1)
     """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
 
@@ -115,6 +121,7 @@ class SamplingSection(_Section):
     temperature: float = Field(default=1.0, gt=0)
     """1, so that what is sampled is what is trained. Not in the paper; field practice."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Share of the probability that is drawn from."""
     max_tokens: int = Field(default=512, ge=1)
     """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
     batch: int = Field(default=128, ge=1)
@@ -137,10 +144,15 @@ class OptimiserSection(_Section):
     micro_batch: int = Field(default=4, ge=1)
     """Examples on the device at once; must divide those of a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Longer gradients are scaled down to it."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after the warm-up. Only a constant one lets a finished run be taken further unchanged."""
     gradient_checkpointing: bool = False
+    """Less memory for more time."""
 
 
 class FittingSection(OptimiserSection):
@@ -174,10 +186,13 @@ class TeacherSection(_Section):
     """A language model as a teacher."""
 
     kind: Literal["api", "local", "vllm"]
+    """As in docs/models.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Of the model, as in docs/models.md."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of its answers."""
     max_tokens: int = Field(default=4096, ge=1)
+    """Of one answer."""
 
 
 class AugmentationSection(_Section):
@@ -204,6 +219,7 @@ class SupervisedConfig(_Section):
     """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
 
     seed: int = 0
+    """Of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
@@ -212,6 +228,7 @@ class SupervisedConfig(_Section):
     augmentation: AugmentationSection = AugmentationSection()
     optimiser: FittingSection = FittingSection()
     save_steps: int = Field(default=20, ge=1)
+    """Optimiser steps between checkpoints."""
 
 
 class ExemplarSection(_Section):
@@ -234,17 +251,20 @@ class SelfSupervisedConfig(_Section):
     """
 
     seed: int = 0
+    """Of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
     checker: CheckerSection = CheckerSection()
     prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
-    optimiser: FittingSection = FittingSection(epochs=1.0)
+    optimiser: FittingSection = FittingSection()
     rounds: int = Field(default=4, ge=1)
     """Not in the paper. Our choice."""
     tasks_per_round: int = Field(default=32, ge=1)
+    """Our choice; every task comes up once before any comes up again."""
     samples_per_task: int = Field(default=8, ge=1)
+    """Answers to each task of a round. Our choice."""
     timed: bool = False
     """Speed is ignored here (paper 2.3)."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
@@ -281,6 +301,7 @@ class GrpoSection(_Section):
     iterations: int = Field(default=1, ge=1)
     """Updates on each batch of rollouts."""
     mask_truncated: bool = False
+    """Leave answers that reached `max_tokens` out of the loss."""
 
 
 class ContrastiveConfig(_Section):
@@ -291,6 +312,7 @@ class ContrastiveConfig(_Section):
     """
 
     seed: int = 0
+    """Of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
@@ -300,13 +322,15 @@ class ContrastiveConfig(_Section):
     exemplars: ExemplarSection = ExemplarSection()
     reward: RewardSection = RewardSection()
     grpo: GrpoSection = GrpoSection()
-    optimiser: OptimiserSection = OptimiserSection(learning_rate=5e-5)
+    optimiser: OptimiserSection = OptimiserSection()
     update: bool = True
+    """False leaves the gradient step out: evolutionary search with a frozen model."""
     steps: int = Field(default=40, ge=1)
     """Our choice."""
     save_steps: int = Field(default=1, ge=1)
     """Steps between checkpoints; 1 loses the least when killed."""
     checkpoints_kept: int = Field(default=2, ge=1)
+    """The newest ones."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
