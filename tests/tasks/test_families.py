@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from kernelwright.tasks.families import POINTWISE, SOURCES, TAILS, family_of, family_tasks, variations
+from kernelwright.tasks.families import family_of, family_tasks, variations
+from kernelwright.tasks.family_parts import POINTWISE, SOURCES, TAILS
 from kernelwright.tasks.loading import check_task_source
 
 TASKS = family_tasks(400, seed=1)

@@ -300,6 +300,9 @@ class GrpoSection(_Section):
     """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
     iterations: int = Field(default=1, ge=1)
     """Updates on each batch of rollouts."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
+    group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
     mask_truncated: bool = False
     """Leave answers that reached `max_tokens` out of the loss."""
 

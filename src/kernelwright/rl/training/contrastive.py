@@ -187,9 +187,9 @@ class _Stage:
             "top_p": config.sampling.top_p,
             "epsilon": config.grpo.epsilon,
             "beta": config.grpo.beta,
-            # Eq. 4: the mean over tokens of each answer, then over answers; rewards normalised within their group.
+            # Eq. 4: the mean over tokens of each answer, then over answers.
             "loss_type": "grpo",
-            "scale_rewards": "group",
+            "scale_rewards": config.grpo.scale_rewards,
             "mask_truncated_completions": config.grpo.mask_truncated,
             "use_transformers_continuous_batching": config.sampling.backend == "continuous",
             "seed": config.seed,
