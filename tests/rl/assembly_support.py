@@ -57,6 +57,17 @@ def never_faster(device, spec):
     return PretendedLauncher(spec, 0.0)
 
 
+class Careless(PretendedLauncher):
+    """Computes something else as soon as a byte of code differs."""
+
+    def outputs(self, handle, seed):
+        return super().outputs(handle, seed + (handle != self.original))
+
+
+def wrong_when_changed(device, spec):
+    return Careless(spec, 0.001)
+
+
 class WrongWhenMovedFar:
     """A backend whose schedules give wrong outputs once many instructions have moved."""
 

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from assembly_support import ORIGINAL_US, faster_when_changed, never_faster, program_of
+from assembly_support import ORIGINAL_US, faster_when_changed, never_faster, program_of, wrong_when_changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_where_it_was_and_refuses_to_be_another_one(program, tmp_p
     again = tuned(program, tmp_path / "a", budget=30)
     assert (again.best, again.agent) == (first.best, first.agent)
     assert len(lines(tmp_path / "a" / "schedules.jsonl")) == 30
-    assert len(lines(tmp_path / "a" / "confirmations.jsonl")) == 1
+    assert len(lines(tmp_path / "a" / "confirmations.jsonl")) == 2
     whole = tuned(program, tmp_path / "b", budget=50)
     cut = tmp_path / "c"
     tuned(program, cut, budget=50)
@@ -146,6 +146,22 @@ def test_what_does_not_hold_is_no_winner(program, target, tmp_path):
     assert "No gain" in (tmp_path / "report.html").read_text()
 
 
+def test_wrong_outputs_and_faults_are_verdicts(program, target):
+    changed = Schedule(program.kernel())
+    changed.play(next(changed.legal_moves()))
+    original = Schedule(program.kernel())
+    arena = GpuArena(target, program, [0], launcher_on=wrong_when_changed, processes=1)
+    try:
+        wrong, right = arena.confirm([changed, original])
+    finally:
+        arena.close()
+    assert wrong.wrong is not None
+    assert (wrong.speedup, wrong.is_gain) == (None, False)
+    assert right.wrong is None
+    assert right.speedup == pytest.approx(1.0)
+    assert not right.is_gain
+
+
 class Lucky:
     """An arena whose search sees gains that its re-measurement does not confirm."""
 
@@ -159,9 +175,9 @@ class Lucky:
     def begin_search(self):
         pass
 
-    def confirm(self, schedule):
-        self.confirmed += 1
-        return Verdict(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)
+    def confirm(self, schedules):
+        self.confirmed += len(schedules)
+        return [Verdict(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)] * len(schedules)
 
     def weigh(self, schedule):
         return Verdict(1.02, 1.01, 1.03, 0.001, 20.0, None, 1)
@@ -218,7 +234,7 @@ def test_leaving_out_the_move_that_matters_loses_the_gain(program):
         costs.append((cost(twin), (move.source, move.target), twin))
     schedule = min(costs, key=lambda found: found[:2])[2]
     assert cost(schedule) < cost(original)
-    found = lessons(schedule, lambda s: arena.confirm(s).to_json())
+    found = lessons(schedule, lambda s: arena.weigh(s).to_json())
     assert len(found) == 1
     assert found[0]["without"]["speedup"] == 1.0
     change = found[0]["changes"][0]

@@ -10,17 +10,18 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
+from kernelwright.evaluation.statistics import noise_floor, ratio_interval
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
 from kernelwright.sass import Program, Schedule, load
 from kernelwright.toolchain import disassemble
+from kernelwright.tuning.contained import ContainedLauncher, Plan, ScheduleFailed
 
 if TYPE_CHECKING:
-    from kernelwright.tuning.contained import ContainedLauncher
     from kernelwright.tuning.launch_spec import LaunchSpec
     from kernelwright.tuning.launcher import Launcher
     from kernelwright.tuning.target import Target
@@ -31,8 +32,10 @@ GPU_BACKEND = "gpu"
 DEFAULT_ARCHITECTURE = 90
 PROCESSES = 5
 """Fresh processes of a re-measurement; our choice."""
-_WEIGHING_BLOCKS = 40
-"""Blocks of original, schedule, schedule, original for each variant that is weighed; our choice."""
+_CHECK_SEEDS = 2
+"""Fresh inputs on which outputs are compared in each process of a re-measurement; our choice."""
+_LONG_PLAN = Plan(coarse=40, fine=40, keen=40)
+"""Blocks of original, schedule, schedule, original wherever a decision depends on them; our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,8 @@ class Arena(Protocol):
         """Forget what earlier searches found, so that the next one is measured as the first was."""
         ...
 
-    def confirm(self, schedule: Schedule) -> Verdict:
-        """Measure a schedule again, in fresh processes where there are any: what decides."""
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Measure schedules again, in fresh processes where there are any: what decides."""
         ...
 
     def weigh(self, schedule: Schedule) -> Verdict:
@@ -119,9 +122,9 @@ class SimulatedArena:
     def begin_search(self) -> None:
         """There is nothing to forget."""
 
-    def confirm(self, schedule: Schedule) -> Verdict:
-        """Return the model's ratio once more; no process is started."""
-        return self.weigh(schedule)
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Return the model's ratios once more; no process is started."""
+        return [self.weigh(schedule) for schedule in schedules]
 
     def weigh(self, schedule: Schedule) -> Verdict:
         """Return the model's ratio."""
@@ -170,7 +173,8 @@ class GpuArena:
         self._program = program
         self._processes = processes
         self._scale: ContainedLauncher | None = None
-        self._null: float | None = None
+        self._null: list[float] | None = None
+        self._original_us = 0.0
         self._factories = [functools.partial(chosen, device) for device in devices]
         self._gpus = [GpuBackend(program, target, factory=factory) for factory in self._factories]
         self.backends = self._gpus
@@ -182,38 +186,37 @@ class GpuArena:
         for backend in self._gpus:
             backend.best_speedup = 1.0
 
-    def confirm(self, schedule: Schedule) -> Verdict:
-        """Time a schedule in fresh processes of the first GPU, with an A/A control in each."""
-        from kernelwright.tuning.contained import ScheduleFailed
-        from kernelwright.tuning.measure import confirm
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Time schedules in fresh processes of the first GPU, with an A/A control in each, and compare their outputs.
 
-        tuned = schedule.cubin(self._program)
-        try:
-            found = confirm(self._target, tuned, processes=self._processes, factory=self._factories[0])
-        except ScheduleFailed as failed:
-            return Verdict(None, None, None, None, None, str(failed), self._processes)
-        ratio = found.speedup
-        return Verdict(
-            ratio.estimate, ratio.low, ratio.high, found.noise_floor, found.original_us, found.wrong, found.processes
-        )
+        All of them share the processes, since starting one takes longer than timing in it. A schedule that fails in
+        one is not tried in the next.
+        """
+        cubins = [schedule.cubin(self._program) for schedule in schedules]
+        found = [_Findings() for _ in schedules]
+        nulls: list[list[float]] = []
+        originals: list[float] = []
+        for number in range(self._processes):
+            seeds = range(_CHECK_SEEDS * (number + 1), _CHECK_SEEDS * (number + 2))
+            with ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0]) as child:
+                null = child.time(self._target.cubin, _LONG_PLAN)
+                nulls.append([math.log(ratio) for ratio in null.ratios])
+                originals += null.original_us
+                for cubin, findings in zip(cubins, found, strict=True):
+                    findings.add(child, cubin, seeds)
+        return [findings.verdict(nulls, originals) for findings in found]
 
     def weigh(self, schedule: Schedule) -> Verdict:
         """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
-        from kernelwright.evaluation.statistics import noise_floor, ratio_interval
-        from kernelwright.tuning.contained import ContainedLauncher, Plan, ScheduleFailed
-
-        plan = Plan(coarse=_WEIGHING_BLOCKS, fine=_WEIGHING_BLOCKS, keen=_WEIGHING_BLOCKS)
         if self._scale is None:
             self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
-        try:
-            samples = self._scale.time(schedule.cubin(self._program), plan)
-        except ScheduleFailed as failed:
-            return Verdict(None, None, None, None, None, str(failed), 1)
         if self._null is None:
-            self._null = noise_floor([[math.log(ratio) for ratio in self._scale.time(self._target.cubin, plan).ratios]])
-        ratio = ratio_interval([[math.log(ratio) for ratio in samples.ratios]])
-        baseline = statistics.median(samples.original_us)
-        return Verdict(ratio.estimate, ratio.low, ratio.high, self._null, baseline, None, 1)
+            null = self._scale.time(self._target.cubin, _LONG_PLAN)
+            self._null = [math.log(ratio) for ratio in null.ratios]
+            self._original_us = statistics.median(null.original_us)
+        findings = _Findings()
+        findings.add(self._scale, schedule.cubin(self._program), range(0))
+        return findings.verdict([self._null], [self._original_us])
 
     def describe(self) -> dict[str, Any]:
         """Return the GPU, the driver, and how often schedules ended their process or gave wrong outputs."""
@@ -236,6 +239,32 @@ class GpuArena:
             self._scale.close()
         for backend in self._gpus:
             backend.close()
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What processes found about one schedule."""
+
+    ratios: list[list[float]] = field(default_factory=list)
+    wrong: str | None = None
+
+    def add(self, child: ContainedLauncher, cubin: bytes, seeds: Sequence[int]) -> None:
+        """Compare outputs on inputs of these seeds and time it, unless it has failed before."""
+        if self.wrong is not None:
+            return
+        try:
+            self.wrong = child.compare(cubin, seeds) if seeds else None
+            self.ratios.append([math.log(ratio) for ratio in child.time(cubin, _LONG_PLAN).ratios])
+        except ScheduleFailed as failed:
+            self.wrong = str(failed)
+
+    def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> Verdict:
+        """Return what they say together."""
+        if self.wrong is not None:
+            return Verdict(None, None, None, None, None, self.wrong, len(nulls))
+        ratio = ratio_interval(self.ratios)
+        floor = noise_floor(nulls)
+        return Verdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
 
 
 def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:

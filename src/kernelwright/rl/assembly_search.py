@@ -49,7 +49,7 @@ KIND = "sass optimize"
 WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
 CONFIRMATIONS_TRIED = 2
-"""Schedules of each agent to confirm in fresh processes, best first, until one holds; our choice."""
+"""Schedules of each agent to confirm in fresh processes; our choice."""
 _CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend")
 _SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
 _WEIGHED, _TIMES = "weighed.json", "times.json"
@@ -147,8 +147,9 @@ def optimize_kernel(
     for agent in settings.agents:
         say(f"{agent} plays for {settings.budget} schedules")
         ledgers[agent] = _let_play(run, program, arena, agent, kernel.name, settings, say)
-    chosen = _confirm(run, program, arena, ledgers, say)
-    summary = _summary(run, program, arena, name, kernel.name, settings, ledgers, chosen)
+    tried = _confirm(run, arena, ledgers, say)
+    chosen = _proven_winner(run, program, tried)
+    summary = _summary(run, program, arena, name, kernel.name, settings, ledgers, tried, chosen)
     if chosen is not None:
         _write_winner(run, program, arena, chosen, settings, target, say)
     run.write_json("summary.json", summary)
@@ -159,10 +160,14 @@ def optimize_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Candidate:
     agent: str
     entry: Entry
     schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen(_Candidate):
     verdict: Verdict
 
 
@@ -248,26 +253,36 @@ class _Stopwatch:
         self._run.write_json(_TIMES, times)
 
 
-def _confirm(run: RunDirectory, program: Program, arena: Arena, ledgers: dict[str, Ledger], say: Tell) -> _Chosen | None:
-    """Measure the best of every agent again; return the one with the highest lower end among those that hold."""
+def _confirm(run: RunDirectory, arena: Arena, ledgers: dict[str, Ledger], say: Tell) -> list[_Chosen]:
+    """Measure the most promising schedules of every agent again, and return them with what that said."""
     known = _known_confirmations(run)
-    held: list[_Chosen] = []
-    for agent, ledger in ledgers.items():
-        for entry in _most_promising(run, arena, agent, ledger, say):
-            schedule = ledger.schedule_of(entry)
-            verdict = known.get(entry.digest)
-            if verdict is None:
-                say(f"confirming schedule {entry.number} of {agent} in fresh processes")
-                verdict = arena.confirm(schedule)
-                line = {"agent": agent, "number": entry.number, "digest": entry.digest, **verdict.to_json()}
-                append_line(run.path / _CONFIRMATIONS, line)
-                known[entry.digest] = verdict
-            if verdict.is_gain:
-                held.append(_Chosen(agent, entry, schedule, verdict))
-                break
-    if not held:
+    found = [
+        _Candidate(agent, entry, ledger.schedule_of(entry))
+        for agent, ledger in ledgers.items()
+        for entry in _most_promising(run, arena, agent, ledger, say)
+    ]
+    # Two agents may have found the same schedule; it is measured once.
+    owed = list({candidate.entry.digest: candidate for candidate in found if candidate.entry.digest not in known}.values())
+    if owed:
+        say(f"confirming {len(owed)} schedules in fresh processes")
+        for candidate, verdict in zip(owed, arena.confirm([c.schedule for c in owed]), strict=True):
+            known[candidate.entry.digest] = verdict
+            line = {"agent": candidate.agent, "number": candidate.entry.number, "digest": candidate.entry.digest}
+            append_line(run.path / _CONFIRMATIONS, line | verdict.to_json())
+    return [_Chosen(c.agent, c.entry, c.schedule, known[c.entry.digest]) for c in found]
+
+
+def _best_held(tried: Sequence[_Chosen]) -> _Chosen | None:
+    """Return the one with the highest lower end among those that are gains."""
+    held = [candidate for candidate in tried if candidate.verdict.is_gain]
+    return max(held, key=lambda candidate: candidate.verdict.low or 0.0, default=None)
+
+
+def _proven_winner(run: RunDirectory, program: Program, tried: Sequence[_Chosen]) -> _Chosen | None:
+    """Return the best that held, proven to be a legal re-schedule."""
+    chosen = _best_held(tried)
+    if chosen is None:
         return None
-    chosen = max(held, key=lambda found: found.verdict.low or 0.0)
     report = check_report(program.image.data, chosen.schedule.cubin(program), disassemble)
     if not report.legal:
         raise InfrastructureError(
@@ -315,9 +330,9 @@ def _summary(
     kernel: str,
     settings: GameSettings,
     ledgers: dict[str, Ledger],
+    tried: Sequence[_Chosen],
     chosen: _Chosen | None,
 ) -> dict[str, Any]:
-    confirmations = _lines(run.path / _CONFIRMATIONS)
     times = run.read_json(_TIMES) or {}
     statuses: dict[str, int] = {}
     for ledger in ledgers.values():
@@ -340,7 +355,7 @@ def _summary(
         if chosen is None
         else {"agent": chosen.agent, "digest": chosen.entry.digest, **chosen.verdict.to_json()},
         "agents": {
-            agent: _agent_summary(ledger, [c for c in confirmations if c["agent"] == agent])
+            agent: _agent_summary(ledger, [candidate for candidate in tried if candidate.agent == agent])
             for agent, ledger in ledgers.items()
         },
         "statuses": statuses,
@@ -359,16 +374,16 @@ def _summary(
     }
 
 
-def _agent_summary(ledger: Ledger, confirmations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _agent_summary(ledger: Ledger, tried: Sequence[_Chosen]) -> dict[str, Any]:
     best = ledger.best(1)
-    held = next((c for c in confirmations if c["is_gain"]), None)
+    held = _best_held(tried)
     relative = best[0].measurement.relative if best else None
     return {
         "schedules": ledger.spent,
         "stopped_by": ledger.stopped_by or ledger.spent_by or "exhausted",
         "best_in_search": None if relative is None else 1.0 / relative,
-        "confirmed": held,
-        "tried": len(confirmations),
+        "confirmed": None if held is None else {"number": held.entry.number, **held.verdict.to_json()},
+        "tried": len(tried),
     }
 
 
