@@ -23,7 +23,7 @@ from kernelwright.errors import ConfigError, InfrastructureError, KernelwrightEr
 from kernelwright.records import Candidate, Evaluation, Task
 
 if TYPE_CHECKING:
-    from kernelwright.evaluation import JudgePool, Settings
+    from kernelwright.evaluation import Evaluator, JudgePool, Settings
 
 FLOOR = 0.0
 """What a failed or rejected implementation scores (CUDA-L1, table 3: "score 0")."""
@@ -206,7 +206,7 @@ def judge_for_each(devices: Sequence[str], settings: Settings) -> Iterator[dict[
         yield {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
 
 
-def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, JudgePool]) -> list[Reverification]:
+def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
     Args:
@@ -232,7 +232,7 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Judg
     return [Reverification(task, first, found[number]) for number, (task, first) in enumerate(cases)]
 
 
-def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: JudgePool) -> dict[int, Evaluation]:
+def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: Evaluator) -> dict[int, Evaluation]:
     """Raises what a judge raised."""
     from kernelwright.evaluation import Job
 

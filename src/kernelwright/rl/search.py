@@ -6,6 +6,7 @@ was: a policy's proposals follow from the task, the seed and the history alone.
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import kernelwright
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
+from kernelwright.evaluation import Evaluator, Job, JudgePool, Settings, resolve_device
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
@@ -64,6 +65,7 @@ def optimize(
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
     tune: Tune | None = None,
+    evaluator: Evaluator | None = None,
 ) -> OptimizeResult:
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
@@ -80,6 +82,7 @@ def optimize(
         on_event: Told about progress.
         seed: Of the policy.
         tune: Plays the assembly game on the winner's Triton kernels (`then_sass.play_with`); None leaves them as they are.
+        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
 
     Raises:
         UsageError: `out` belongs to another task, device, policy or other settings.
@@ -107,7 +110,8 @@ def optimize(
     if policy_context.history:
         tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations"))
     per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
-    with JudgePool([str(resolved)], settings, per_device) as pool:
+    with contextlib.ExitStack() as stack:
+        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device))
         _search(run, pool, policy, policy_context, budget, tell)
         best = _confirm(run, pool, task, tell)
         if best is not None and tune is not None:
@@ -127,7 +131,7 @@ def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
 
 
 def _search(
-    run: RunDirectory, pool: JudgePool, policy: Policy, context: Context, budget: int, tell: Callable[[SearchEvent], None]
+    run: RunDirectory, pool: Evaluator, policy: Policy, context: Context, budget: int, tell: Callable[[SearchEvent], None]
 ) -> None:
     history = list(context.history)
     while len(history) < budget:
@@ -155,7 +159,7 @@ def _search(
             tell(SearchEvent("judged", outcome, len(history)))
 
 
-def _confirm(run: RunDirectory, pool: JudgePool, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
+def _confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
     """Measure the best again, in fresh processes on fresh seeds; the first that holds is the result."""
     records = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and not is_composed(found)]
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernelwright.errors import DeviceError, KernelwrightError
-from kernelwright.evaluation import Job, JudgePool
+from kernelwright.evaluation import Evaluator, Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.sass import load
 from kernelwright.toolchain import disassemble
@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 
 def tune_kernels(
     run: RunDirectory,
-    pool: JudgePool,
+    pool: Evaluator,
     task: Task,
     best: Evaluation,
     *,
@@ -141,7 +141,7 @@ def needs_gpu(device: str) -> None:
         )
 
 
-def _judged(pool: JudgePool, task: Task, candidate: Candidate) -> Evaluation:
+def _judged(pool: Evaluator, task: Task, candidate: Candidate) -> Evaluation:
     ((_, outcome),) = pool.evaluate([Job(task, candidate)])
     if isinstance(outcome, KernelwrightError):
         raise outcome

@@ -14,7 +14,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.evaluation import Job, Judge, JudgePool, Settings
+from kernelwright.evaluation import Evaluator, Job, Judge, Settings
 from kernelwright.policies.chat import ChatModel, Completion, Sampling
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.rl.hacks.database import Family, HackDatabase
@@ -251,7 +251,7 @@ def stricter(settings: Settings) -> Settings:
 
 
 def deeper(
-    judge: Judge | JudgePool,
+    judge: Judge | Evaluator,
     task: Task,
     candidate: Candidate,
     review: Review,
@@ -288,8 +288,8 @@ def deeper(
     return Deeper(review=review, evaluations=tuple(found))
 
 
-def _judged(judge: Judge | JudgePool, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:
-    if isinstance(judge, JudgePool):
+def _judged(judge: Judge | Evaluator, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:
+    if not isinstance(judge, Judge):
         ((_, outcome),) = judge.evaluate([Job(task, candidate, settings)])
         if isinstance(outcome, KernelwrightError):
             raise outcome
