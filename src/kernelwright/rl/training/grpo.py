@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -61,6 +63,19 @@ class ContrastiveTrainer(GRPOTrainer):
             fresh += [item | {"prompt": said, "made": prompt, "sample": index} for index, item in enumerate(group)]
         result: dict[str, Any] = super()._generate_and_score_completions(fresh)
         return result
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Bring the trained adapter back: with TRL's reference copy beside it, transformers 5.17 passes it over."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        weights = Path(resume_from_checkpoint) / "adapter_model.safetensors"
+        held = self.accelerator.unwrap_model(model if model is not None else self.model)
+        if weights.is_file() and hasattr(held, "peft_config"):
+            found: Any = set_peft_model_state_dict(held, load_file(str(weights)), adapter_name="default")
+            if found.unexpected_keys:
+                raise ConfigError(
+                    f"Wanted the adapter of {resume_from_checkpoint}; the model has no place for {found.unexpected_keys[0]}. "
+                    "Is model.lora what it was?"
+                )
 
 
 class GroupReward:
