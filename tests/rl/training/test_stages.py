@@ -260,3 +260,26 @@ def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
     steps = [line["step"] for line in MetricsLog(run.path).read() if "sft/loss" in line]
     assert steps == list(range(1, 4 * 4 + 1))
     assert not (run.path / "checkpoints").exists()
+
+
+def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    def trained(name, **rest):
+        run = RunDirectory(tmp_path / name)
+        config = sft_config(tiny_base, epochs=3, tuning="lora", lora={"rank": 4})
+        return train_supervised(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", **rest))
+
+    asked = []
+
+    def late():
+        if (tmp_path / "cut" / "examples.jsonl").exists():
+            asked.append(1)
+        return len(asked) > 6
+
+    whole = trained("whole")
+    assert not trained("cut", out_of_time=late).finished
+    resumed = trained("cut")
+    one, other = (load_file(f"{result.final}/adapter_model.safetensors") for result in (whole, resumed))
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)

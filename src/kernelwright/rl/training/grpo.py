@@ -73,8 +73,8 @@ class ContrastiveTrainer(GRPOTrainer):
             found: Any = set_peft_model_state_dict(held, load_file(str(weights)), adapter_name="default")
             if found.unexpected_keys:
                 raise ConfigError(
-                    f"Wanted the adapter of {resume_from_checkpoint}; the model has no place for {found.unexpected_keys[0]}. "
-                    "Is model.lora what it was?"
+                    f"Wanted the adapter of {resume_from_checkpoint}; the model has no place for {found.unexpected_keys[0]}."
+                    " Is model.lora what it was?"
                 )
 
 
