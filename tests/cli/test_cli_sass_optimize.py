@@ -50,6 +50,16 @@ def test_a_model_says_that_it_is_one(cubin, tmp_path, capsys):
     assert "wanted the winner of a search" in error.lower()
 
 
+def test_the_page_of_such_a_run_is_made_again_by_report(cubin, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--budget", 5, "--out", out]
+    assert run(capsys, *arguments)[0] == 0
+    first = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert main(["report", str(out)]) == 0
+    assert (out / "report.html").read_text() == first
+
+
 def test_without_a_gpu_it_says_so_and_invents_nothing(monkeypatch, tmp_path, capsys):
     def absent(device=0):
         raise DeviceError("wanted the CUDA driver, found none; run on a machine with an NVIDIA GPU")

@@ -26,6 +26,11 @@ def command(run_dir: Path, out: Path | None) -> None:
         )
 
     from kernelwright.records import RunDirectory
+    from kernelwright.report.moves import KIND, write_moves_report
     from kernelwright.report.page import write_report
 
-    click.echo(write_report(RunDirectory(run_dir), out or run_dir / "report.html"))
+    run = RunDirectory(run_dir)
+    config = run.read_json("config.json")
+    of_moves = isinstance(config, dict) and config.get("kind") == KIND
+    write = write_moves_report if of_moves else write_report
+    click.echo(write(run, out or run_dir / "report.html"))

@@ -72,7 +72,7 @@ def require_ppo_packages() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InfrastructureError(
-            f"Wanted the packages for PPO; found no {', '.join(missing)}. Run pip install 'kernelwright[train]', "
+            f"Wanted the packages for PPO; found no {', '.join(missing)}. Run pip install 'kernelwright[game]', "
             "or choose another agent."
         )
 
