@@ -283,3 +283,18 @@ def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
     resumed = trained("cut")
     one, other = (load_file(f"{result.final}/adapter_model.safetensors") for result in (whole, resumed))
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
+def test_what_is_overridden_is_trl_s_own_and_takes_what_it_took():
+    """Both methods are private: another series of TRL or transformers may rename them, and prompts would stay as they were."""
+    import inspect
+
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from kernelwright.rl.training.grpo import ContrastiveTrainer
+
+    for name in ("_generate_and_score_completions", "_load_from_checkpoint"):
+        assert name in vars(ContrastiveTrainer)
+        ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (ContrastiveTrainer, GRPOTrainer))
+        assert list(ours.parameters) == list(theirs.parameters)
+    assert "self._generate_and_score_completions(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
