@@ -14,6 +14,7 @@ on a model of half a billion parameters an adapter has 9 MB.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -41,6 +42,7 @@ MEASURES = (
 EXPORT_S = 15.0
 """Kept back for writing the export."""
 WEIGHTS = "adapter_model.safetensors"
+PACKED = "evaluations.jsonl.gz"
 GRACE_S = 60.0
 """How long a part that was told to stop may take to end its step; then it is killed, which costs that step."""
 LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md")
@@ -173,12 +175,20 @@ def export(work: Path, out: Path) -> None:
             continue
         if "checkpoints" in parts and path.name == WEIGHTS and (work / parts[0] / "final").is_dir():
             continue  # those of `final`, which stand in for them when the arm is taken further
-        if "rounds" in parts and "model" in parts and (work / parts[0] / "final").is_dir():
+        if parts[1:2] in (("rounds",), ("steps",)) and (work / parts[0] / "final").is_dir():
+            continue
+        if path.name.startswith("attempts-") and (work / parts[0] / "results" / f"{parts[-2]}.json").exists():
             continue
         target = out / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.name == WEIGHTS:
             _halved(path, target)
+        elif path.name == "evaluations.jsonl":
+            _packed(path, target.with_name(PACKED))
+        elif path.name == PACKED:
+            # One that came with an earlier export goes in front of what has been added since.
+            if not path.with_name("evaluations.jsonl").exists():
+                shutil.copyfile(path, target)
         else:
             shutil.copyfile(path, target)
     for stale in sorted(out.glob("*/checkpoints/checkpoint-*")):
@@ -191,6 +201,13 @@ def _is_newest(path: Path, run: Path) -> bool:
 
     newest = last_checkpoint(run / "checkpoints")
     return newest is not None and Path(newest) in path.parents
+
+
+def _packed(path: Path, target: Path) -> None:
+    """All evaluations of a run in one gzip file, which a run directory reads as it is: a tenth of the size."""
+    earlier = path.with_name(PACKED)
+    before = earlier.read_bytes() if earlier.exists() else b""
+    target.write_bytes(before + gzip.compress(path.read_bytes()))
 
 
 def _halved(path: Path, target: Path) -> None:

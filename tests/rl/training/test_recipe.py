@@ -129,7 +129,9 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     longer = stage_from("contrastive", values | {"steps": 4})
     result = train_contrastive(longer, SPLIT, RunDirectory(work / "contrastive-bucket"), going_on)
     assert (result.finished, result.steps) == (True, 4)
+    kept = {e.candidate_sha256 for e in RunDirectory(work / "contrastive-bucket").evaluations()}
     moved()
+    assert {e.candidate_sha256 for e in RunDirectory(work / "contrastive-bucket").evaluations()} == kept
     assert len(list(work.rglob("adapter_model.safetensors"))) == 1
     longest = stage_from("contrastive", values | {"steps": 5})
     result = train_contrastive(longest, SPLIT, RunDirectory(work / "contrastive-bucket"), going_on)
@@ -145,3 +147,24 @@ def test_changes_reach_the_settings_they_name(recipe_module):
     assert tables["sft"]["tasks"]["suites"] == ["builtin"]
     with pytest.raises(SystemExit, match="train:sft"):
         recipe_module.parts_of(["train:everything"])
+
+
+def test_exports_add_up(tmp_path):
+    from toys import toy_code, toy_evaluation, toy_task
+
+    from kernelwright.records import Candidate, RunDirectory
+    from kernelwright.rl.prompts import whole_source
+
+    campaign = module_at(ROOT / "benchmarks" / "contrastive_campaign.py")
+    task = toy_task("even", "amber")
+    work, out = tmp_path / "work", tmp_path / "out"
+    for way in range(3):
+        candidate = Candidate(source=whole_source(task, toy_code(way), "subclass"))
+        RunDirectory(work / "arm").append(toy_evaluation(task, candidate))
+        campaign.export(work, out)
+        campaign.export(work, out)
+        assert len(list(RunDirectory(out / "arm").evaluations())) == way + 1
+        assert [path.name for path in (out / "arm").iterdir()] == ["evaluations.jsonl.gz"]
+        if way == 1:  # the next slice runs on another machine
+            shutil.rmtree(work)
+            shutil.copytree(out, work)

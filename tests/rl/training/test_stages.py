@@ -286,7 +286,7 @@ def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
 
 
 def test_what_is_overridden_is_trl_s_own_and_takes_what_it_took():
-    """Both methods are private: another series of TRL or transformers may rename them, and prompts would stay as they were."""
+    """Both are private: another series of TRL or transformers may rename them, and prompts would stay as they were."""
     import inspect
 
     from trl.trainer.grpo_trainer import GRPOTrainer
