@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from toys import ToyJudge, toy_code, toy_evaluation, toy_task
 
 from kernelwright.errors import InfrastructureError
+from kernelwright.evaluation import Settings
 from kernelwright.policies.chat import Completion, Sampling
 from kernelwright.records import Reason, RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
@@ -18,6 +20,7 @@ from kernelwright.rl.training.metrics import CHEATING, hack_reasons, rollout_met
 from kernelwright.rl.training.scoring import Attempt, Scorer, Verification
 
 EVEN = toy_task("even", "amber")
+SETTINGS = Settings.quick()
 
 
 def attempt(text, task=EVEN, sample=0, finish_reason="stop"):
@@ -145,20 +148,23 @@ def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path, monkeypa
         def __init__(self, review, evaluation):
             self.deciding = evaluation
 
-    def deeper(pool, task, candidate, review):
+    def deeper(pool, task, candidate, review, settings):
+        assert settings is SETTINGS
         strict.append(candidate)
         rejected = {"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
         return Deep(review, toy_evaluation(task, candidate).model_copy(update=rejected | {"confirms": True}))
 
     monkeypatch.setattr("kernelwright.rl.training.scoring.deeper", deeper)
     checker = Doubting()
-    verification = Verification(pools={"cpu": Remeasured(4.0)}, checker=checker)
+    verification = Verification(pools={"cpu": Remeasured(4.0)}, checker=checker, settings=SETTINGS)
     assert scorer(tmp_path, ToyJudge(), verification=verification).score([attempt(answer(2))])[0].reward == 1.4
     assert checker.read == 0  # what is not suspicious is not read
     scored = scorer(tmp_path, Remeasured(4.0), verification=verification).score([attempt(answer(way)) for way in (4, 3)])
     assert [item.reward for item in scored] == [0.0, 0.0]
     assert scored[0].rollout.reason is Reason.STALE_OUTPUT
     assert checker.read == len(strict) == 1
+    (found,) = [json.loads(line) for line in (tmp_path / "hacks.jsonl").read_text().splitlines()]
+    assert (found["family"], "stale-output" in found["name"]) == ("caching", True)
 
 
 def test_metrics_of_a_batch(tmp_path):

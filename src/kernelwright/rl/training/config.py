@@ -178,6 +178,8 @@ class CheckerSection(_Section):
 
     kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
     """`structural` compares with known hacks; the others ask a model of that kind as well."""
+    confirmed: str = ""
+    """A file of hacks found before, such as an earlier run's `hacks.jsonl`, to be known besides the packaged ones."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Of the model, as in docs/models.md."""
 

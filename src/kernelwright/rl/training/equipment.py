@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import kernelwright
 from kernelwright.errors import DeviceError
-from kernelwright.evaluation import JudgePool, resolve_device
+from kernelwright.evaluation import Evaluator, JudgePool, Settings, resolve_device
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.rl.hacks import Checker
@@ -37,10 +38,12 @@ class Equipment:
     judges: Judges
     device: str
     """Where candidates run, resolved: `cpu`, `cuda` or `cuda:N`."""
-    verifiers: Mapping[str, JudgePool] | None = None
+    verifiers: Mapping[str, Evaluator] | None = None
     """For measuring suspicious speedups again, by device; None leaves that out."""
     checker: Checker | None = None
     """Reads suspicious improvements for signs of cheating."""
+    settings: Settings | None = None
+    """Of the judges, for what is to be stricter than them."""
     confirmers: Judges | None = None
     """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
     load: Loader = load_for_training
@@ -52,7 +55,9 @@ class Equipment:
 
     def verification(self, wanted: bool) -> Verification | None:
         """How suspicious candidates are looked at again, where that is wanted and possible."""
-        return Verification(pools=self.verifiers, checker=self.checker) if wanted and self.verifiers else None
+        if not (wanted and self.verifiers):
+            return None
+        return Verification(pools=self.verifiers, checker=self.checker, settings=self.settings)
 
     def must_stop(self) -> bool:
         """Whether the time is up."""
@@ -101,6 +106,7 @@ def equipped(
             verifiers=verifiers,
             confirmers=confirmers,
             checker=checker_of(doubts),
+            settings=settings,
             say=say,
             deadline=None if limit_s is None else time.monotonic() + limit_s,
         )
@@ -118,9 +124,10 @@ def checker_of(section: CheckerSection) -> Checker | None:
 
     if section.kind == "none":
         return None
+    known = HackDatabase.packaged(Path(section.confirmed) if section.confirmed else None)
     if section.kind == "structural":
-        return StructuralChecker(HackDatabase.packaged())
-    return AdversarialChecker(chat_model(section.kind, **section.options), HackDatabase.packaged())
+        return StructuralChecker(known)
+    return AdversarialChecker(chat_model(section.kind, **section.options), known)
 
 
 def devices_of(name: str) -> list[str]:

@@ -13,30 +13,30 @@ from typing import Any
 import numpy as np
 
 from kernelwright.records import Evaluation, Reason, RunDirectory
+from kernelwright.rl.hacks import Family
 from kernelwright.rl.rollouts import Rollout, RolloutLog
 
-CHEATING = frozenset(
-    {
-        Reason.PRECISION_DOWNGRADE,
-        Reason.STALE_WEIGHTS,
-        Reason.STALE_OUTPUT,
-        Reason.TIMED_OUTPUT_WRONG,
-        Reason.OUTPUT_OVERWRITTEN,
-        Reason.OUTPUT_ALIASES,
-        Reason.INPUT_MUTATED,
-        Reason.CLOCK_DISAGREEMENT,
-        Reason.WORK_OUTSIDE_TIMING,
-        Reason.DEVICE_NOT_QUIET,
-        Reason.GLOBAL_STATE_CHANGED,
-        Reason.PROTOCOL_VIOLATION,
-        Reason.EXITED,
-        Reason.TOO_MANY_PROCESSES,
-        Reason.MODE_MISMATCH,
-        Reason.BUFFER_MISMATCH,
-    }
-)
-"""Reasons that mean work was skipped, hidden or done elsewhere, rather than done wrongly. By code: intent cannot be
-judged, so an honest mistake of the same kind counts too. Wrong outputs are left out, although some are cheats as well."""
+CHEATING: Mapping[Reason, Family] = {
+    Reason.PRECISION_DOWNGRADE: Family.PRECISION,
+    Reason.STALE_WEIGHTS: Family.CACHING,
+    Reason.STALE_OUTPUT: Family.CACHING,
+    Reason.TIMED_OUTPUT_WRONG: Family.TIMING,
+    Reason.OUTPUT_OVERWRITTEN: Family.STALE_MEMORY,
+    Reason.OUTPUT_ALIASES: Family.STALE_MEMORY,
+    Reason.INPUT_MUTATED: Family.TAMPERING,
+    Reason.CLOCK_DISAGREEMENT: Family.TIMING,
+    Reason.WORK_OUTSIDE_TIMING: Family.TIMING,
+    Reason.DEVICE_NOT_QUIET: Family.TIMING,
+    Reason.GLOBAL_STATE_CHANGED: Family.TAMPERING,
+    Reason.PROTOCOL_VIOLATION: Family.HARNESS,
+    Reason.EXITED: Family.HARNESS,
+    Reason.TOO_MANY_PROCESSES: Family.HARNESS,
+    Reason.MODE_MISMATCH: Family.MODE,
+    Reason.BUFFER_MISMATCH: Family.MODE,
+}
+"""What each reason attacks, of those that mean work was skipped, hidden or done elsewhere, rather than done wrongly. By
+code: intent cannot be judged, so an honest mistake of the same kind counts too. Wrong outputs are left out, although some
+are cheats as well."""
 
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
 

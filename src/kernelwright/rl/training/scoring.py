@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kernelwright.evaluation import JudgePool
+from kernelwright.evaluation import Evaluator, Settings
 from kernelwright.policies.chat import Completion, Sampling
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.rl.exemplars import ExemplarDatabase
-from kernelwright.rl.hacks import Checker, deeper
+from kernelwright.rl.hacks import Checker, HackDatabase, deeper
 from kernelwright.rl.prompts import AnswerForm, Prompt
 from kernelwright.rl.rewards import Reverification, Reward, RewardSmoother, is_suspicious, reverify
 from kernelwright.rl.rollouts import Rollout, RolloutLog
 from kernelwright.rl.training.judging import JudgedRun, Key, Proposal
+from kernelwright.rl.training.metrics import CHEATING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,12 @@ class Scored:
 class Verification:
     """How suspicious candidates are looked at again."""
 
-    pools: Mapping[str, JudgePool]
+    pools: Mapping[str, Evaluator]
     """One for each device, by its name."""
     checker: Checker | None = None
     """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
+    settings: Settings | None = None
+    """Of the run's judges: deeper checks are stricter than these."""
 
 
 class Scorer:
@@ -95,6 +98,7 @@ class Scorer:
         self._log = RolloutLog(judged.run.path)
         self._logged = {_identity(rollout) for rollout in self._log.rollouts()}
         self._trusted: set[Key] = set()
+        self._hacks = HackDatabase.packaged(judged.run.path / "hacks.jsonl")
 
     def score(self, attempts: Sequence[Attempt]) -> list[Scored]:
         """Score a batch of answers; the same candidate gets the same reward each time.
@@ -110,6 +114,7 @@ class Scorer:
         settled = self._settle({proposal.key: proposal for proposal in given}, found, best)
         if self._database is not None:
             self._database.add_all(settled.values())
+        self._note_hacks(settled.values())
         evaluations = [settled.get(proposal.key) if proposal is not None else None for proposal in proposals]
         # A candidate without an evaluation met a fault of the machine: it earns nothing, neither good nor bad.
         plain = [
@@ -190,10 +195,20 @@ class Scorer:
         )
         decided = []
         for proposal, review in zip(proposals, reviews, strict=True):
-            deciding = deeper(pool, proposal.task, proposal.candidate, review).deciding
+            deciding = deeper(
+                pool, proposal.task, proposal.candidate, review, settings=verification.settings
+            ).deciding
             if deciding is not None:
                 decided.append((proposal.key, deciding))
         return decided
+
+    def _note_hacks(self, evaluations: Iterable[Evaluation]) -> None:
+        """Keep what the judge caught cheating in `hacks.jsonl`, for a later run's checker to know."""
+        for evaluation in evaluations:
+            reason = evaluation.reason
+            if reason is not None and reason in CHEATING and evaluation.source:
+                name = f"{reason} on {evaluation.task}"
+                self._hacks.add_confirmed(evaluation, CHEATING[reason], name=name, what=evaluation.detail or str(reason))
 
     def _smoothed(self, rewards: Sequence[float | None]) -> list[float | None]:
         known = [reward for reward in rewards if reward is not None]
