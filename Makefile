@@ -19,7 +19,7 @@ demo: setup
 
 # One thread each: two test processes already fill two cores, and spinning thread pools slow both.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Also the candidates that need minutes of a C++ compiler.
 test-all: setup

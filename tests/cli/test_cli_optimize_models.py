@@ -79,7 +79,7 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["kind"], seen["options"] = kind, options
         return Silent()
 
-    def optimize(task, *, policy, device, budget, out, settings, on_event):
+    def optimize(task, *, policy, device, budget, out, settings, on_event, tune):
         from kernelwright.policies import Context
         from kernelwright.rl.model_policy import NothingUsableError
 

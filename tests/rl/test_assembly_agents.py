@@ -167,7 +167,7 @@ def test_unknown_agents_and_missing_packages(monkeypatch):
     with pytest.raises(UsageError, match="wanted an agent out of ppo"):
         agent_named("gradient")
     monkeypatch.setattr("kernelwright.rl.assembly_ppo.PACKAGES", ("a_package_nobody_has",))
-    with pytest.raises(InfrastructureError, match=r"a_package_nobody_has.*kernelwright\[train\]"):
+    with pytest.raises(InfrastructureError, match=r"a_package_nobody_has.*kernelwright\[game\]"):
         agent_named("ppo")
 
 

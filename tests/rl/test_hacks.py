@@ -585,6 +585,8 @@ class FakeJudge:
 
 
 class FakePool(JudgePool):
+    slots = 1
+
     def __init__(self, *outcomes):
         self.outcomes, self.jobs = list(outcomes), []
 

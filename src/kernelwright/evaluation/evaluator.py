@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from kernelwright.evaluation.pool import Job, Outcome
 
 
+@runtime_checkable
 class Evaluator(Protocol):
     """Judges jobs, several at once. Every job that it takes gets exactly one outcome, whatever happens to its judges.
 

@@ -289,7 +289,7 @@ def deeper(
 
 
 def _judged(judge: Judge | Evaluator, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:
-    if not isinstance(judge, Judge):
+    if isinstance(judge, Evaluator):
         ((_, outcome),) = judge.evaluate([Job(task, candidate, settings)])
         if isinstance(outcome, KernelwrightError):
             raise outcome
