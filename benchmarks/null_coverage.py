@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 
 from kernelwright.evaluation import Judge, Settings
-from kernelwright.records import Candidate, Evaluation, RunDirectory, capture_environment
+from kernelwright.records import Candidate, Evaluation, RunDirectory
 from kernelwright.tasks import load_task
 
 
@@ -20,23 +20,32 @@ def main() -> None:
     """Repeat an A/A evaluation and count."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--task", default="gelu_tanh_composite")
+    parser.add_argument("--tasks", default="gelu_tanh_composite", help="comma-separated; taken in turn")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repetitions", type=int, default=100)
     options = parser.parse_args()
-    task = load_task(options.task)
-    candidate = Candidate(source=task.source + "\n\nclass ModelNew(Model):\n    pass\n", policy="identity")
+    tasks = [load_task(name) for name in options.tasks.split(",")]
     run = RunDirectory(options.run)
     settings = Settings()
-    run.write_json("config.json", {"kind": "null-coverage", "task": task.id, "settings": settings.model_dump_json()})
-    run.write_json("environment.json", capture_environment(options.device))
+    config = {
+        "kind": "null-coverage",
+        "tasks": [task.id for task in tasks],
+        "settings": settings.model_dump(mode="json"),
+    }
+    run.claim(config, same=("kind", "tasks", "settings"), device=options.device)
     done = sum(1 for _ in run.evaluations())
     with Judge(options.device, settings) as judge:
         for number in range(done, options.repetitions):
-            found = judge.evaluate(task, candidate)
+            task = tasks[number % len(tasks)]
+            # The same class under another name, not one derived from it: nothing at all may differ.
+            source = task.source.replace("class Model(", "class ModelNew(").replace("super(Model,", "super(ModelNew,")
+            found = judge.evaluate(task, Candidate(source=source, policy="identity"))
             run.append(found)
             interval = f"[{found.speedup_low:.3f}, {found.speedup_high:.3f}]" if found.speedup_low else found.reason
-            print(f"{number + 1}/{options.repetitions} {found.speedup} {interval} {found.elapsed_s:.1f} s", flush=True)
+            print(
+                f"{number + 1}/{options.repetitions} {task.id} {found.speedup} {interval} {found.elapsed_s:.1f} s",
+                flush=True,
+            )
     run.write_json("summary.json", summary(list(run.evaluations())))
     print((options.run / "summary.json").read_text())
 

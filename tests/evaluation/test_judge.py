@@ -18,7 +18,7 @@ from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Ver
 from .snippets import HEAD, RELU, candidate, task
 
 CHECK = Settings.quick(threads=1, timed=False)
-TIME = Settings.quick(threads=1, processes_min=1, processes_max=2, target_half_width=0.9)
+TIME = Settings.quick(threads=1, processes_min=1, processes_max=1)
 HURRIED = Settings.quick(threads=1, timed=False, run_limit_s=0.4, build_limit_s=1.5)
 
 

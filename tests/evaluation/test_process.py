@@ -26,7 +26,7 @@ class FakeZygote:
         self.config = config
         return os.getpid()
 
-    def end(self, pid):
+    def end(self, pid, grace_s=0.0):
         self.ended.append(pid)
         return self.ending
 

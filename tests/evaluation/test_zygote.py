@@ -249,11 +249,11 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
     monkeypatch.setattr(zygote, "_fork", fork)
     monkeypatch.setattr(zygote, "_watch", lambda one: watched.append(one.pid))
-    monkeypatch.setattr(zygote, "_end", lambda one: ended.append(one.pid) or {"status": 0, "cause": None})
+    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"status": 0, "cause": None})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"spawn": LIMITS, "files": 0})
-    channel.send({"end": 11})
+    channel.send({"end": 11, "grace_s": 0.0})
     ours.shutdown(socket.SHUT_WR)
     try:
         zygote.main(theirs.detach())
@@ -277,7 +277,7 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
     monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
     monkeypatch.setattr(zygote, "_fork", lambda channel, message: 11)
     monkeypatch.setattr(zygote, "_watch", look)
-    monkeypatch.setattr(zygote, "_end", lambda one: {})
+    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: {})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     Channel(ours).send({"spawn": LIMITS, "files": 0})
     try:

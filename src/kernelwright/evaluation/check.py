@@ -280,7 +280,9 @@ class Checker:
     def _reload(self, training: bool) -> None:
         """New weights after many calls: what was folded or cached from the old ones is now stale."""
         weights = self._subject.new_weights()
-        for state, name in ((weights, "own-reloaded"), (self._subject.slightly_changed(weights), "own-slightly-reloaded")):
+        slightly, again = (self._subject.slightly_changed(weights) for _ in range(2))
+        # Twice: a cache that samples a few elements meets a changed one now and then.
+        for state, name in ((weights, "own-reloaded"), (slightly, "own-slightly-reloaded"), (again, "own-slightly-again")):
             for side in (self._reference, self._candidate):
                 side.load_state(state)
             own = InputSet(name, INPUT_SETS[0].vary, "weights folded or cached")

@@ -38,6 +38,10 @@ class WorkerFailure(Exception):
         self.detail = detail
 
 
+_EXIT_GRACE_S = 0.2
+"""A worker that has closed its channel may be on its way out: how it leaves tells more than how it was killed."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallClocks:
     """One call as three clocks saw it."""
@@ -199,7 +203,7 @@ class Worker:
         return WorkerFailure(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
 
     def _death(self, op: str) -> WorkerFailure:
-        ending = self._finish()
+        ending = self._finish(_EXIT_GRACE_S)
         if ending.cause == "memory":
             limit = self._settings.memory_limit_bytes / (1 << 30)
             return WorkerFailure(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
@@ -211,9 +215,9 @@ class Worker:
             return WorkerFailure(Reason.CRASHED, f"killed or closed its channel during `{op}`")
         return WorkerFailure(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
 
-    def _finish(self) -> Any:
+    def _finish(self, grace_s: float = 0.0) -> Any:
         self._ended = True
-        ending = self._zygote.end(self.pid)
+        ending = self._zygote.end(self.pid, grace_s)
         self._channel.close()
         return ending
 

@@ -121,7 +121,7 @@ class Subject:
         other = self.new_weights()
         return {
             key: torch.where(
-                torch.rand(value.shape, generator=self._generator, device=value.device) < 0.02, other[key], value
+                torch.rand(value.shape, generator=self._generator, device=value.device) < 0.01, other[key], value
             )
             if key in self.oracle.parameter_names
             else value

@@ -109,11 +109,11 @@ class Zygote:
             raise self._gone(error) from error
         return int(answer["pid"])
 
-    def end(self, pid: int) -> Ending:
-        """Kill a worker with its whole session, if it still lives, and say how it ended."""
+    def end(self, pid: int, grace_s: float = 0.0) -> Ending:
+        """Kill a worker with its whole session, if it still lives after `grace_s`, and say how it ended."""
         try:
             with self._turn:
-                self._channel.send({"end": pid})
+                self._channel.send({"end": pid, "grace_s": grace_s})
                 answer = self._channel.receive(time.monotonic() + 60)
         except (ChannelClosed, OSError) as error:
             raise self._gone(error) from error
@@ -167,7 +167,7 @@ def main(handle: int) -> None:
                     watched[pid] = _Watched(pid, message["spawn"])
                     channel.send({"pid": pid})
                 else:
-                    channel.send(_end(watched.pop(message["end"])))
+                    channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
             for one in watched.values():
                 _watch(one)
     except ChannelClosed:
@@ -279,9 +279,15 @@ def _kill_session(session: int) -> None:
                 continue
 
 
-def _end(one: _Watched) -> dict[str, Any]:
+def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
+    found, status = 0, 0
+    deadline_s = time.monotonic() + grace_s
+    while not found and time.monotonic() < deadline_s:
+        found, status = os.waitpid(one.pid, os.WNOHANG)
+        time.sleep(0.002)
     _kill_session(one.pid)
-    _, status = os.waitpid(one.pid, 0)
+    if not found:
+        _, status = os.waitpid(one.pid, 0)
     # Orphans of the session come to us; none may outlive the worker.
     for _ in range(_KILL_ROUNDS):
         left = session_members(one.pid, zombies=True)
