@@ -69,7 +69,7 @@ class FakeLauncher:
             if b"wrong" in handle:
                 data[5] ^= 1
             if self.defect == "random":
-                data[6] = os.urandom(1)[0]
+                data[6:14] = os.urandom(8)  # one byte would be the same twice now and then
             outputs.append(bytes(data) if self.defect != "trivial" else bytes(len(data)))
         return outputs
 
