@@ -77,6 +77,11 @@ def farthest(distances: Sequence[Distance]) -> Distance:
     return Distance(max((d.rms for d in distances), default=0.0), max((d.worst for d in distances), default=0.0))
 
 
+def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
+    """The farthest that any output of one call is from its counterpart in another."""
+    return farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """What one input set allows, and what it was derived from."""

@@ -7,18 +7,18 @@ is believed and outputs are compared as loosely as KernelBench does.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from kernelwright.evaluation.compare import Distance, distance, farthest
+from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.evaluation.timing import log_ratios
 from kernelwright.records import Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1)
@@ -91,8 +91,8 @@ class _Rotation:
         self._sides = sides
         self._failures = failures
         self._flush = flush
-        self._pairs: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {name: [] for name in sides}
-        """For each round, the reference's and the baseline's latencies on the round's two inputs."""
+        self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
+        """One for each round that is kept: latencies on its two inputs."""
 
     @property
     def _running(self) -> list[str]:
@@ -119,7 +119,8 @@ class _Rotation:
         first, second = self._input(order), self._input(order[::-1])
         for name in self._running:
             if keep:
-                self._pairs[name].append(((first[""], second[""]), (first[name], second[name])))
+                theirs, mine = (first[""], second[""]), (first[name], second[name])
+                self._blocks[name].append(TimingBlock(process=0, reference_us=theirs, candidate_us=mine))
 
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
@@ -145,7 +146,7 @@ class _Rotation:
         # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
         if self._subject.stochastic:
             return
-        found = farthest([distance(a, b) for a, b in zip(answer.outputs, wanted.outputs, strict=True)])
+        found = apart(answer.outputs, wanted.outputs)
         if not found.within(TOLERANCE):
             raise Rejection(
                 Reason.WRONG_OUTPUT,
@@ -155,17 +156,10 @@ class _Rotation:
 
     def result(self, name: str) -> Rotated:
         """What the rounds say of one baseline."""
-        blocks = tuple(
-            TimingBlock(process=0, reference_us=theirs, candidate_us=mine) for theirs, mine in self._pairs[name]
-        )
-        ratios = [
-            math.log(theirs / mine)
-            for block in blocks
-            for theirs, mine in zip(block.reference_us, block.candidate_us, strict=True)
-        ]
+        blocks = self._blocks[name]
         return Rotated(
-            speedup=ratio_interval([ratios]),
+            speedup=ratio_interval(log_ratios(blocks)),
             reference_us=median(value for block in blocks for value in block.reference_us),
             baseline_us=median(value for block in blocks for value in block.candidate_us),
-            blocks=blocks,
+            blocks=tuple(blocks),
         )

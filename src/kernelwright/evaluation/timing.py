@@ -27,7 +27,7 @@ import torch
 
 from kernelwright.errors import KernelwrightError, TaskError
 from kernelwright.evaluation.check import check_form, overwritten
-from kernelwright.evaluation.compare import Distance, distance, farthest
+from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import SLOTS, Answer, Side
@@ -344,7 +344,7 @@ class _Run:
         self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed)
 
     def _near(self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str, allowed: Distance) -> None:
-        found = _apart(outputs, wanted)
+        found = apart(outputs, wanted)
         if not found.within(allowed):
             raise Rejection(
                 Reason.TIMED_OUTPUT_WRONG,
@@ -376,7 +376,7 @@ class _Run:
         assert self._subject.timed_tolerance is not None
         if self._subject.output_follows_input:
             return  # the reference itself returns views of its inputs, which later calls overwrite
-        if not _apart(self._sides["candidate"].recopy(0), self._first_output).within(self._subject.timed_tolerance):
+        if not apart(self._sides["candidate"].recopy(0), self._first_output).within(self._subject.timed_tolerance):
             overwritten(self._subject)
 
     def finish(self, process: int) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
@@ -451,10 +451,6 @@ class _Run:
                 Reason.DEVICE_NOT_QUIET,
                 f"a cache flush after its calls takes {median(candidate):.0f} us; after the reference's {usual_us:.0f} us",
             )
-
-
-def _apart(outputs: list[torch.Tensor], wanted: list[torch.Tensor]) -> Distance:
-    return farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
 
 
 def _certain_excess(candidate: list[float], reference: list[float]) -> float:

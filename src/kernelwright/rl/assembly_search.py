@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import kernelwright
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import RunDirectory, capture_environment
-from kernelwright.report.moves import write_moves_report
+from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
 from kernelwright.rl.assembly_arena import Arena, Verdict
 from kernelwright.rl.assembly_learnt import lessons, shortest_moves, side_by_side
@@ -45,7 +45,6 @@ from kernelwright.toolchain import disassemble
 if TYPE_CHECKING:
     from kernelwright.tuning.target import Target
 
-KIND = "sass optimize"
 WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
 CONFIRMATIONS_TRIED = 2
