@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from kernelwright.evaluation import Settings
     from kernelwright.evaluation.evaluator import Evaluator
 
-JUDGES_PER_GPU = 2
-"""As in `optimize` and `bench`: building and checking of one overlap with the timing of the other."""
-
 
 @click.command("serve", short_help="The judge as an HTTP reward service.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
@@ -106,7 +103,7 @@ def command(
         listener = stack.enter_context(server.listen(host, port, token))
         if ray_address is None:
             options.resolve_device(device, say)
-            lanes, kind, hardware = _here(stack, server.devices_named(device), settings, per_device)
+            lanes, kind, hardware = _here(stack, device, settings, per_device)
         else:
             lanes, kind, hardware = _on_ray(stack, device, settings, per_device, ray_address)
         ledger = Ledger(out, kind, settings, hardware)
@@ -127,15 +124,16 @@ def command(
 
 
 def _here(
-    stack: ExitStack, devices: list[str], settings: Settings, per_device: int | None
+    stack: ExitStack, device: str, settings: Settings, per_device: int | None
 ) -> tuple[list[Evaluator], str, None]:
     """One pool of a single slot for each judge, so that each can be given its next job by itself."""
-    from kernelwright.evaluation import JudgePool
+    from kernelwright.evaluation import JUDGES_PER_GPU, JudgePool, devices_of
 
+    devices = devices_of(device)
     kind = devices[0].partition(":")[0]
     count = per_device or (JUDGES_PER_GPU if kind == "cuda" else 1)
     lanes: list[Evaluator] = [
-        stack.enter_context(JudgePool([device], settings)) for _ in range(count) for device in devices
+        stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices
     ]
     return lanes, kind, None
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from kernelwright.evaluation.evaluator import Evaluator
-from kernelwright.evaluation.judge import Judge, resolve_device
-from kernelwright.evaluation.pool import Job, JudgePool, Rotation
+from kernelwright.evaluation.judge import Judge, devices_of, resolve_device
+from kernelwright.evaluation.pool import JUDGES_PER_GPU, Job, JudgePool, Rotation
 from kernelwright.evaluation.settings import Settings
 
-__all__ = ["Evaluator", "Job", "Judge", "JudgePool", "Rotation", "Settings", "resolve_device"]
+__all__ = [
+    "JUDGES_PER_GPU",
+    "Evaluator",
+    "Job",
+    "Judge",
+    "JudgePool",
+    "Rotation",
+    "Settings",
+    "devices_of",
+    "resolve_device",
+]

@@ -17,9 +17,9 @@ from kernelwright.evaluation.compare import (
     Distance,
     Tolerance,
     VacuityGate,
+    apart,
     calibrate,
     distance,
-    farthest,
     lower_precisions,
 )
 from kernelwright.evaluation.guard import dynamic_labels, forbidden_changes
@@ -148,7 +148,7 @@ class Checker:
             self._has_float64 = False
             self._subject.checks["truth"] = "reference: its output has another shape in float64"
             truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
-        own = _distance(reference.outputs, truth)
+        own = apart(reference.outputs, truth)
         if own == INFINITELY_FAR:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
         dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
@@ -185,7 +185,7 @@ class Checker:
                 outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
             except OutOfDomain:
                 return
-            yield _distance(outputs, truth)
+            yield apart(outputs, truth)
 
     def _call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> Answer:
         return side.call(side.place(inputs, slot), seed=seed, hold=hold)
@@ -193,7 +193,7 @@ class Checker:
     def _judge(self, posed: _Posed, answer: Answer, reason: Reason | None = None) -> None:
         """Reject unless the answer is a drop-in for the reference's and near enough to the truth."""
         check_form(self._subject, posed.reference, answer, strides=posed.name != "non-contiguous")
-        found = _distance(answer.outputs, posed.truth)
+        found = apart(answer.outputs, posed.truth)
         self._subject.checks.setdefault("sets", {})[posed.name] = {
             "error": found.to_json(),
             "allowed": posed.tolerance.allowed.to_json(),
@@ -218,7 +218,7 @@ class Checker:
         ):
             return Reason.NON_FINITE_OUTPUT
         earlier = self._earlier_truth
-        if earlier is not None and _distance(answer.outputs, earlier).within(posed.tolerance.allowed):
+        if earlier is not None and apart(answer.outputs, earlier).within(posed.tolerance.allowed):
             return Reason.STALE_OUTPUT
         lower = posed.tolerance.lower
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02:
@@ -236,7 +236,7 @@ class Checker:
             answer = self._call(self._candidate, posed.inputs, slot=0, seed=None)
         except (OutOfDomain, WorkerFailure):
             return False
-        return _distance(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
+        return apart(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
 
     def _repeat(self, first: _Posed) -> None:
         """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide."""
@@ -316,7 +316,7 @@ class Checker:
             self._candidate.release()
             return  # the reference itself returns views of its inputs, which later calls overwrite
         intact = [
-            _distance(self._candidate.recopy(index), posed.truth).within(posed.tolerance.allowed)
+            apart(self._candidate.recopy(index), posed.truth).within(posed.tolerance.allowed)
             for index, posed in enumerate(held)
         ]
         self._candidate.release()
@@ -396,7 +396,3 @@ def _strides_equal(mine: Output, theirs: Output) -> bool:
     return 0 in theirs.shape or all(
         size == 1 or a == b for size, a, b in zip(theirs.shape, mine.stride, theirs.stride, strict=True)
     )
-
-
-def _distance(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> Distance:
-    return farthest([distance(output, expected) for output, expected in zip(outputs, truth, strict=True)])

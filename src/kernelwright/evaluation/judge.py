@@ -54,6 +54,18 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def devices_of(name: str) -> list[str]:
+    """Every device that a name stands for: `cuda`, and `auto` where there are GPUs, mean all visible ones.
+
+    Raises:
+        DeviceError: as `resolve_device`.
+    """
+    resolved = resolve_device(name)
+    if resolved.type == "cuda" and ":" not in name:
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [str(resolved)]
+
+
 class Judge:
     """Evaluates candidates on one device. Keep one for many evaluations: it holds the process that forks workers.
 

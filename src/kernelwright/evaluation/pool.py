@@ -26,6 +26,10 @@ from kernelwright.records import Candidate, Evaluation, Task
 
 _TRIES = 2
 
+JUDGES_PER_GPU = 2
+"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
+waiting and made latencies unrepeatable (docs/log.md)."""
+
 W = TypeVar("W", "Job", "Rotation")
 
 

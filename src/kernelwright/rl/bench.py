@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.evaluation import Job, JudgePool, Rotation, Settings, resolve_device
+from kernelwright.evaluation import JUDGES_PER_GPU, Job, JudgePool, Rotation, Settings, devices_of
 from kernelwright.evaluation.pool import Outcome
 from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
@@ -26,10 +24,6 @@ from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
-
-JUDGES_PER_GPU = 2
-"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
-waiting and made latencies unrepeatable (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ def bench(
         raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
     settings = settings or Settings()
     run = RunDirectory(out)
-    devices = _devices(device)
+    devices = devices_of(device)
     config = {
         "kind": "bench",
         "suite": suite.name,
@@ -208,10 +202,3 @@ def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool)
         next((evaluation for evaluation in reversed(main) if evaluation.policy != BASELINE_POLICY), None),
         next((evaluation for evaluation in reversed(found) if evaluation not in main), None),
     )
-
-
-def _devices(name: str) -> list[str]:
-    resolved = resolve_device(name)
-    if resolved.type == "cuda" and ":" not in name:
-        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [str(resolved)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import kernelwright
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Evaluator, Job, JudgePool, Settings, resolve_device
+from kernelwright.evaluation import JUDGES_PER_GPU, Evaluator, Job, JudgePool, Settings, resolve_device
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
@@ -24,10 +24,6 @@ from kernelwright.rl.then_sass import Tune, is_composed
 
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
-
-JUDGES_PER_GPU = 2
-"""Building and checking of one overlap with the timing of the other. Six to a GPU only kept each other
-waiting and made latencies unrepeatable (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,10 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
 import uvicorn
 from fastapi import FastAPI
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.evaluation import resolve_device
 from kernelwright.rl.service.desk import Desk
 
 TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
@@ -87,18 +85,6 @@ def url_of(listener: socket.socket) -> str:
     """Where a client finds it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def devices_named(name: str) -> list[str]:
-    """`cuda` is every GPU, `cuda:N` that one.
-
-    Raises:
-        DeviceError: there is no such device.
-    """
-    resolved = resolve_device(name)
-    if resolved.type == "cuda" and ":" not in name:
-        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [str(resolved)]
 
 
 def run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kernelwright
-from kernelwright.errors import DeviceError
-from kernelwright.evaluation import Evaluator, JudgePool, Settings, resolve_device
+from kernelwright.evaluation import Evaluator, JudgePool, Settings, devices_of
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.rl.hacks import Checker
@@ -128,23 +127,6 @@ def checker_of(section: CheckerSection) -> Checker | None:
     if section.kind == "structural":
         return StructuralChecker(known)
     return AdversarialChecker(chat_model(section.kind, **section.options), known)
-
-
-def devices_of(name: str) -> list[str]:
-    """Every device that a name stands for: `cuda` and `auto` mean all visible GPUs.
-
-    Raises:
-        DeviceError: there is none.
-    """
-    first = resolve_device(name)
-    if first.type == "cpu" or ":" in name:
-        return [str(first)]
-    import torch
-
-    found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if not found:
-        raise DeviceError(f"Wanted a GPU for judging ({name}); found none.")
-    return found
 
 
 def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bool:
