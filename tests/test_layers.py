@@ -22,6 +22,7 @@ LAYERS = (
     {"rl"},
     {"api"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

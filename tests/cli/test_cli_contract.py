@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 import click
 import pytest
 
+import kernelwright
 from kernelwright import cli
 from kernelwright.errors import DeviceError, UsageError
 
-KERNELWRIGHT = (sys.executable, "-c", "import sys; from kernelwright.cli import main; sys.exit(main())")
+KERNELWRIGHT = (sys.executable, "-m", "kernelwright")
 
 
 def run(*arguments: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
@@ -49,6 +51,15 @@ def test_nothing_heavy_is_imported_to_print_help_or_refuse(arguments):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_told_also_where_the_package_is_only_on_the_path(monkeypatch, capsys):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{kernelwright.__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import click
 
+import kernelwright
 from kernelwright.cli.group import LazyGroup
 from kernelwright.errors import KernelwrightError
 
@@ -38,7 +39,7 @@ FAULT = 3
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="kernelwright", message="%(version)s")
+@click.version_option(kernelwright.__version__, message="%(version)s")
 @click.option("--traceback", is_flag=True, hidden=True, help="Show where an error was raised.")
 def group(traceback: bool) -> None:
     """Make GPU code faster, and believe only what an independent measurement confirms.
