@@ -1,9 +1,9 @@
-"""Generated tasks: a source of values, a pointwise part and a tail, each of which may waste work in its own way.
+"""Generated tasks: a source of values, one or two pointwise parts and a tail, each wasting work in its own way or not.
 
 The built-in suite has one task for each idea; training needs many. A family is a combination of parts, such as
-`linear+mish+rms-norm`, and its tasks differ in size only. A part knows its wasteful spelling, which goes into the task, and
-others that compute the same, better or worse, which `variations` puts together for teachers of the supervised stage. None of
-them is trusted to be right: the judge decides.
+`linear+mish+rms-norm` or `linear+mish+clamps+rms-norm`, and its tasks differ in size only. A part knows its wasteful
+spelling, which goes into the task, and others that compute the same, better, no better or worse, which `variations` puts
+together for teachers of the supervised stage. None of them is trusted to be right: the judge decides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ WIDTHS = (256, 512, 1024)
 """Sizes are drawn from these: from calls that are all launch overhead to ones that are bound by memory or arithmetic."""
 
 
+MOST_SPELLINGS = 80
+"""Combinations of spellings that are kept of a task, besides its own. Our choice."""
+Parts = tuple[Part, ...]
+"""A source, pointwise parts, a tail."""
 _WIDE_TAILS = ("as-is", "softmax", "rms-norm", "layer-norm", "unit-length")
 """Tails that return whole rows."""
 BLOCKS = (256, 1024, 4096)
@@ -38,28 +42,40 @@ def family_of(task: Task) -> str | None:
 def family_tasks(count: int, seed: int = 0) -> list[Task]:
     """`count` tasks of as many different families; the same for the same seed."""
     chosen = random.Random(seed)
-    combinations = [
-        parts for parts in itertools.product(SOURCES, POINTWISE, TAILS) if _wastes(parts) and not _is_long(parts)
+    short = list(itertools.product(SOURCES, POINTWISE, TAILS))
+    # As many of the longer families as of the short ones, of which there are a tenth.
+    long = [
+        (source, *points, tail)
+        for source, tail in itertools.product(SOURCES, TAILS)
+        for points in chosen.sample(
+            list(itertools.permutations([part for part in POINTWISE if part.lines], 2)), len(POINTWISE)
+        )
     ]
+    combinations = [parts for parts in [*short, *long] if _wastes(parts) and not _is_long(parts)]
     chosen.shuffle(combinations)
     return [
         _task(parts, chosen.choice(ROWS), chosen.choice(WIDTHS), chosen.choice(WIDTHS)) for parts in combinations[:count]
     ]
 
 
-def _wastes(parts: tuple[Source, Part, Part]) -> bool:
+def _wastes(parts: Parts) -> bool:
     """Whether something can be won without leaving PyTorch's operators, or by reading less."""
-    return any(part.others for part in parts) or parts[2].name == "first-rows"
+    return any(part.others for part in parts) or parts[-1].name == "first-rows"
 
 
-def _is_long(parts: tuple[Source, Part, Part]) -> bool:
+def _is_long(parts: Parts) -> bool:
     """Whether scores among all rows would be computed for a tall matrix, which takes seconds on a CPU."""
-    return parts[1].name == "dead-scores" and parts[0].name in ("columns-reversed", "heads-in-loop")
+    return _has_scores(parts) and parts[0].name in ("columns-reversed", "heads-in-loop")
 
 
-def _task(parts: tuple[Source, Part, Part], rows: int, width: int, out: int) -> Task:
-    source, point, tail = parts
-    if point.name == "dead-scores":
+def _has_scores(parts: Parts) -> bool:
+    return any(part.name == "dead-scores" for part in parts)
+
+
+def _task(parts: Parts, rows: int, width: int, out: int) -> Task:
+    source, *middle, tail = parts
+    assert isinstance(source, Source)
+    if _has_scores(parts):
         rows = min(rows, 2048)
     if source.name in ("columns-reversed", "product-chain"):
         out = 256 if source.name == "columns-reversed" else 64
@@ -69,10 +85,11 @@ def _task(parts: tuple[Source, Part, Part], rows: int, width: int, out: int) -> 
         body = "".join(f"        {line}\n" for line in source.modules)
         modules = f"    def __init__(self, width: int, out: int) -> None:\n        super().__init__()\n{body}\n"
     imports = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+    about = [part.about for part in (source, *middle, tail)]
     text = (
-        f'"""{source.kind}: generated; {source.about}, {point.about}, {tail.about}."""\n\n{imports}\n'
+        f'"""{source.kind}: generated; {", ".join(about)}."""\n\n{imports}\n'
         f"ROWS, WIDTH, OUT = {rows}, {width}, {out}\n\n\n"
-        f'class Model(nn.Module):\n    """{source.about.capitalize()}; {point.about}; {tail.about}."""\n\n{modules}'
+        f'class Model(nn.Module):\n    """{"; ".join([source.about.capitalize(), *about[1:]])}."""\n\n{modules}'
         f"{method('forward', source.arguments, [line for part in parts for line in part.lines])}\n\n"
         f"def get_inputs():\n    return [{', '.join(source.inputs)}]\n\n\n"
         f"def get_init_inputs():\n    return [{'WIDTH, OUT' if source.modules else ''}]\n"
@@ -106,8 +123,8 @@ def variations(task: Task, device: str) -> Iterator[Variation]:
     if parts is None:
         return
     source = parts[0]
-    spellings = [[((), part.lines), *(((name,), lines) for name, lines in part.others.items())] for part in parts]
-    for spelling in itertools.product(*spellings):
+    assert isinstance(source, Source)
+    for spelling in _spellings(parts):
         techniques = tuple(name for names, _ in spelling for name in names)
         body = [line for _, lines in spelling for line in lines]
         yield Variation(techniques or ("copy-of-reference",), _new([method("forward", source.arguments, body)]))
@@ -118,56 +135,81 @@ def variations(task: Task, device: str) -> Iterator[Variation]:
             if wide:
                 back = "y = y.float()"
                 yield Variation(("in-double",), _new([method("forward", source.arguments, [*wide, *body, back])]))
+    if parts[-1].name == "first-rows":
+        for spelling in _spellings(parts):
+            techniques = ("slice-early", *(name for names, _ in spelling for name in names))
+            lines = [line for _, step in spelling[1:-1] for line in step]
+            body = [*spelling[0][1], "y = y[:16]", *lines, "y = y.clone()"]
+            yield Variation(techniques, _new([method("forward", source.arguments, body)]))
     if device.startswith("cuda"):
         yield from _kernels(parts)
 
 
-def _parts(task: Task) -> tuple[Source, Part, Part] | None:
+Spelling = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""Of each part of a task, techniques and statements."""
+
+
+def _spellings(parts: Parts) -> list[Spelling]:
+    """Ways to spell all parts, the task's own first; where there are many, some of them, always the same."""
+    each = [[((), part.lines), *(((name,), lines) for name, lines in part.others.items())] for part in parts]
+    own, *others = itertools.product(*each)
+    if len(others) > MOST_SPELLINGS:
+        others = random.Random("+".join(part.name for part in parts)).sample(others, MOST_SPELLINGS)
+    return [own, *others]
+
+
+def _parts(task: Task) -> Parts | None:
     family = family_of(task)
     if family is None:
         return None
-    source, point, tail = family.split("+")
+    source, *middle, tail = family.split("+")
     return (
         next(part for part in SOURCES if part.name == source),
-        next(part for part in POINTWISE if part.name == point),
+        *(next(part for part in POINTWISE if part.name == name) for name in middle),
         next(part for part in TAILS if part.name == tail),
     )
 
 
-def _kernels(parts: tuple[Source, Part, Part]) -> Iterator[Variation]:
-    source, point, tail = parts
-    best = [line for line in (list(source.others.values()) or [source.lines])[0]]
-    if point.triton:
-        rest = list((list(tail.others.values()) or [tail.lines])[0])
-        for block in BLOCKS:
-            call = [
-                "y = y.contiguous()",
-                "z = torch.empty_like(y)",
-                f"kernel[(triton.cdiv(y.numel(), {block}),)](y, z, y.numel(), BLOCK={block})",
-                "y = z",
-            ]
-            yield Variation(
-                (f"triton-pointwise-{block}",),
-                _POINTWISE_KERNEL.format(body=_indented(point.triton))
-                + _new([method("forward", source.arguments, [*best, *call, *rest])]),
-            )
-    if tail.triton and point.triton is not None:
-        wide = tail.name in _WIDE_TAILS
-        made = "torch.empty_like(y)" if wide else "torch.empty(y.shape[0], 1, device=y.device, dtype=y.dtype)"
-        store = "tl.store(z_ptr + row * columns + i, y, mask=mask)" if wide else "tl.store(z_ptr + row, y)"
-        for warps in WARPS:
-            call = [
-                "y = y.contiguous()",
-                f"z = {made}",
-                "columns = y.shape[1]",
-                f"kernel[(y.shape[0],)](y, z, columns, BLOCK=triton.next_power_of_2(columns), num_warps={warps})",
-                "y = z",
-            ]
-            yield Variation(
-                (f"triton-rows-{warps}",),
-                _ROW_KERNEL.format(body=_indented((*point.triton, *tail.triton)), store=store)
-                + _new([method("forward", source.arguments, [*best, *call])]),
-            )
+def _kernels(parts: Parts) -> Iterator[Variation]:
+    """The pointwise parts, or these and the tail, as one Triton kernel, after each way to spell the source."""
+    source, *middle, tail = parts
+    assert isinstance(source, Source)
+    if any(part.triton is None for part in middle):
+        return
+    pointwise = tuple(line for part in middle for line in part.triton or ())
+    rest = list((list(tail.others.values()) or [tail.lines])[0])
+    for name, first in [*source.others.items(), ("", source.lines)]:
+        known = (name,) if name else ()
+        if pointwise:
+            for block in BLOCKS:
+                call = [
+                    "y = y.contiguous()",
+                    "z = torch.empty_like(y)",
+                    f"kernel[(triton.cdiv(y.numel(), {block}),)](y, z, y.numel(), BLOCK={block})",
+                    "y = z",
+                ]
+                yield Variation(
+                    (*known, f"triton-pointwise-{block}"),
+                    _POINTWISE_KERNEL.format(body=_indented(pointwise))
+                    + _new([method("forward", source.arguments, [*first, *call, *rest])]),
+                )
+        if tail.triton:
+            wide = tail.name in _WIDE_TAILS
+            made = "torch.empty_like(y)" if wide else "torch.empty(y.shape[0], 1, device=y.device, dtype=y.dtype)"
+            store = "tl.store(z_ptr + row * columns + i, y, mask=mask)" if wide else "tl.store(z_ptr + row, y)"
+            for warps in WARPS:
+                call = [
+                    "y = y.contiguous()",
+                    f"z = {made}",
+                    "columns = y.shape[1]",
+                    f"kernel[(y.shape[0],)](y, z, columns, BLOCK=triton.next_power_of_2(columns), num_warps={warps})",
+                    "y = z",
+                ]
+                yield Variation(
+                    (*known, f"triton-rows-{warps}"),
+                    _ROW_KERNEL.format(body=_indented((*pointwise, *tail.triton)), store=store)
+                    + _new([method("forward", source.arguments, [*first, *call])]),
+                )
 
 
 def _indented(lines: tuple[str, ...]) -> str:
