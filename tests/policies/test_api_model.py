@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.importorskip("openai")
+
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.policies.accounting import Prices, Usage
 from kernelwright.policies.api import ApiModel, ApiSettings
