@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import platform
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kernelwright.errors import UsageError
+from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment
 from kernelwright.records import run_directory as module
 
@@ -193,3 +195,105 @@ def test_outside_a_checkout_the_builder_may_name_the_commit(tmp_path, monkeypatc
     monkeypatch.delenv("KERNELWRIGHT_COMMIT")
     assert module._commit() is None
     assert Path(module.__file__).parent.exists() is False
+
+
+# --- claiming -------------------------------------------------------------------------------------
+
+
+def claim(run, **changes):
+    config = {"kind": "optimize", "task": "a", "task_sha256": "1", "cubin_sha256": "2"} | changes
+    return run.claim(config, same=("kind", "task_sha256", "cubin_sha256"), device="cpu")
+
+
+def test_a_directory_with_results_is_resumed_by_the_same_run_only(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert claim(run)
+    run.append(evaluation(0))
+    assert not claim(run)
+    with pytest.raises(UsageError, match=r"another `task` \(\"a\", now \"b\"\)"):
+        claim(run, task="b", task_sha256="3")
+    with pytest.raises(UsageError, match=r"another `cubin_sha256` \(\"2\", now \"4\"\)"):
+        claim(run, cubin_sha256="4")
+    assert run.read_json("config.json")["task"] == "a"
+
+
+def test_a_directory_in_which_nothing_was_found_out_can_be_had_by_another_run(tmp_path):
+    assert claim(RunDirectory(tmp_path))
+    assert claim(RunDirectory(tmp_path), task="corrected", task_sha256="3")
+    assert RunDirectory(tmp_path).read_json("config.json")["task"] == "corrected"
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.records import RunDirectory
+run = RunDirectory(Path(sys.argv[1]))
+try:
+    run.claim({"kind": "optimize"}, same=("kind",), device="cpu")
+except UsageError as error:
+    print(error)
+else:
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def claimed_elsewhere(path):
+    command = [sys.executable, "-c", CLAIM, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_cannot_work_in_one_directory_and_a_killed_one_leaves_it_free(tmp_path):
+    with claimed_elsewhere(tmp_path) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(UsageError, match="another process is at work in it"):
+            claim(RunDirectory(tmp_path))
+        assert RunDirectory(tmp_path).read_json("config.json") == {"kind": "optimize"}
+        other.kill()
+    run = RunDirectory(tmp_path)
+    assert claim(run)
+    with claimed_elsewhere(tmp_path) as other:
+        assert "another process" in other.stdout.readline()
+    del run
+    with claimed_elsewhere(tmp_path) as other:
+        assert other.stdout.readline() == "claimed\n"
+        other.kill()
+
+
+def test_one_process_may_claim_a_directory_again(tmp_path):
+    first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
+    assert claim(first)
+    assert claim(second)
+
+
+@pytest.mark.parametrize("content", ["[1]", '"text"'])
+def test_a_config_that_is_of_no_run_is_a_usage_error_and_stays(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "index.js").touch()
+    with pytest.raises(UsageError, match="is not of a run"):
+        claim(RunDirectory(tmp_path))
+    assert (tmp_path / "config.json").read_text() == content
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path):
+    run = RunDirectory(tmp_path)
+    for name in ("config.json", "evaluations.jsonl", "table.json"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=r"config\.json; Is a directory"):
+        run.read_json("config.json")
+    with pytest.raises(UsageError, match=r"evaluations\.jsonl; Is a directory"):
+        list(run.evaluations())
+    with pytest.raises(InfrastructureError, match=r"evaluations\.jsonl; Is a directory"):
+        run.append(evaluation(0))
+    with pytest.raises(InfrastructureError, match=r"table\.json; Is a directory"):
+        run.write_json("table.json", {})
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("damage", [b"no gzip at all", None])
+def test_packed_records_that_are_damaged_are_a_usage_error(tmp_path, damage):
+    packed = gzip.compress(evaluation(1).model_dump_json().encode() + b"\n")
+    (tmp_path / "evaluations.jsonl.gz").write_bytes(damage or packed[:-9])
+    with pytest.raises(UsageError, match=r"evaluations\.jsonl\.gz"):
+        list(RunDirectory(tmp_path).evaluations())

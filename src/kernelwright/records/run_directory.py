@@ -6,12 +6,15 @@ finished evaluation; a torn last line is work that is still owed and is dropped 
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
 import platform
 import subprocess
 import sys
+import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,9 +22,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.errors import UsageError
+from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records.lines import append_lines
 from kernelwright.records.models import Evaluation
+
+_LOCK = ".lock"
+_ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LOCK}
+"""What a directory holds before anything has been found out."""
 
 
 class RunDirectory:
@@ -33,39 +40,69 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held = False
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"Wanted a directory to write to at {path}; {error.strerror}. Choose another one.") from error
+            raise self._unwritable(error) from error
 
     def claim(self, config: dict[str, Any], *, same: Sequence[str], device: str) -> bool:
         """Write what this run is to `config.json` and `environment.json`, or see that the directory is of the same run.
 
+        No other process can claim the directory while this object lives. One in which nothing was found out yet,
+        because the task was broken, say, belongs to nobody and can be had by another run.
+
         Args:
             config: What the run is.
             same: Keys in which a run that is resumed must agree with the earlier one; a key that ends in `_sha256`
-                stands for the one without.
+                stands for the one without, where there is one.
             device: For the environment.
 
         Returns:
             Whether the directory is new.
 
         Raises:
-            UsageError: it belongs to another run.
+            UsageError: it belongs to another run, another process is at work in it, or it cannot be written.
         """
+        self._hold()
         earlier = self.read_json("config.json")
-        if earlier is None:
-            self.write_json("config.json", config)
+        if earlier is None or all(path.name in _ASKED for path in self.path.iterdir()):
             self.write_json("environment.json", capture_environment(device))
+            # Last: with it the directory is claimed.
+            self.write_json("config.json", config)
             return True
+        if not isinstance(earlier, dict):
+            raise UsageError(f"Wanted to resume in {self.path}; its config.json is not of a run. Choose another directory.")
         for key in same:
             if earlier.get(key) != config[key]:
-                name = key.removesuffix("_sha256")
+                short = key.removesuffix("_sha256")
+                name = short if short in config else key
                 raise UsageError(
                     f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
                     f"({_shortly(earlier.get(name))}, now {_shortly(config[name])}). Choose another directory."
                 )
         return False
+
+    def _hold(self) -> None:
+        """Keep other processes from claiming this directory, until this object goes or the process ends, however it ends."""
+        if self._held:
+            return
+        try:
+            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        weakref.finalize(self, os.close, lock)
+        try:
+            # Of the process, not of the file: the same process may come back, and no child keeps it.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise UsageError(
+                f"Wanted {self.path} to myself; another process is at work in it. Let it end, or choose another directory."
+            ) from error
+        self._held = True
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(f"Wanted a directory to write to at {self.path}; {error.strerror}. Choose another one.")
 
     @property
     def evaluations_path(self) -> Path:
@@ -73,49 +110,77 @@ class RunDirectory:
         return self.path / "evaluations.jsonl"
 
     def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation and wait until it is on disk."""
-        append_lines(self.evaluations_path, [evaluation.model_dump_json()])
+        """Write one evaluation and wait until it is on disk.
+
+        Raises:
+            InfrastructureError: it cannot be written.
+        """
+        try:
+            append_lines(self.evaluations_path, [evaluation.model_dump_json()])
+        except OSError as error:
+            raise _not_written(self.evaluations_path, error) from error
 
     def evaluations(self) -> Iterator[Evaluation]:
         """Every whole record, in order of writing; of a published run also those packed with gzip.
 
         Torn lines are skipped: their work is still owed.
+
+        Raises:
+            UsageError: the file is there and cannot be read.
         """
         packed = self.evaluations_path.with_suffix(".jsonl.gz")
         for path, opener in ((packed, gzip.open), (self.evaluations_path, open)):
             if not path.exists():
                 continue
-            with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    try:
-                        yield Evaluation.model_validate_json(line)
-                    except ValidationError:
-                        continue
+            try:
+                with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+                    for line in file:
+                        try:
+                            yield Evaluation.model_validate_json(line)
+                        except ValidationError:
+                            continue
+            except (OSError, EOFError, zlib.error) as error:
+                why = getattr(error, "strerror", None) or error
+                raise UsageError(f"Wanted a run's records in {path}; {why}. Choose another directory.") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file in one step, so that no reader sees half of it."""
         self.write_text(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a text file in one step."""
+        """Replace a text file in one step.
+
+        Raises:
+            InfrastructureError: it cannot be written.
+        """
         target = self.path / name
         temporary = target.with_name(f".{name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _not_written(target, error) from error
 
     def read_json(self, name: str) -> Any | None:
         """A JSON file of this run, or None when it is not there.
 
         Raises:
-            UsageError: the file is there and is not JSON.
+            UsageError: the file is there and cannot be read, or is not JSON.
         """
         target = self.path / name
         if not target.exists():
             return None
         try:
             return json.loads(target.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"Wanted to read {target}; {error.strerror}. Choose another directory.") from error
         except ValueError as error:
             raise UsageError(f"Wanted JSON in {target}; {error}. Remove the file or choose another directory.") from error
+
+
+def _not_written(target: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(f"Wanted to write {target}; {error.strerror}. Make room, or choose another directory.")
 
 
 def _shortly(value: Any) -> str:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernelwright
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import RunDirectory, capture_environment
+from kernelwright.records import RunDirectory
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
 from kernelwright.rl.assembly_arena import Arena, Verdict
@@ -189,18 +189,8 @@ def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel:
         "simulated": arena.is_simulated,
         "kernelwright": kernelwright.__version__,
     }
-    earlier = run.read_json("config.json")
-    if earlier is None:
-        (run.path / "original.cubin").write_bytes(program.image.data)
-        run.write_json("environment.json", capture_environment("cpu" if arena.is_simulated else "cuda"))
-        run.write_json("config.json", config)
-        return
-    for key in _CLAIMED:
-        if earlier.get(key) != config[key]:
-            raise UsageError(
-                f"Wanted to resume in {run.path}; it belongs to a run with another {key} "
-                f"({earlier.get(key)!r}, now {config[key]!r}). Choose another directory."
-            )
+    run.claim(config, same=_CLAIMED, device="cpu" if arena.is_simulated else "cuda")
+    (run.path / "original.cubin").write_bytes(program.image.data)
 
 
 def _let_play(
