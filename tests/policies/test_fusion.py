@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -136,7 +137,7 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path) 
         text=True,
         env={
             "TRITON_INTERPRET": "1",
-            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
             "HOME": str(tmp_path),
             "PATH": "/usr/bin:/bin",
         },

@@ -473,6 +473,10 @@ def test_options_are_checked():
         chat_model("local", path="x", memory_share=2)
     with pytest.raises(ConfigError, match="'path'"):
         chat_model("local")
+
+
+def test_an_endpoint_is_chosen_by_name():
+    pytest.importorskip("openai")
     assert chat_model("api", model="m", base_url="http://localhost:1/v1").name == "api:m"
 
 
