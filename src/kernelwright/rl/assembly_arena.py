@@ -166,8 +166,10 @@ class GpuArena:
         launcher_on: Callable[[int, LaunchSpec], Launcher] | None = None,
         processes: int = PROCESSES,
     ) -> None:
+        from kernelwright.tuning.launcher import cuda_launcher_on
         from kernelwright.tuning.measure import GpuBackend
 
+        # Not from this module: what unpickles it is the process that runs schedules, which must start without torch.
         chosen = launcher_on or cuda_launcher_on
         self._target = target
         self._program = program
@@ -265,14 +267,6 @@ class _Findings:
         ratio = ratio_interval(self.ratios)
         floor = noise_floor(nulls)
         return Verdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
-
-
-def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:
-    """Make a launcher on one GPU of several."""
-    from kernelwright.toolchain.driver import CudaDriver
-    from kernelwright.tuning.launcher import CudaLauncher
-
-    return CudaLauncher(spec, CudaDriver(device))
 
 
 def simulated_arena(name: str, architecture: int, lanes: int = 1) -> SimulatedArena:

@@ -20,8 +20,10 @@ LIBRARY = "libcuda.so.1"
 _ATTRIBUTE_MAJOR = 75
 _ATTRIBUTE_MINOR = 76
 _ATTRIBUTE_L2_BYTES = 38
+_FUNCTION_STATIC_SHARED_BYTES = 1
 _FUNCTION_REGISTERS = 4
 _FUNCTION_MAX_DYNAMIC_SHARED_BYTES = 8
+_PREFER_SHARED = 1
 _STATIC_SHARED_LIMIT_BYTES = 48 << 10
 """Above this a kernel must be told how much dynamic shared memory it may have (CUDA programming guide, 16.6.2)."""
 
@@ -120,14 +122,16 @@ class CudaDriver:
         self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
         try:
             self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
-            if shared_bytes > _STATIC_SHARED_LIMIT_BYTES:
+            static_bytes = self._function_attribute(function, _FUNCTION_STATIC_SHARED_BYTES)
+            if shared_bytes and static_bytes + shared_bytes > _STATIC_SHARED_LIMIT_BYTES:
+                # Both as Triton's loader does: the split between L1 and shared memory changes a kernel's time.
+                self._call("cuFuncSetCacheConfig", function, _PREFER_SHARED)
                 self._call("cuFuncSetAttribute", function, _FUNCTION_MAX_DYNAMIC_SHARED_BYTES, ctypes.c_int(shared_bytes))
-            registers = ctypes.c_int()
-            self._call("cuFuncGetAttribute", ctypes.byref(registers), _FUNCTION_REGISTERS, function)
+            registers = self._function_attribute(function, _FUNCTION_REGISTERS)
         except CudaError:
             self._library.cuModuleUnload(module)
             raise
-        return LoadedKernel(module.value or 0, function.value or 0, shared_bytes, registers.value)
+        return LoadedKernel(module.value or 0, function.value or 0, shared_bytes, registers)
 
     def unload(self, kernel: LoadedKernel) -> None:
         """Unload the module of a kernel."""
@@ -179,9 +183,35 @@ class CudaDriver:
 
     def download(self, pointer: int, size_bytes: int) -> bytes:
         """Copy device memory to the host."""
-        buffer = ctypes.create_string_buffer(max(1, size_bytes))
+        buffer = (ctypes.c_char * size_bytes)()
         self._call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size_bytes))
-        return buffer.raw[:size_bytes]
+        return buffer.raw
+
+    def copy(self, to: int, source: int, size_bytes: int) -> None:
+        """Copy device memory to device memory, in stream order."""
+        self._call(
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(size_bytes),
+            ctypes.c_void_p(),
+        )
+
+    def allocate_host(self, size_bytes: int) -> int:
+        """Return the address of new page-locked host memory; it is freed when the process ends."""
+        pointer = ctypes.c_void_p()
+        self._call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(max(1, size_bytes)))
+        return pointer.value or 0
+
+    def queue_download(self, to: int, pointer: int, size_bytes: int) -> None:
+        """Copy device memory to page-locked host memory, in stream order; returns before it is done."""
+        self._call(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(to),
+            ctypes.c_uint64(pointer),
+            ctypes.c_size_t(size_bytes),
+            ctypes.c_void_p(),
+        )
 
     def fill(self, pointer: int, byte: int, size_bytes: int) -> None:
         """Set device memory to one byte, in stream order."""
@@ -205,6 +235,11 @@ class CudaDriver:
         elapsed_ms = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), begin, end)
         return 1000.0 * elapsed_ms.value
+
+    def _function_attribute(self, function: ctypes.c_void_p, attribute: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
+        return value.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         _call(self._library, name, *arguments)

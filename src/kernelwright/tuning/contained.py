@@ -8,14 +8,18 @@ run, the machine is at fault and not the schedule.
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
 import statistics
 import threading
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -26,8 +30,14 @@ from kernelwright.tuning.buffers import difference
 from kernelwright.tuning.launch_spec import LaunchSpec
 from kernelwright.tuning.launcher import Launcher, LauncherFactory, cuda_launcher
 
+TURNS_VARIABLE = "KERNELWRIGHT_GPU_TURNS"
+"""Names a file. Processes that share one GPU and name the same file time their schedules one at a time."""
 START_TIMEOUT_S = 120.0
+_TURN_TIMEOUT_S = 600.0
 _SETTLING_SEED = 1
+_OUTPUTS_KEPT = 2
+_LEAST_SAMPLE_US = 40.0
+"""A sample of a short kernel has so many launches that it lasts this long: events tick too coarsely for less; our choice."""
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 60.0
 
@@ -64,7 +74,7 @@ class Plan:
     A block is original, schedule, schedule, original: its ratio is free of linear drift.
 
     Attributes:
-        launches: launches of one sample.
+        launches: launches of one sample, more where a kernel is short.
         coarse: blocks for a first look; a schedule that is clearly slower gets no more.
         fine: blocks of a schedule that is not.
         keen: blocks of a schedule that looks better than what is wanted.
@@ -106,6 +116,11 @@ class _TimeIt:
 class _CompareIt:
     cubin: bytes
     seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """It is this process's turn on the GPU: the time that a request may take begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +224,10 @@ class ContainedLauncher:
         self.ready()
         try:
             self._connection.send(request)
-            answer = self._answer(self.limit_s)
+            waits = isinstance(request, _TimeIt) and TURNS_VARIABLE in os.environ
+            answer = self._answer(_TURN_TIMEOUT_S if waits else self.limit_s)
+            if isinstance(answer, _Begun):
+                answer = self._answer(self.limit_s)
         except (BrokenPipeError, ConnectionResetError):
             failed = ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}")
             self._replace()
@@ -274,7 +292,9 @@ def serve(
         if trivial:
             connection.send(_Faulted("trivial", f"the original leaves every byte of {trivial[0]} the same"))
             return
-        original_us = statistics.median(launcher.sample_us(handle, 4) for _ in range(5))
+        with _turn():
+            original_us = statistics.median(launcher.sample_us(handle, 4) for _ in range(5))
+        least_launches = math.ceil(_LEAST_SAMPLE_US / original_us)
         connection.send(Ready(launcher.identity(), original_us))
     except CudaError as error:
         connection.send(_Faulted(error.name, str(error)))
@@ -289,7 +309,14 @@ def serve(
         except EOFError:
             return
         try:
-            connection.send(_answer_to(request, launcher, handle, spec, expected))
+            if isinstance(request, _TimeIt):
+                plan = replace(request.plan, launches=max(request.plan.launches, least_launches))
+                answer: Samples | str | None = _timed(
+                    launcher, handle, request.cubin, plan, functools.partial(connection.send, _Begun())
+                )
+            else:
+                answer = _compared(request, launcher, handle, spec, expected)
+            connection.send(answer)
         except CudaError as error:
             connection.send(_Faulted(error.name, str(error)))
             return
@@ -307,25 +334,39 @@ def _end_with_the_parent() -> None:
         os._exit(1)
 
 
-def _answer_to(
-    request: _TimeIt | _CompareIt, launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
-) -> Samples | str | None:
-    if isinstance(request, _TimeIt):
-        handle = launcher.load(request.cubin)
-        samples = time_blocks(launcher, original, handle, request.plan)
-        launcher.unload(handle)
-        return samples
-    for seed in request.seeds:
-        if seed not in expected:
-            # Only the latest are kept: outputs may be large.
-            while len(expected) >= 2:
-                expected.pop(next(iter(expected)))
-            expected[seed] = launcher.outputs(original, seed)
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until no other process that shares the GPU is timing; the end of this process ends its turn, too."""
+    path = os.environ.get(TURNS_VARIABLE)
+    if path is None:
+        yield
+        return
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _timed(launcher: Launcher, original: Any, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> Samples:
+    handle = launcher.load(cubin)
+    with _turn():
+        begun()
+        samples = time_blocks(launcher, original, handle, plan)
+    launcher.unload(handle)
+    return samples
+
+
+def _compared(
+    request: _CompareIt, launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
+) -> str | None:
     handle = launcher.load(request.cubin)
     found = None
     for seed in request.seeds:
-        wanted = expected[seed] if seed in expected else launcher.outputs(original, seed)
-        found = difference(spec, wanted, launcher.outputs(handle, seed))
+        if seed not in expected:
+            # Only the latest are kept: outputs may be large.
+            while len(expected) >= _OUTPUTS_KEPT:
+                expected.pop(next(iter(expected)))
+            expected[seed] = launcher.outputs(original, seed)
+        found = difference(spec, expected[seed], launcher.outputs(handle, seed))
         if found is not None:
             break
     launcher.unload(handle)

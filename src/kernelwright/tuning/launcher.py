@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kernelwright.toolchain.driver import CudaDriver, GpuIdentity, KernelArguments, LoadedKernel
-from kernelwright.tuning.buffers import initial_contents
+from kernelwright.tuning.buffers import POISON, initial_contents
 from kernelwright.tuning.launch_spec import LaunchSpec, NullArgument, ScalarArgument, TensorArgument
 
 _CHECK_SET = 0
 _FLUSH_FACTOR = 2
 """The level-2 cache is emptied by writing this many times its size."""
+_SEEDS_KEPT = 2
+"""Inputs of this many seeds stay on the GPU, so that checking many schedules on them draws and uploads them once."""
+_CALIBRATION_LAUNCHES = 64
+_CALIBRATION_BYTES = 4 << 20
+_WARM_UP_US = 250_000.0
+"""GPU time of launches after which an idle GPU has reached its working clocks; our choice."""
+_HOST_MARGIN = 2.0
+"""A kernel is long enough if it takes this many times as long as the host needs to queue a launch; our choice."""
+_QUEUED_BESIDES = 3
+"""Calls queued beside the timed launches: one launch ahead and two events."""
+_LONGEST_HOLD_BYTES = 16 << 20
 _CTYPES: dict[str, Any] = {
     "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u8": ctypes.c_uint8,
     "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "i1": ctypes.c_uint8,
@@ -60,13 +73,19 @@ class CudaLauncher:
         # Set 0 is for checks, so that checking does not disturb what is timed.
         self._pointers = [self._allocate() for _ in range(spec.input_sets + 1)]
         self._arguments = [self._pack(pointers) for pointers in self._pointers]
+        # Allocated now, so that too little memory is not taken for a schedule's fault later.
+        self._kept: list[tuple[int | None, dict[str, int]]] = [
+            (None, self._allocate(filled_only=True)) for _ in range(_SEEDS_KEPT)
+        ]
         for number in range(1, spec.input_sets + 1):
-            self._fill(number, seed=number)
+            self._upload(self._pointers[number], seed=number)
+            self._poison(self._pointers[number])
         self._begin, self._end = self._driver.event(), self._driver.event()
         self._launches: dict[int, list[Callable[[], None]]] = {}
         self._next = 0
         self._flush_bytes = _FLUSH_FACTOR * self._driver.identity().l2_bytes if spec.cold_l2 else 0
         self._flush = self._driver.allocate(self._flush_bytes) if self._flush_bytes else 0
+        self._hold: _Hold | None = None
         self._driver.synchronize()
 
     def identity(self) -> GpuIdentity:
@@ -89,9 +108,15 @@ class CudaLauncher:
     def sample_us(self, handle: LoadedKernel, launches: int) -> float:
         """Return the mean time of a launch between two events; with a cold cache, of one launch each."""
         driver, prepared = self._driver, self._launches[handle.module]
+        if self._hold is None:
+            self._hold = self._calibrated(prepared)
         if self._flush_bytes:
             return sum(self._cold_us(prepared) for _ in range(launches)) / launches
-        # One launch ahead keeps the GPU busy while the host queues the timed ones.
+        # What is queued ahead keeps the GPU busy while the host queues the timed launches: one launch, and before
+        # kernels that are shorter than the host's own work a copy to the host, which leaves the caches nearly alone.
+        held_bytes = self._hold.bytes_for(launches)
+        if held_bytes:
+            driver.queue_download(self._hold.host, self._hold.device, held_bytes)
         self._step(prepared)
         driver.record(self._begin)
         for _ in range(launches):
@@ -101,13 +126,55 @@ class CudaLauncher:
 
     def outputs(self, handle: LoadedKernel, seed: int) -> list[bytes]:
         """Return the outputs of one launch on inputs drawn from `seed`."""
-        self._fill(_CHECK_SET, seed)
+        driver, pointers, kept = self._driver, self._pointers[_CHECK_SET], self._kept_inputs(seed)
+        for tensor in self._spec.tensors:
+            if tensor.name in kept:
+                # Inputs too, lest an earlier schedule has written to them.
+                driver.copy(pointers[tensor.name], kept[tensor.name], tensor.size_bytes)
+        self._poison(pointers)
         self._launches[handle.module][_CHECK_SET]()
-        self._driver.synchronize()
-        return [
-            self._driver.download(self._pointers[_CHECK_SET][tensor.name], tensor.size_bytes)
-            for tensor in self._spec.outputs
-        ]
+        driver.synchronize()
+        return [driver.download(pointers[tensor.name], tensor.size_bytes) for tensor in self._spec.outputs]
+
+    def _kept_inputs(self, seed: int) -> dict[str, int]:
+        """Return the device copies of what is read from `seed`; the seed that was not asked for longest makes room."""
+        for position, (known, pointers) in enumerate(self._kept):
+            if known == seed:
+                self._kept.append(self._kept.pop(position))
+                return pointers
+        _, pointers = self._kept.pop(0)
+        self._upload(pointers, seed)
+        self._kept.append((seed, pointers))
+        return pointers
+
+    def _calibrated(self, prepared: list[Callable[[], None]]) -> _Hold:
+        """Bring the GPU to its working clocks, then compare the host's time for queueing a launch with the kernel's.
+
+        Returns:
+            By how much the GPU must be held back before what is timed.
+        """
+        driver = self._driver
+        warmed_us = 0.0
+        while True:
+            begin_s = time.perf_counter()
+            driver.record(self._begin)
+            for _ in range(_CALIBRATION_LAUNCHES):
+                self._step(prepared)
+            driver.record(self._end)
+            queued_us = 1e6 * (time.perf_counter() - begin_s) / _CALIBRATION_LAUNCHES
+            kernel_us = driver.elapsed_us(self._begin, self._end) / _CALIBRATION_LAUNCHES
+            warmed_us += kernel_us * _CALIBRATION_LAUNCHES
+            if warmed_us >= _WARM_UP_US:
+                break
+        if kernel_us > _HOST_MARGIN * queued_us:
+            return _Hold(0, 0, 0.0)
+        host, device = driver.allocate_host(_LONGEST_HOLD_BYTES), driver.allocate(_LONGEST_HOLD_BYTES)
+        driver.queue_download(host, device, _CALIBRATION_BYTES)
+        driver.record(self._begin)
+        driver.queue_download(host, device, _CALIBRATION_BYTES)
+        driver.record(self._end)
+        copied_us = max(1.0, driver.elapsed_us(self._begin, self._end))
+        return _Hold(host, device, _HOST_MARGIN * queued_us * _CALIBRATION_BYTES / copied_us)
 
     def _cold_us(self, prepared: list[Callable[[], None]]) -> float:
         self._driver.fill(self._flush, 0, self._flush_bytes)
@@ -120,12 +187,19 @@ class CudaLauncher:
         self._next = self._next % self._spec.input_sets + 1
         prepared[self._next]()
 
-    def _allocate(self) -> dict[str, int]:
-        return {tensor.name: self._driver.allocate(tensor.size_bytes) for tensor in self._spec.tensors}
+    def _allocate(self, *, filled_only: bool = False) -> dict[str, int]:
+        tensors = [tensor for tensor in self._spec.tensors if tensor.role != "output" or not filled_only]
+        return {tensor.name: self._driver.allocate(tensor.size_bytes) for tensor in tensors}
 
-    def _fill(self, number: int, seed: int) -> None:
+    def _upload(self, pointers: dict[str, int], seed: int) -> None:
         for tensor in self._spec.tensors:
-            self._driver.upload(self._pointers[number][tensor.name], initial_contents(tensor, seed))
+            if tensor.role != "output":
+                self._driver.upload(pointers[tensor.name], initial_contents(tensor, seed))
+
+    def _poison(self, pointers: dict[str, int]) -> None:
+        for tensor in self._spec.tensors:
+            if tensor.role == "output":
+                self._driver.fill(pointers[tensor.name], POISON, tensor.size_bytes)
 
     def _pack(self, pointers: dict[str, int]) -> KernelArguments:
         values: list[Any] = []
@@ -140,9 +214,33 @@ class CudaLauncher:
         return KernelArguments(values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """A copy to page-locked memory that keeps the GPU from starting before the host has queued all launches.
+
+    Attributes:
+        host: address of page-locked memory.
+        device: address of device memory.
+        bytes_per_call: bytes whose copy takes as long as queueing one call; 0 when nothing need be held.
+    """
+
+    host: int
+    device: int
+    bytes_per_call: float
+
+    def bytes_for(self, launches: int) -> int:
+        """Return how much to copy before so many launches."""
+        return min(_LONGEST_HOLD_BYTES, round(self.bytes_per_call * (launches + _QUEUED_BESIDES)))
+
+
 def cuda_launcher(spec: LaunchSpec) -> Launcher:
     """Make a `CudaLauncher` on the first GPU."""
     return CudaLauncher(spec)
+
+
+def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:
+    """Make a `CudaLauncher` on one GPU of several."""
+    return CudaLauncher(spec, CudaDriver(device))
 
 
 def _scalar(argument: ScalarArgument) -> Any:
