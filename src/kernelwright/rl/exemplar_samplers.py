@@ -70,7 +70,7 @@ class BucketSampler:
         """Exemplars by bucket; bucket k holds scores from ratio**k up to, not including, ratio**(k+1)."""
         found: dict[int, list[Exemplar]] = defaultdict(list)
         for exemplar in exemplars:
-            found[self._bucket(_score(exemplar))].append(exemplar)
+            found[self._bucket(exemplar.known_score())].append(exemplar)
         return dict(sorted(found.items()))
 
     def probabilities(self, exemplars: Sequence[Exemplar]) -> dict[int, float]:
@@ -119,7 +119,7 @@ class IslandSampler:
             for exemplar in exemplars
             if wanderer or homes[exemplar.candidate_sha256] == island
         }
-        odds = _softmax({name: _score(exemplar) for name, exemplar in members.items()}, self.temperature)
+        odds = _softmax({name: exemplar.known_score() for name, exemplar in members.items()}, self.temperature)
         return [members[name] for name in _draw(odds, count, rng)]
 
     def homes(self, exemplars: Sequence[Exemplar]) -> dict[str, int]:
@@ -187,14 +187,8 @@ def _require(sampler: str, option: str, value: float, holds: bool, wanted: str) 
         raise ConfigError(f"Wanted `{option}` of the sampler `{sampler}` {wanted}, found {value}. Correct the setting.")
 
 
-def _score(exemplar: Exemplar) -> float:
-    if exemplar.score is None:
-        raise ValueError(f"an exemplar without a score: {exemplar.candidate_sha256}")
-    return exemplar.score
-
-
 def _mean(exemplars: Sequence[Exemplar]) -> float:
-    return sum(_score(exemplar) for exemplar in exemplars) / len(exemplars)
+    return sum(exemplar.known_score() for exemplar in exemplars) / len(exemplars)
 
 
 def _softmax(values: Mapping[Key, float], temperature: float) -> dict[Key, float]:

@@ -86,6 +86,16 @@ class Exemplar:
     started: str
     """When it was judged: UTC, ISO 8601."""
 
+    def known_score(self) -> float:
+        """The score.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.score is None:
+            raise ValueError(f"an exemplar without a score: {self.candidate_sha256}")
+        return self.score
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

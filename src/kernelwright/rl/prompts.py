@@ -73,7 +73,7 @@ def contrastive_prompt(
             f"Wanted a prompt of at most {limit_characters} characters for the task {task.id}; found {_length(messages)} "
             "without any exemplar. Raise the limit or leave the task out."
         )
-    for exemplar in sorted(exemplars, key=_score, reverse=True):
+    for exemplar in sorted(exemplars, key=Exemplar.known_score, reverse=True):
         more = [exemplar, *shown]
         tried = _messages(task, more, device, hardware, form)
         if _length(tried) <= limit_characters:
@@ -110,12 +110,6 @@ def _defines_model(code: str) -> bool:
     return re.search(r"^class Model\b", code, re.MULTILINE) is not None
 
 
-def _score(exemplar: Exemplar) -> float:
-    if exemplar.score is None:
-        raise ValueError(f"an exemplar without a score: {exemplar.candidate_sha256}")
-    return exemplar.score
-
-
 def _length(messages: Sequence[Message]) -> int:
     return sum(len(message.content) for message in messages)
 
@@ -147,7 +141,7 @@ def _earlier(task: Task, shown: Sequence[Exemplar], form: AnswerForm) -> str:
     ]
     for number, exemplar in enumerate(shown, start=1):
         code = answer_code(task, exemplar.source, form)
-        parts.append(f"Implementation {number} (score {conservative(_score(exemplar)):.2f})\n\n{_fenced(code)}")
+        parts.append(f"Implementation {number} (score {conservative(exemplar.known_score()):.2f})\n\n{_fenced(code)}")
     return "\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,11 +103,14 @@ def conservative(speedup: float) -> float:
     return (math.floor(hundredths) if speedup > 1 else math.ceil(hundredths)) / 100
 
 
-def reward_named(name: str, *, compile_speedups: Mapping[str, float] = MappingProxyType({})) -> Reward:
+def reward_named(
+    name: str, *, floor: float | None = None, compile_speedups: Mapping[str, float] = MappingProxyType({})
+) -> Reward:
     """A reward by its name.
 
     Args:
         name: `speedup`, `lower-bound`, `log`, `clamped`, `milestone` or `success`.
+        floor: What a failure earns; None for the reward's own floor.
         compile_speedups: For `milestone`: torch.compile's own speedup, by the task's hash. For a task that is not
             in it, 3 is out of reach.
 
@@ -132,7 +135,7 @@ def reward_named(name: str, *, compile_speedups: Mapping[str, float] = MappingPr
     }
     if name not in known:
         raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")
-    return known[name]
+    return known[name] if floor is None else replace(known[name], floor=floor)
 
 
 def _log(evaluation: Evaluation) -> float:
@@ -157,17 +160,21 @@ def _timed(evaluation: Evaluation, value: float | None) -> float:
     return value
 
 
-def is_suspicious(evaluation: Evaluation, best_so_far: float | None) -> bool:
+def is_suspicious(
+    evaluation: Evaluation, best_so_far: float | None, *, above: float = SUSPICIOUS_SPEEDUP, leap: float = SUSPICIOUS_LEAP
+) -> bool:
     """Whether a speedup must be measured again before it counts.
 
     Args:
         evaluation: What was found.
         best_so_far: The highest speedup of this task that counts already; None when there is none.
+        above: A speedup above it is suspicious,
+        leap: and one that is so many times the best.
     """
     if not evaluation.accepted or evaluation.speedup is None or evaluation.confirms:
         return False
-    leap = best_so_far is not None and evaluation.speedup > SUSPICIOUS_LEAP * best_so_far
-    return evaluation.speedup > SUSPICIOUS_SPEEDUP or leap
+    leapt = best_so_far is not None and evaluation.speedup > leap * best_so_far
+    return evaluation.speedup > above or leapt
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Rollout(BaseModel):
     task: str
     task_sha256: str
     stage: str
-    """`search`, `sft`, `self-supervised` or `contrastive`."""
+    """`search`, `self-supervised`, `contrastive` (vanilla GRPO and evolutionary search, too) or `held-out`."""
     step: int
     """Of the stage, from 0; of a search, the number of the prompt."""
     sample: int

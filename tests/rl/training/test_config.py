@@ -82,6 +82,7 @@ def test_a_run_directory_knows_its_configuration_but_lets_it_be_taken_further(tm
         return claim(RunDirectory(tmp_path), "contrastive", stage_from("contrastive", changes), "cpu")
 
     assert claimed()
+    (tmp_path / "rollouts.jsonl").touch()  # something was found out, so the directory is somebody's
     assert not claimed(steps=9)
     assert not claimed(model={"base": "elsewhere/model"})
     with pytest.raises(UsageError, match="another `config`"):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from kernelwright.policies import Context, Policy
 from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
@@ -16,6 +20,9 @@ from kernelwright.rl.training.examples import Example, example_of, write_example
 from kernelwright.rl.training.judging import JudgedRun, Proposal
 from kernelwright.rl.training.teachers import ChatTeacher, teacher_named
 
+PASS = 2
+"""Variations of a task that a teacher is asked for in one pass over the tasks, so that a time limit leaves no task out."""
+
 Make = Callable[[str, AnswerForm, int, int], Policy]
 
 
@@ -25,7 +32,7 @@ def augment(
     """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
 
     Stopped at any moment, it goes on with what is not judged yet. A teacher is asked about a task until it has
-    `successes` correct variations or has made `attempts`.
+    `successes` correct variations or has made `attempts`, or until `augmentation.seconds` have gone by.
 
     Returns:
         The examples; None when the time was up.
@@ -35,15 +42,21 @@ def augment(
         InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
     """
     settings = config.augmentation
-    judged = JudgedRun(run, equipment.judges, equipment.say)
+    judged = equipment.judged(run, timed=settings.timed)
     teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
     teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
     exhausted: set[tuple[str, str]] = set()
+    enough = None if settings.seconds is None else time.monotonic() + settings.seconds
+
+    def stop() -> bool:
+        return equipment.must_stop() or (enough is not None and time.monotonic() >= enough)
+
     while not equipment.must_stop():
         batch: list[Proposal] = []
-        round_of = _proposals(config, tasks, teachers, judged, equipment.device, exhausted, batch)
-        found = judged.judge(round_of, stop=equipment.must_stop)
-        if not batch:
+        history = {task.sha256: judged.history(task) for task in tasks}
+        made = _proposals(config, tasks, teachers, history, equipment.device, exhausted, batch)
+        found = judged.judge(_ahead(made), stop=stop)
+        if not batch or (enough is not None and time.monotonic() >= enough):
             break
         equipment.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
         # A candidate that could not be judged would be proposed for ever.
@@ -61,24 +74,48 @@ def _proposals(
     config: SupervisedConfig,
     tasks: Sequence[Task],
     teachers: Sequence[Policy],
-    judged: JudgedRun,
+    histories: Mapping[str, tuple[Evaluation, ...]],
     device: str,
     exhausted: set[tuple[str, str]],
     batch: list[Proposal],
 ) -> Iterator[Proposal]:
     """What each teacher that is not done with a task proposes next; kept in `batch`, and in `exhausted` where nothing."""
     settings = config.augmentation
-    for task, teacher in itertools.product(tasks, teachers):
+    for teacher, task in itertools.product(teachers, tasks):
         if (task.sha256, teacher.name) in exhausted:
             continue
-        history = judged.history(task)
-        wanted = _wanted(history, teacher, settings.attempts, settings.successes)
+        history = histories[task.sha256]
+        wanted = min(PASS, _wanted(history, teacher, settings.attempts, settings.successes))
         context = Context(task=task, device=device, history=history, seed=config.seed)
         proposed = [Proposal(task, candidate) for candidate in (teacher.propose(context, wanted) if wanted else [])]
         if not proposed:
             exhausted.add((task.sha256, teacher.name))
         batch += proposed
         yield from proposed
+
+
+def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    """The same, made in a thread while others are judged: some teachers take a second for each task."""
+    made: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
+    unwanted = threading.Event()
+
+    def make() -> None:
+        try:
+            for proposal in proposals:
+                if unwanted.is_set():
+                    return
+                made.put(proposal)
+        finally:
+            made.put(None)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        making = thread.submit(make)
+        try:
+            while (proposal := made.get()) is not None:
+                yield proposal
+            making.result()  # raises what making them raised
+        finally:
+            unwanted.set()
 
 
 def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:

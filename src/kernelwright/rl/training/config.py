@@ -78,6 +78,8 @@ class JudgeSection(_Section):
     """`auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
     per_device: int = Field(default=2, ge=1)
     """Judges for each GPU: building and checking overlap with another's timing. A CPU gets one."""
+    shared: Path | None = None
+    """A file of evaluations that runs on one machine share, so that no candidate is judged twice. Its folder is made."""
     quick: bool = True
     """Start from `Settings.quick()`: the reward may be noisy, what is reported is confirmed with the full settings."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -208,6 +210,8 @@ class AugmentationSection(_Section):
     """For each task and teacher. Paper 2.2: up to 20."""
     successes: int = Field(default=2, ge=1)
     """Stop a teacher on a task after so many correct ones. Paper 2.2: 2."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Take what has been judged after so long. None: until every teacher is done with every task."""
     timed: bool = False
     """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
     answer_chars: int = Field(default=2400, ge=50)
@@ -271,8 +275,9 @@ class SelfSupervisedConfig(_Section):
     """Speed is ignored here (paper 2.3)."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of prompts that show exemplars from `exemplars.seeds`. The paper's stage 2 has none; a small model that sees
-    plain prompts only forgets the other form before stage 3 asks for it. Our choice."""
+    """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers; answers that repeat one are
+    not learnt. The paper's stage 2 has none; a small model that sees plain prompts only forgets the other form before stage
+    3 asks for it. Our choice."""
 
 
 class RewardSection(_Section):
@@ -285,8 +290,15 @@ class RewardSection(_Section):
     copies: Literal["score", "floor"] = "score"
     """What an answer earns that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
     floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
+    floor: float | None = None
+    """What failures earn instead of the reward's own floor. With `log`, -5 (the default) makes most of an advantage say
+    whether an answer was right, and -1 leaves room for how fast."""
     reverify: bool = True
-    """Measure suspicious speedups (above 3x, or twice the best so far) once more. Paper 2.4.4."""
+    """Measure suspicious speedups once more. Paper 2.4.4."""
+    suspicious_speedup: float = Field(default=3.0, gt=1)
+    """Which those are: above it. Paper 2.4.4. Tasks from which honest work wins more need a higher one."""
+    suspicious_leap: float = Field(default=2.0, gt=1)
+    """And so many times the best so far of the task. Paper 2.4.4."""
 
 
 class GrpoSection(_Section):
@@ -301,7 +313,10 @@ class GrpoSection(_Section):
     beta: float = Field(default=1e-3, ge=0)
     """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
     iterations: int = Field(default=1, ge=1)
-    """Updates on each batch of rollouts."""
+    """Passes over each batch of rollouts."""
+    minibatches: int = Field(default=1, ge=1)
+    """Updates in each pass. Where judging takes most of the time, several learn more from it; the clip bounds how far they
+    go. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
     group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
@@ -331,7 +346,10 @@ class ContrastiveConfig(_Section):
     update: bool = True
     """False leaves the gradient step out: evolutionary search with a frozen model."""
     steps: int = Field(default=40, ge=1)
-    """Our choice."""
+    """Batches of rollouts. Our choice."""
+    seconds: float | None = Field(default=None, gt=0)
+    """End as if all steps were done before one that would go beyond so much time, restarts included: arms that are compared
+    get the same. None: no limit."""
     save_steps: int = Field(default=1, ge=1)
     """Steps between checkpoints; 1 loses the least when killed."""
     checkpoints_kept: int = Field(default=2, ge=1)
@@ -344,6 +362,9 @@ class ContrastiveConfig(_Section):
             raise ValueError(
                 f"optimiser.micro_batch {self.optimiser.micro_batch} does not divide {rollouts} rollouts a step"
             )
+        micro_batches = rollouts // self.optimiser.micro_batch
+        if micro_batches % self.grpo.minibatches:
+            raise ValueError(f"grpo.minibatches {self.grpo.minibatches} does not divide {micro_batches} micro-batches")
         return self
 
 

@@ -19,7 +19,6 @@ from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.training.config import ContrastiveConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
 from kernelwright.rl.training.fitting import last_checkpoint, quiet, save_final, trainer_arguments
-from kernelwright.rl.training.judging import JudgedRun
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
 from kernelwright.rl.training.prompting import PromptMaker, fill, prompt_maker
@@ -38,17 +37,17 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
     claim(run, "contrastive", config, equipment.device)
-    if (run.path / "final").is_dir() and _steps_done(run) >= config.steps:
-        return StageResult(True, str(run.path / "final"), config.steps)
+    if (run.path / "final").is_dir() and (_steps_done(run) >= config.steps or _is_spent(run, config)):
+        return StageResult(True, str(run.path / "final"), _steps_done(run))
     database = ExemplarDatabase(run.path / "exemplars.sqlite")
     fill(database, config.exemplars.seeds)
-    judged = JudgedRun(run, equipment.judges, equipment.say)
+    judged = equipment.judged(run)
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
     database.add_all(judged.evaluations())
     database.add_all(judged.confirmed.values())
     scorer = Scorer(
         judged,
-        reward_named(config.reward.name),
+        reward_named(config.reward.name, floor=config.reward.floor),
         form=config.prompt.answer,
         stage="contrastive",
         model=model_name(config.model),
@@ -56,7 +55,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         database=database,
         copies=config.reward.copies,
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
-        verification=equipment.verification(config.reward.reverify),
+        verification=equipment.verification(config.reward),
     )
     prompts = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
     with MetricsLog(run.path) as metrics:
@@ -73,6 +72,11 @@ def _complete(checkpoint: Path, final: Path) -> None:
 
 def _steps_done(run: RunDirectory) -> int:
     return int((run.read_json("state.json") or {"steps": 0})["steps"])
+
+
+def _is_spent(run: RunDirectory, config: ContrastiveConfig) -> bool:
+    """Whether the stage has ended for having used up its time."""
+    return config.seconds is not None and (run.read_json("state.json") or {}).get("limit_s") == config.seconds
 
 
 class _Stage:
@@ -140,45 +144,55 @@ class _Stage:
         ends = frozenset(stop_ids(model, tokenizer))
         checkpoints = self._run.path / "checkpoints"
         checkpoint = last_checkpoint(checkpoints, STATE_NAME)
-        if checkpoint is not None and (held := json.loads((Path(checkpoint) / STATE_NAME).read_text())["smoother"]):
-            self._scorer.smoother = RewardSmoother.from_state(held)
+        spent_s = 0.0
         if checkpoint is not None:
+            held = json.loads((Path(checkpoint) / STATE_NAME).read_text())
+            spent_s = held.get("seconds", 0.0)
+            if held["smoother"]:
+                self._scorer.smoother = RewardSmoother.from_state(held["smoother"])
             _complete(Path(checkpoint), self._run.path / "final")
         rollouts = None
         if config.sampling.backend == "local":
             settings = LocalSettings(batch_size=config.sampling.batch)
             local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
             rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
+        updates = config.grpo.iterations * config.grpo.minibatches
+        keeper = Keeper(
+            self._scorer, self._equipment, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s
+        )
         trainer = ContrastiveTrainer(
+            updates=updates,
             tasks=self._tasks,
             prompts=self._prompts,
             model=model,
             processing_class=tokenizer,
-            reward_funcs=[GroupReward(self._scorer, self._tasks, ends, self._note)],
+            reward_funcs=[GroupReward(self._scorer, self._tasks, ends, self._note, updates)],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": ""}], "task": number} for number in range(len(self._tasks))]
             ),
             rollout_func=rollouts,
             args=GRPOConfig(**self._arguments(model, checkpoints)),
-            callbacks=[Keeper(self._scorer, self._equipment, self._logged)],
+            callbacks=[keeper],
         )
         quiet(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
-        steps = int(trainer.state.global_step)
-        if steps < config.steps:
+        steps = int(trainer.state.global_step) // updates
+        if steps < config.steps and not keeper.spent:
             return StageResult(False, None, steps)
         save_final(trainer.accelerator.unwrap_model(trainer.model), tokenizer, self._run.path / "final")
-        self._run.write_json("state.json", {"steps": steps})
+        ended = {"steps": steps, "seconds": round(keeper.spent_s, 1)}
+        self._run.write_json("state.json", ended | ({"limit_s": config.seconds} if keeper.spent else {}))
         return StageResult(True, str(self._run.path / "final"), steps)
 
     def _arguments(self, model: Any, checkpoints: Path) -> dict[str, Any]:
         config = self._config
         rollouts = config.grpo.group_size * config.grpo.groups
+        updates = config.grpo.iterations * config.grpo.minibatches
         shared = trainer_arguments(model, config.optimiser)
         return shared | {
             "output_dir": str(checkpoints),
-            "gradient_accumulation_steps": rollouts // config.optimiser.micro_batch,
-            "max_steps": config.steps * config.grpo.iterations,
+            "gradient_accumulation_steps": rollouts // config.optimiser.micro_batch // config.grpo.minibatches,
+            "max_steps": config.steps * updates,
             "num_generations": config.grpo.group_size,
             "generation_batch_size": rollouts,
             "num_iterations": config.grpo.iterations,
@@ -195,7 +209,7 @@ class _Stage:
             "seed": config.seed,
             "data_seed": config.seed,
             "save_strategy": "steps",
-            "save_steps": config.save_steps,
+            "save_steps": config.save_steps * updates,
             "save_total_limit": config.checkpoints_kept,
         }
 
@@ -211,4 +225,5 @@ class _Stage:
 
     def _logged(self, step: int, values: Mapping[str, float]) -> None:
         kept = {name if "/" in name else f"grpo/{name}": value for name, value in values.items()}
-        self._metrics.write(step, kept)
+        updates = self._config.grpo.iterations * self._config.grpo.minibatches
+        self._metrics.write(-(-step // updates), kept)

@@ -14,10 +14,18 @@ from kernelwright.evaluation import Evaluator, JudgePool, Settings, devices_of
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.rl.hacks import Checker
-from kernelwright.rl.training.config import CheckerSection, JudgeSection, ModelSection, StageConfig, SupervisedConfig
-from kernelwright.rl.training.judging import Judges, Say
+from kernelwright.rl.training.config import (
+    CheckerSection,
+    JudgeSection,
+    ModelSection,
+    RewardSection,
+    StageConfig,
+    SupervisedConfig,
+)
+from kernelwright.rl.training.judging import JudgedRun, Judges, Say
 from kernelwright.rl.training.models import load_for_training
 from kernelwright.rl.training.scoring import Verification
+from kernelwright.rl.training.shared import SharedEvaluations
 
 Loader = Callable[[ModelSection, int], tuple[Any, Any]]
 """Loads a model and its tokenizer; the number seeds a new adapter."""
@@ -45,6 +53,10 @@ class Equipment:
     """Of the judges, for what is to be stricter than them."""
     confirmers: Judges | None = None
     """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
+    shared: Path | None = None
+    """A file of evaluations that runs on this machine share (`SharedEvaluations`)."""
+    confirming_settings: Settings | None = None
+    """Of the confirmers."""
     load: Loader = load_for_training
     sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
     say: Say = lambda line: None
@@ -52,11 +64,32 @@ class Equipment:
     """On `time.monotonic`'s clock: a stage that reaches it saves what it has and returns unfinished."""
     out_of_time: Callable[[], bool] = field(default=lambda: False)
 
-    def verification(self, wanted: bool) -> Verification | None:
+    def judged(self, run: RunDirectory, *, timed: bool = True) -> JudgedRun:
+        """A run's evaluations, and a way to get more of them, timed or checked only."""
+        settings = self.settings
+        if settings is not None and not timed:
+            settings = settings.model_copy(update={"timed": False})
+        shared = None if self.shared is None else SharedEvaluations(self.shared, f"first on {self.device}", settings)
+        return JudgedRun(run, self.judges, self.say, settings=settings, shared=shared)
+
+    def confirming(self, run: RunDirectory) -> JudgedRun:
+        """The same with full settings, for re-measuring what is reported. No first measurement is ever taken for one."""
+        judges = self.confirmers or self.judges
+        settings = self.confirming_settings
+        shared = None if self.shared is None else SharedEvaluations(self.shared, f"again on {self.device}", settings)
+        return JudgedRun(run, judges, self.say, settings=settings, shared=shared)
+
+    def verification(self, section: RewardSection) -> Verification | None:
         """How suspicious candidates are looked at again, where that is wanted and possible."""
-        if not (wanted and self.verifiers):
+        if not (section.reverify and self.verifiers):
             return None
-        return Verification(pools=self.verifiers, checker=self.checker, settings=self.settings)
+        return Verification(
+            pools=self.verifiers,
+            checker=self.checker,
+            settings=self.settings,
+            above=section.suspicious_speedup,
+            leap=section.suspicious_leap,
+        )
 
     def must_stop(self) -> bool:
         """Whether the time is up."""
@@ -98,12 +131,14 @@ def equipped(
     with ExitStack() as stack:
         pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
         verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
-        confirmers = stack.enter_context(JudgePool(devices, confirming))
         yield Equipment(
             judges=pool,
             device="cuda" if on_gpu else "cpu",
             verifiers=verifiers,
-            confirmers=confirmers,
+            # A job brings its settings, so the same processes do for both.
+            confirmers=pool,
+            confirming_settings=confirming,
+            shared=section.shared,
             checker=checker_of(doubts),
             settings=settings,
             say=say,
@@ -132,7 +167,8 @@ def checker_of(section: CheckerSection) -> Checker | None:
 def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bool:
     """Say what a run directory is, or see that it belongs to the same configuration.
 
-    The number of steps may differ, so that a finished run can be taken further, and so may the folders of the model.
+    The number of steps may differ, so that a finished run can be taken further, and so may the folders of the model and
+    the number of judges.
 
     Returns:
         Whether the directory is new.
@@ -141,7 +177,9 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
         UsageError: it belongs to another run.
     """
     # Settings left at their defaults are not compared, so that a run outlives a version that adds one.
-    said = config.model_dump(mode="json", exclude_defaults=True, exclude={"steps", "rounds"})
+    said = config.model_dump(mode="json", exclude_defaults=True, exclude={"steps", "rounds", "seconds"})
+    # How many judges there are, and where they remember what they found, changes nothing about what is found.
+    said["judge"] = {key: value for key, value in said.get("judge", {}).items() if key not in ("shared", "per_device")}
     said["model"] |= {
         "base": config.model.base.rpartition("/")[2],
         "adapter": config.model.adapter and config.model.adapter.name,

@@ -8,6 +8,7 @@ TRL takes prompts from a data set that is fixed before training; here a prompt m
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,15 @@ class ContrastiveTrainer(GRPOTrainer):
     Args:
         tasks: What the column `task` of the data set counts.
         prompts: Makes a task's prompt.
+        updates: Optimiser steps on each batch of rollouts.
         rest: As of `GRPOTrainer`.
     """
 
-    def __init__(self, *, tasks: Sequence[Task], prompts: PromptMaker, **rest: Any) -> None:
+    def __init__(self, *, tasks: Sequence[Task], prompts: PromptMaker, updates: int, **rest: Any) -> None:
         super().__init__(**rest)
         self._tasks = tasks
         self._maker = prompts
+        self._updates = updates
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Give each group of `num_generations` examples one new prompt, then go on as usual."""
@@ -58,7 +61,7 @@ class ContrastiveTrainer(GRPOTrainer):
             number = group[0]["task"]
             if any(item["task"] != number for item in group):
                 raise ConfigError("Wanted groups of one task each; TRL hands out another order than it used to.")
-            prompt = self._maker.prompt(self._tasks[number], self.state.global_step)
+            prompt = self._maker.prompt(self._tasks[number], self.state.global_step // self._updates)
             said = [{"role": message.role, "content": message.content} for message in prompt.messages]
             fresh += [item | {"prompt": said, "made": prompt, "sample": index} for index, item in enumerate(group)]
         result: dict[str, Any] = super()._generate_and_score_completions(fresh)
@@ -89,11 +92,13 @@ class GroupReward:
         tasks: Sequence[Task],
         eos_ids: frozenset[int],
         on_scored: Callable[[int, list[Scored]], Mapping[str, float]],
+        updates: int,
     ) -> None:
         self._scorer = scorer
         self._tasks = tasks
         self._eos_ids = eos_ids
         self._on_scored = on_scored
+        self._updates = updates
 
     def __call__(
         self,
@@ -108,7 +113,7 @@ class GroupReward:
         **rest: Any,
     ) -> list[float | None]:
         """A reward for each answer; None for one that could not be judged."""
-        step = int(trainer_state.global_step)
+        step = int(trainer_state.global_step) // self._updates
         attempts = [
             Attempt(
                 task=self._tasks[number],
@@ -163,16 +168,54 @@ class LocalRollouts:
 
 
 class Keeper(TrainerCallback):
-    """Keeps the smoother's statistics with each checkpoint, passes metrics on, and ends training when the time is up."""
+    """Keeps what TRL does not know of with each checkpoint, passes metrics on, and ends training when the time is up.
 
-    def __init__(self, scorer: Scorer, equipment: Equipment, on_log: Callable[[int, Mapping[str, float]], None]) -> None:
+    Args:
+        scorer: Whose smoother is kept.
+        equipment: For its clock, which ends a run that is to go on later.
+        on_log: Told the metrics.
+        updates: Optimiser steps on each batch of rollouts: training ends between batches only.
+        limit_s: Of time for all steps together, after which the stage has ended; None for none.
+        spent_s: Time that earlier processes put into steps.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        equipment: Equipment,
+        on_log: Callable[[int, Mapping[str, float]], None],
+        *,
+        updates: int,
+        limit_s: float | None,
+        spent_s: float,
+    ) -> None:
         self._scorer = scorer
         self._equipment = equipment
         self._on_log = on_log
+        self._updates = updates
+        self._limit_s = limit_s
+        self._before_s = spent_s
+        self._started = self._step_started = time.monotonic()
+        self.spent = False
+        """Whether the time for steps is used up."""
+
+    @property
+    def spent_s(self) -> float:
+        """Time that has gone into steps."""
+        return self._before_s + time.monotonic() - self._started
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Start the clock: loading is not a step."""
+        self._started = self._step_started = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Ask for a last checkpoint when the time is up."""
-        if self._equipment.must_stop():
+        """Ask for a last checkpoint when the time is up, or would be before the next batch's end."""
+        if state.global_step % self._updates:
+            return
+        now = time.monotonic()
+        step_s, self._step_started = now - self._step_started, now
+        self.spent = self._limit_s is not None and self.spent_s + step_s > self._limit_s
+        if self.spent or self._equipment.must_stop():
             control.should_save = True
             control.should_training_stop = True
 
@@ -180,8 +223,8 @@ class Keeper(TrainerCallback):
         """Add our own state to the checkpoint."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         smoother = self._scorer.smoother
-        held = smoother.state() if smoother is not None else None
-        (folder / STATE_NAME).write_text(json.dumps({"smoother": held}), encoding="utf-8")
+        held = {"smoother": smoother.state() if smoother is not None else None, "seconds": round(self.spent_s, 1)}
+        (folder / STATE_NAME).write_text(json.dumps(held), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
         """Pass numbers on."""

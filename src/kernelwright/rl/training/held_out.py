@@ -145,7 +145,7 @@ def evaluate_held_out(
     kept = read_result(run, name)
     if kept is not None:
         return kept
-    judged = JudgedRun(run, equipment.judges, equipment.say)
+    judged = equipment.judged(run)
     place.mkdir(parents=True, exist_ok=True)
     database = ExemplarDatabase(place / "exemplars.sqlite")
     scorer = Scorer(
@@ -207,9 +207,7 @@ def _verify(
         return {task: found[0] for task, found in ranked.items() if found}
     by_hash = {task.sha256: task for task in tasks}
     verified: dict[str, Evaluation] = {}
-    again = JudgedRun(
-        RunDirectory(judged.run.path / "confirmations"), equipment.confirmers or equipment.judges, equipment.say
-    )
+    again = equipment.confirming(RunDirectory(judged.run.path / "confirmations"))
     for turn in range(config.confirm_tries):
         wanted = {
             task_sha256: Proposal(by_hash[task_sha256], _candidate(accepted[turn]))

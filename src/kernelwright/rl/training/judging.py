@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.evaluation import Job
+from kernelwright.evaluation import Job, Settings
 from kernelwright.evaluation.pool import Outcome
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.rl.training.shared import SharedEvaluations
 
 Say = Callable[[str], None]
 """Told one line about progress."""
@@ -54,6 +55,8 @@ class JudgedRun:
         judges: Who judges.
         say: Told about candidates that could not be judged.
         on_evaluation: Called with each new evaluation, once it is on disk.
+        settings: Of the judging; None leaves them to the judges.
+        shared: Evaluations of other runs on this machine, by the same settings: what is there is not judged again.
     """
 
     def __init__(
@@ -62,11 +65,16 @@ class JudgedRun:
         judges: Judges,
         say: Say = lambda line: None,
         on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
+        *,
+        settings: Settings | None = None,
+        shared: SharedEvaluations | None = None,
     ) -> None:
         self.run = run
         self._judges = judges
         self._say = say
         self._on_evaluation = on_evaluation
+        self._settings = settings
+        self._shared = shared
         self._known: dict[Key, Evaluation] = {}
         self.confirmed: dict[Key, Evaluation] = {}
         """Re-measurements by task and candidate."""
@@ -113,7 +121,11 @@ class JudgedRun:
                 asked.append(proposal.key)
                 if proposal.key not in self._known and proposal.key not in fresh:
                     fresh.add(proposal.key)
-                    yield Job(proposal.task, proposal.candidate)
+                    elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared else None
+                    if elsewhere is None:
+                        yield Job(proposal.task, proposal.candidate, self._settings)
+                    else:
+                        self.keep(elsewhere)
 
         faults: list[KernelwrightError] = []
         for job, outcome in self._judges.evaluate(jobs(), stop):
@@ -122,6 +134,8 @@ class JudgedRun:
                 self._say(f"not judged: a candidate of {job.task.id}: {outcome}")
             else:
                 self.keep(outcome)
+                if self._shared is not None:
+                    self._shared.add(outcome)
         if len(faults) > FAULTS_TOLERATED * len(fresh):
             raise InfrastructureError(
                 f"Wanted {len(fresh)} candidates judged; {len(faults)} of them could not be, the last because: {faults[-1]} "

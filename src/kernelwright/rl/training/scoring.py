@@ -13,7 +13,15 @@ from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.hacks import Checker, HackDatabase, deeper
 from kernelwright.rl.prompts import AnswerForm, Prompt
-from kernelwright.rl.rewards import Reverification, Reward, RewardSmoother, is_suspicious, reverify
+from kernelwright.rl.rewards import (
+    SUSPICIOUS_LEAP,
+    SUSPICIOUS_SPEEDUP,
+    Reverification,
+    Reward,
+    RewardSmoother,
+    is_suspicious,
+    reverify,
+)
 from kernelwright.rl.rollouts import Rollout, RolloutLog
 from kernelwright.rl.training.judging import JudgedRun, Key, Proposal
 from kernelwright.rl.training.metrics import CHEATING
@@ -40,6 +48,8 @@ class Scored:
     """None for an answer without a candidate, and for one that could not be judged."""
     reward: float | None
     """What training maximises; None for what could not be judged, which must not count either way."""
+    copied: bool = False
+    """Whether the candidate is one of those that the prompt showed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,10 @@ class Verification:
     """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
     settings: Settings | None = None
     """Of the run's judges: deeper checks are stricter than these."""
+    above: float = SUSPICIOUS_SPEEDUP
+    """Speedups above it are looked at again,"""
+    leap: float = SUSPICIOUS_LEAP
+    """and those that are so many times the best so far."""
 
 
 class Scorer:
@@ -121,18 +135,19 @@ class Scorer:
             None if proposal is not None and evaluation is None else self._reward(evaluation)
             for proposal, evaluation in zip(proposals, evaluations, strict=True)
         ]
+        copied = [is_copy(attempt, proposal) for attempt, proposal in zip(attempts, proposals, strict=True)]
         smoothed = self._smoothed(
             [
-                self._reward.floor
-                if reward is not None and self._copies == "floor" and is_copy(attempt, proposal)
-                else reward
-                for reward, attempt, proposal in zip(plain, attempts, proposals, strict=True)
+                self._reward.floor if reward is not None and self._copies == "floor" and copy else reward
+                for reward, copy in zip(plain, copied, strict=True)
             ]
         )
         scored = []
-        for attempt, rollout, evaluation, raw, value in zip(attempts, rollouts, evaluations, plain, smoothed, strict=True):
+        for attempt, rollout, evaluation, raw, value, copy in zip(
+            attempts, rollouts, evaluations, plain, smoothed, copied, strict=True
+        ):
             kept = rollout if raw is None else rollout.judged(evaluation, self._reward, value if self.smoother else None)
-            scored.append(Scored(attempt, kept, evaluation, value))
+            scored.append(Scored(attempt, kept, evaluation, value, copy))
         self._write([item.rollout for item in scored])
         return scored
 
@@ -173,7 +188,8 @@ class Scorer:
         if self._verification is None:
             return settled
         fresh = [key for key in found if key not in self._trusted and key not in self.judged.confirmed]
-        doubtful = [key for key in fresh if is_suspicious(found[key], best[key[0]])]
+        limits = {"above": self._verification.above, "leap": self._verification.leap}
+        doubtful = [key for key in fresh if is_suspicious(found[key], best[key[0]], **limits)]
         for case in reverify([(proposals[key].task, found[key]) for key in doubtful], self._verification.pools):
             self.judged.keep(case.second)
             settled[case.first.task_sha256, case.first.candidate_sha256] = case.settled
@@ -195,9 +211,7 @@ class Scorer:
         )
         decided = []
         for proposal, review in zip(proposals, reviews, strict=True):
-            deciding = deeper(
-                pool, proposal.task, proposal.candidate, review, settings=verification.settings
-            ).deciding
+            deciding = deeper(pool, proposal.task, proposal.candidate, review, settings=verification.settings).deciding
             if deciding is not None:
                 decided.append((proposal.key, deciding))
         return decided

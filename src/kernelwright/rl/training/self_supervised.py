@@ -19,7 +19,6 @@ from kernelwright.rl.training.config import ModelSection, SelfSupervisedConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
 from kernelwright.rl.training.examples import Example, example_of, write_examples
 from kernelwright.rl.training.fitting import fit, save_final
-from kernelwright.rl.training.judging import JudgedRun
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
 from kernelwright.rl.training.prompting import PromptMaker, fill, prompt_maker
@@ -48,7 +47,12 @@ def train_self_supervised(
     if done >= config.rounds and final.is_dir():
         return StageResult(True, str(final), done)
     name = model_name(config.model)
-    judged = JudgedRun(run, equipment.judges, equipment.say)
+    judged = equipment.judged(run, timed=config.timed)
+    database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
+    if database is not None:
+        fill(database, config.exemplars.seeds)
+        database.add_all(judged.evaluations())
+    # Speed earns nothing here, so speeds are not doubted; an answer is right or not.
     scorer = Scorer(
         judged,
         reward_named("success"),
@@ -56,11 +60,8 @@ def train_self_supervised(
         stage="self-supervised",
         model=name,
         sampling=config.sampling.of(config.seed),
-        verification=equipment.verification(config.timed),
+        database=database,
     )
-    database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
-    if database is not None:
-        fill(database, config.exemplars.seeds)
     shown = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
     plain = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = equipment.load(_reached(config.model, run, done), config.seed)
@@ -138,7 +139,8 @@ def _tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number:
 def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[Example]:
     examples = []
     for item in scored:
-        if item.evaluation is not None and item.evaluation.accepted:
+        # What repeats an exemplar is right and teaches copying.
+        if item.evaluation is not None and item.evaluation.accepted and not item.copied:
             example = example_of(item.attempt.task, item.attempt.prompt, item.evaluation, config.prompt.answer)
             # What is reinforced is what was said, not what a teacher would have said.
             examples.append(example.model_copy(update={"answer": item.attempt.completion.text}))

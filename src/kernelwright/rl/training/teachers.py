@@ -38,9 +38,14 @@ def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int)
     return CompactPolicy(policy, form, answer_chars, attempts) if name == "builtin" else policy
 
 
+KINDS = {"spelling": 6, "kernel": 2, "graph": 1}
+"""How often the templates offer each kind: PyTorch's operators in other words, Triton kernels, either of them replayed from
+a CUDA graph. Our choice: the paper's teachers, language models, mostly wrote what was right and no faster (table 5)."""
+
+
 class TemplatePolicy:
     """The variations that a generated task's family knows, plain and replayed from a CUDA graph; of any other task, a copy
-    of the reference, likewise. In a random order, so that few attempts are not all of one kind."""
+    of the reference, likewise. In a random order, so that few attempts are not all of one kind, and whatever their speed."""
 
     name = "templates"
 
@@ -50,31 +55,38 @@ class TemplatePolicy:
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """Candidates that the history does not have."""
-        plan = [
-            Candidate(source=whole_source(context.task, code, self._form), policy=self.name, techniques=techniques)
-            for techniques, code in self._codes(context.task, context.device)
-            if len(code) <= self._answer_chars
-        ]
-        random.Random(f"{context.seed} {context.task.sha256}").shuffle(plan)
+        dice = random.Random(f"{context.seed} {context.task.sha256}")
+        kinds: dict[str, list[Candidate]] = {}
+        for kind, techniques, code in self._codes(context.task, context.device):
+            if len(code) <= self._answer_chars:
+                source = whole_source(context.task, code, self._form)
+                kinds.setdefault(kind, []).append(Candidate(source=source, policy=self.name, techniques=techniques))
+        plan = []
+        for found in kinds.values():
+            dice.shuffle(found)
+        while kinds:
+            (kind,) = dice.choices(list(kinds), [KINDS[name] for name in kinds])
+            plan.append(kinds[kind].pop())
+            if not kinds[kind]:
+                del kinds[kind]
         return _unseen(plan, context, count)
 
-    def _codes(self, task: Task, device: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _codes(self, task: Task, device: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
+        """Kind, techniques and answer of each."""
         on_gpu = device.startswith("cuda")
-        known = False
-        for variation in variations(task, device):
-            known = True
-            yield variation.techniques, variation.answer
-            if on_gpu and variation.techniques != ("in-double",) and (code := graphed(variation.answer)) is not None:
-                yield (*variation.techniques, "cuda-graph"), code
-        if not known and (copied := copied_forward(task)) is not None:
-            yield ("copy-of-reference",), copied
-            if on_gpu and (code := graphed(copied)) is not None:
-                yield ("copy-of-reference", "cuda-graph"), code
+        plain = [(variation.techniques, variation.answer) for variation in variations(task, device)]
+        if not plain and (copied := copied_forward(task)) is not None:
+            plain = [(("copy-of-reference",), copied)]
+        for techniques, code in plain:
+            yield "kernel" if "triton" in code else "spelling", techniques, code
+            if on_gpu and techniques != ("in-double",) and (replayed := graphed(code)) is not None:
+                yield "graph", (*techniques, "cuda-graph"), replayed
 
 
 class CompactPolicy:
     """A policy whose candidates are cut down to what a small model can say: without docstrings, guards and the
-    reference's own text. Its wrappers are left out; a CUDA graph in few words takes their place."""
+    reference's own text. Its wrappers are left out; a CUDA graph in few words takes their place. In a random order, so that
+    single rewrites come up as well as all of them together."""
 
     def __init__(self, policy: Policy, form: AnswerForm, answer_chars: int, attempts: int) -> None:
         self.name = policy.name
@@ -90,7 +102,9 @@ class CompactPolicy:
         if key not in self._plans:
             # The policy's own hashes differ from the shortened ones, so its fixed plan is asked for at once.
             proposed = self._policy.propose(replace(context, history=()), _PLAN * self._attempts)
-            self._plans[key] = list(self._shortened(context, proposed))
+            plan = list(self._shortened(context, proposed))
+            random.Random(f"{context.seed} {context.task.sha256}").shuffle(plan)
+            self._plans[key] = plan
         return _unseen(self._plans[key], context, count)
 
     def _shortened(self, context: Context, proposed: list[Candidate]) -> Iterator[Candidate]:
