@@ -1,186 +1,117 @@
-"""Run legal schedules on a GPU of compute capability 9.0 and compare every output bit by bit.
+"""Run legal schedules on GPUs of compute capability 9.0 and compare every output bit by bit.
 
-    python prepare.py DIR           # anywhere: compile and disassemble the corpus into DIR
-    python execute_schedules.py DIR --seconds 60 --out result.json     # on the GPU machine
+    python prepare.py DIR           # anywhere: compile and disassemble the kernels into DIR
+    python execute_schedules.py DIR --schedules 100000 --gpus 4 --processes 48 --seconds 300 --out RESULT
 
-Needs the CUDA driver and numpy only. Each kernel has a process of its own; a schedule that faults ends
-its process and is reported with the moves that made it. Half of the schedules come from random play,
-half from a descent that only accepts moves which do not lengthen the issue time, because tight
-schedules are where a missing dependence would show.
+Needs the CUDA driver, numpy and pydantic only. The work is cut into slices of one kernel and one seed. Each goes to one
+of the processes, which share the GPUs; what it found is a line of RESULT/slices.jsonl, so the same command goes on where it
+was. RESULT/result.json sums up. A schedule that faults, hangs or ends its process costs that process and
+is on record: slice and seed lead to it again. Half of the schedules come from random play, half from a descent that only
+accepts moves which do not lengthen the issue time, because tight schedules are where a missing dependence would show.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import hashlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import random
 import sys
 import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from kernelwright.errors import DeviceError
+from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule, load, move_to_json
+from kernelwright.toolchain.driver import CudaError
+from kernelwright.tuning.launcher import Launcher, cuda_launcher_on
+from kernelwright.tuning.target import Target, load_target
 
-from kernelwright.sass import Schedule, load
+SLICE = 250
+"""Schedules of one slice."""
+STALLED_S = 60.0
+"""A process that finishes no schedule for so long hangs."""
+RETURN_PROBABILITY = 0.1
+MOVES = (1, 3, 8, 20)
+MOST_BAD = 4
+"""Wrong schedules of a slice that are looked into."""
+_DIGEST_BYTES = 8
+_TRIES = 4
+"""A slice ends after this many times as many plays as it wants schedules, since a play may lead to a known one."""
+NEIGHBOURHOODS = (Neighbourhood(kinds=("move",), hot_share=0.0), Neighbourhood(kinds=MOVE_KINDS))
+"""The first takes single instructions anywhere, the second makes moves and edits of every kind."""
 
-ROWS = 528
-
-
-def arguments_of(name, rng):
-    """(grid, arguments): arrays are inputs, ("out", shape, dtype) outputs, ints and floats as they are."""
-    half, single = np.float16, np.float32
-
-    def matrix(*shape, dtype=half):
-        return (rng.standard_normal(shape) * 0.5).astype(dtype)
-
-    if name == "softmax":
-        return (ROWS, 1, 1), [("out", (ROWS, 1008), single), matrix(ROWS, 1008, dtype=single), 1008, 1008]
-    if name == "rmsnorm":
-        x, w = matrix(ROWS, 2064), matrix(2064)
-        return (ROWS, 1, 1), [("out", (ROWS, 2064), half), x, w, 2064, 2064, 1e-5]
-    if name == "layernorm":
-        x, w, b = matrix(ROWS, 1008), matrix(1008), matrix(1008)
-        return (ROWS, 1, 1), [("out", (ROWS, 1008), half), x, w, b, 1008, 1008, 1e-5]
-    if name == "row_sum":
-        return (ROWS, 1, 1), [("out", (ROWS,), single), matrix(ROWS, 4112, dtype=single), 4112, 4112]
-    if name == "gemm_leakyrelu":
-        m, n, k = 496, 528, 528
-        return (8, 9, 1), [matrix(m, k), matrix(k, n), ("out", (m, n), half), m, n, k, k, n, n]
-    if name == "batched_gemm":
-        s, b = 512, 4
-        strides = [s * s, s, s * s, s, s * s, s]
-        return (8, 8, b), [matrix(b, s, s), matrix(b, s, s), ("out", (b, s, s), half), s, s, s, *strides]
-    if name == "fused_feed_forward":
-        s = 512
-        return (16, 8, 1), [matrix(s, s), matrix(s, s), matrix(s, s), ("out", (s, s), half), s, s, s, s, s, s]
-    if name.startswith("attention"):
-        heads, context, dim = 8, 512, 64
-        rows = 32 if name == "attention_mma" else 64
-        q, k, v = (matrix(heads, context, dim) for _ in range(3))
-        return (context // rows, heads, 1), [
-            q, k, v, ("out", (heads, context, dim), half), context, context * dim, 0.18,
-        ]  # fmt: skip
-    if name == "sgemm":
-        s = 512
-        a, b = matrix(s, s, dtype=single), matrix(s, s, dtype=single)
-        return (16, 16, 1), [a, b, ("out", (s, s), single), s, s, s, s, s, s]
-    raise ValueError(name)
+LauncherOn = Callable[[int, Any], Launcher]
 
 
-class Fault(Exception):
-    """The driver reported an error."""
+class Kernel:
+    """One kernel of the folder, and after `start` its launcher."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.target: Target = load_target(str(folder / f"{name}.json"), 90)
+        listing = (folder / f"{name}.txt").read_text(encoding="utf-8")
+        self.program: Program = load(self.target.cubin, lambda _: listing)
+        self.original = Schedule(self.program.kernel(self.target.spec.entry))
+        self._launcher: Launcher | None = None
+
+    def start(self, launcher_on: LauncherOn, device: int) -> None:
+        if self._launcher is None:
+            self._launcher = launcher_on(device, self.target.spec)
+
+    def outputs(self, cubin: bytes, seeds: tuple[int, ...]) -> list[list[bytes]]:
+        """The outputs of a freshly loaded module on inputs of each seed."""
+        assert self._launcher is not None
+        handle = self._launcher.load(cubin)
+        found = [self._launcher.outputs(handle, seed) for seed in seeds]
+        self._launcher.unload(handle)
+        return found
 
 
-class Device:
-    """The few driver calls needed."""
-
-    def __init__(self):
-        self.lib = ctypes.CDLL("libcuda.so.1")
-        self.call("cuInit", 0)
-        device = ctypes.c_int()
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        status = getattr(self.lib, name)(*arguments)
-        if status:
-            raise Fault(f"{name}: status {status}")
-
-    def upload(self, array):
-        pointer = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(array.nbytes))
-        self.call(
-            "cuMemcpyHtoD_v2", pointer, array.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(array.nbytes)
-        )
-        return pointer
-
-
-class Launcher:
-    """One kernel with its inputs on the device."""
-
-    def __init__(self, spec, seed):
-        self.device = Device()
-        self.spec = spec
-        self.grid, values = arguments_of(spec["corpus_name"], np.random.default_rng(seed))
-        self.values = []
-        for value in values:
-            if isinstance(value, tuple):
-                self.host = np.zeros(value[1], value[2])
-                self.out = self.device.upload(self.host)
-                self.values.append(self.out)
-            elif isinstance(value, np.ndarray):
-                self.values.append(self.device.upload(np.ascontiguousarray(value)))
-            else:
-                self.values.append(ctypes.c_int32(value) if isinstance(value, int) else ctypes.c_float(value))
-        self.values += [ctypes.c_uint64(0), ctypes.c_uint64(0)]
-        self.packed = (ctypes.c_void_p * len(self.values))(
-            *(ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in self.values)
-        )
-
-    def run(self, cubin, launches):
-        """Return the output bytes of each launch of a freshly loaded module."""
-        d = self.device
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        d.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
-        d.call("cuModuleGetFunction", ctypes.byref(function), module, self.spec["entry"].encode())
-        outputs = []
-        size = ctypes.c_size_t(self.host.nbytes)
-        for _ in range(launches):
-            d.call("cuMemsetD8_v2", self.out, ctypes.c_ubyte(0xFF), size)
-            d.call(
-                "cuLaunchKernel", function, *self.grid, 32 * self.spec["num_warps"], 1, 1,
-                self.spec["shared_bytes"], None, self.packed, None,
-            )  # fmt: skip
-            d.call("cuCtxSynchronize")
-            d.call("cuMemcpyDtoH_v2", self.host.ctypes.data_as(ctypes.c_void_p), self.out, size)
-            outputs.append(self.host.tobytes())
-        d.call("cuModuleUnload", module)
-        return outputs
-
-
-def mutate(schedule, rng):
-    """Play on from the current schedule, or start again now and then."""
-    if rng.random() < 0.1:
-        while schedule.history:
-            schedule.undo()
+def play_on(schedule: Schedule, original: Schedule, rng: random.Random) -> Schedule:
+    """Play on from a schedule, or start again now and then."""
+    if rng.random() < RETURN_PROBABILITY:
+        schedule = original.copy()
     descend = rng.random() < 0.5
-    for _ in range(rng.choice((1, 3, 10, 40))):
+    neighbourhood = rng.choice(NEIGHBOURHOODS)
+    for _ in range(rng.choice(MOVES)):
         before = schedule.issue_cycles
-        move = schedule.random_move(rng)
+        move = neighbourhood.draw(schedule, rng)
         if move is not None:
             schedule.play(move)
             if descend and schedule.issue_cycles > before:
                 schedule.undo()
+    return schedule
 
 
-def diagnose(program, history, launcher, expected):
-    """Return the shortest wrong prefix of a history, its last move, and what would have helped."""
+def diagnose(kernel: Kernel, schedule: Schedule, seeds: tuple[int, ...], expected: list[list[bytes]]) -> dict[str, Any]:
+    """Return the shortest wrong prefix of a schedule's history, and what would have helped."""
 
-    def is_wrong(words):
-        cubin = program.with_words({program.kernel().name: words})
-        return any(output != expected for output in launcher.run(cubin, 2))
+    def is_wrong(words: list[int]) -> bool:
+        cubin = kernel.program.with_words({schedule.kernel.name: words})
+        return any(kernel.outputs(cubin, seeds) != expected for _ in range(2))
 
-    schedule = Schedule(program.kernel())
-    for move in history:
-        schedule.play(move)
-        if is_wrong(schedule.words()):
+    prefix = kernel.original.copy()
+    for move in schedule.history:
+        prefix.play(move)
+        if is_wrong(prefix.words()):
             break
     else:
-        return {"prefix": None}
-    instructions = program.kernel().instructions
-    pairs = list(zip(schedule.controls(), schedule.order, strict=True))
+        return {"prefix": None, "moves": [move_to_json(move) for move in schedule.history]}
+    instructions = prefix.kernel.instructions
+    pairs = list(zip(prefix.controls(), prefix.order, strict=True))
 
-    def variant(change):
-        return is_wrong([change(c, i).encode(instructions[i].word) for c, i in pairs])
+    def variant(change: Callable[[Any, int], Any]) -> bool:
+        return is_wrong([change(control, index).encode(instructions[index].word) for control, index in pairs])
 
     return {
-        "prefix": len(schedule.history),
-        "moves": [[m.source, m.target] for m in schedule.history],
-        "last": [move.source, move.target, instructions[schedule.order[move.target]].text],
+        "prefix": len(prefix.history),
+        "moves": [move_to_json(move) for move in prefix.history],
         "wrong_without_reuse": variant(lambda c, i: replace(c, reuse=0)),
         "wrong_with_original_stalls_or_longer": variant(
             lambda c, i: c.with_stall(max(c.stall, instructions[i].control.stall))
@@ -191,83 +122,248 @@ def diagnose(program, history, launcher, expected):
     }
 
 
-def work(spec, folder, seconds, seed, results):
-    """Run one kernel's schedules for a while and put one record into `results`."""
-    name = spec["corpus_name"]
-    record = {
-        "kernel": name,
-        "seed": seed,
-        "schedules": 0,
-        "distinct": 0,
-        "wrong": 0,
-        "fault": None,
-        "bad": [],
-    }
-    cubin = (folder / f"{name}.cubin").read_bytes()
-    program = load(cubin, lambda _: (folder / f"{name}.txt").read_text())
-    schedule = Schedule(program.kernel())
-    record["issue_cycles"] = record["least_issue_cycles"] = schedule.issue_cycles
-    rng = random.Random(seed)
-    seen = set()
+def run_slice(kernel: Kernel, number: int, count: int, tell: Callable[[], None]) -> dict[str, Any]:
+    """Run one slice's schedules; a fault ends it early and is in the record."""
+    rng = random.Random(f"{kernel.target.spec.name}/{number}")
+    # Inputs of the slice's own, two of them, which stay on the GPU.
+    seeds = (2 * number, 2 * number + 1)
+    record: dict[str, Any] = {"schedules": 0, "wrong": 0, "least_issue_cycles": kernel.original.issue_cycles, "bad": []}
+    digests: dict[str, None] = {}
+    schedule = kernel.original.copy()
+    begin = time.monotonic()
+    expected = kernel.outputs(kernel.target.cubin, seeds)
+    if kernel.outputs(kernel.target.cubin, seeds) != expected or expected[0] == expected[1]:
+        raise DeviceError(f"wanted an original that repeats itself and uses its inputs, found {kernel.target.spec.name}")
     try:
-        launcher = Launcher(spec, seed)
-        expected = launcher.run(cubin, 3)
-        if len(set(expected)) != 1 or len(np.unique(np.frombuffer(expected[0], np.uint8))) < 50:
-            raise Fault("the original's output is not deterministic or is trivial")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            mutate(schedule, rng)
-            mutated = schedule.cubin(program)
-            record["schedules"] += 1
-            seen.add(hash(mutated))
+        for _ in range(_TRIES * count):
+            if record["schedules"] == count:
+                break
+            schedule = play_on(schedule, kernel.original, rng)
+            cubin = schedule.cubin(kernel.program)
+            digest = hashlib.blake2b(cubin, digest_size=_DIGEST_BYTES).hexdigest()
+            if digest in digests:
+                continue
+            digests[digest] = None
             record["least_issue_cycles"] = min(record["least_issue_cycles"], schedule.issue_cycles)
-            if any(output != expected[0] for output in launcher.run(mutated, 2)):
+            found = kernel.outputs(cubin, seeds)
+            record["schedules"] += 1
+            tell()
+            if found != expected:
                 record["wrong"] += 1
-                if len(record["bad"]) < 4:
-                    record["bad"].append(diagnose(program, list(schedule.history), launcher, expected[0]))
-    except Fault as fault:
-        record["fault"] = str(fault)
-        record["bad"].append([[m.source, m.target] for m in schedule.history])
-    record["distinct"] = len(seen)
-    results.put(record)
+                if len(record["bad"]) < MOST_BAD:
+                    record["bad"].append(diagnose(kernel, schedule, seeds, expected))
+                    tell()
+    except CudaError as error:
+        record["fault"] = str(error)
+        record["bad"].append({"moves": [move_to_json(move) for move in schedule.history]})
+    return record | {"digests": [*digests], "seconds": round(time.monotonic() - begin, 3)}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--processes-per-kernel", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    specs = json.loads((options.folder / "specs.json").read_text())
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    workers = []
-    for spec in specs:
-        for seed in range(options.processes_per_kernel):
-            workers.append(
-                context.Process(target=work, args=(spec, options.folder, options.seconds, seed, results))
-            )
-    for worker in workers:
-        worker.start()
-    records = []
-    end = time.monotonic() + options.seconds + 60
-    while len(records) < len(workers) and time.monotonic() < end:
-        if not results.empty():
-            records.append(results.get())
-            print(json.dumps({k: v for k, v in records[-1].items() if k != "bad"}), flush=True)
-        time.sleep(0.05)
-    for worker in workers:
-        worker.kill()
-    summary = {
-        "schedules": sum(r["schedules"] for r in records),
-        "distinct": sum(r["distinct"] for r in records),
-        "wrong": sum(r["wrong"] for r in records),
-        "faults": sum(r["fault"] is not None for r in records),
-        "silent": len(workers) - len(records),
+def work(connection: Any, folder: Path, device: int, launcher_on: LauncherOn, done: Any) -> None:
+    """Run the slices that come, in a process of its own, until None comes or a fault has lost the GPU."""
+    kernels: dict[str, Kernel] = {}
+
+    def tell() -> None:
+        done.value += 1
+
+    while (task := connection.recv()) is not None:
+        name, number, count = task
+        try:
+            if name not in kernels:
+                kernels[name] = Kernel(folder, name)
+            kernels[name].start(launcher_on, device)
+            record = run_slice(kernels[name], number, count, tell)
+        # Whatever it is must reach the parent as text, or it would be taken for the schedule's doing.
+        except Exception:  # noqa: BLE001
+            connection.send({"error": traceback.format_exc()})
+            return
+        connection.send(record)
+        if "fault" in record:
+            return
+
+
+class Worker:
+    """A process with one GPU, and what it is at."""
+
+    def __init__(self, folder: Path, device: int, launcher_on: LauncherOn) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.device = device
+        self.done = context.Value("q", 0, lock=False)
+        self.process = context.Process(target=work, args=(theirs, folder, device, launcher_on, self.done), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: tuple[str, int, int] | None = None
+        self._seen, self._since = 0, time.monotonic()
+
+    def give(self, task: tuple[str, int, int] | None) -> None:
+        self.task = task
+        self._since = time.monotonic()
+        self.connection.send(task)
+
+    def is_stalled(self) -> bool:
+        """Whether it has finished no schedule for long."""
+        if self.done.value != self._seen:
+            self._seen, self._since = self.done.value, time.monotonic()
+        return time.monotonic() - self._since > STALLED_S
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def execute(
+    folder: Path,
+    out: Path,
+    *,
+    schedules: int,
+    seconds: float,
+    gpus: int = 1,
+    processes: int = 1,
+    slice_size: int = SLICE,
+    launcher_on: LauncherOn = cuda_launcher_on,
+) -> dict[str, Any]:
+    """Run slices until there are enough schedules or the time is up; write and return what all calls found."""
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    if not names:
+        sys.exit(f"wanted launch files in {folder}, found none; run prepare.py first")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "slices.jsonl"
+    lines = list(read(path))
+    broken: dict[str, str] = {}
+    tasks = owed(names, lines, broken, schedules, slice_size)
+    begin = time.monotonic()
+    workers: list[Worker] = []
+    try:
+        workers = [Worker(folder, number % gpus, launcher_on) for number in range(processes)]
+        for worker in workers:
+            worker.give(next(tasks, None))
+        while any(worker.task for worker in workers):
+            ready = multiprocessing.connection.wait([worker.connection for worker in workers if worker.task], 1.0)
+            late = time.monotonic() - begin > seconds
+            for number, worker in enumerate(workers):
+                if worker.task is None or (worker.connection not in ready and not worker.is_stalled()):
+                    continue
+                record = answer(worker)
+                if "error" in record:
+                    # The machine's or this script's fault: the other kernels go on.
+                    broken.setdefault(worker.task[0], record["error"])
+                    worker.end()
+                    workers[number] = worker = Worker(folder, worker.device, launcher_on)
+                    worker.give(None if late else next(tasks, None))
+                    continue
+                line = {"kernel": worker.task[0], "slice": worker.task[1], **record}
+                lines.append(line)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                if "fault" in record:
+                    worker.end()
+                    workers[number] = worker = Worker(folder, worker.device, launcher_on)
+                worker.give(None if late else next(tasks, None))
+            if late:
+                break
+    finally:
+        for worker in workers:
+            worker.end()
+    wall_s = time.monotonic() - begin
+    calls = [*previous(out), {"seconds": round(wall_s, 1), "gpus": gpus, "processes": processes}]
+    result = {**summed_up(names, lines, calls), "broken": broken}
+    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def answer(worker: Worker) -> dict[str, Any]:
+    """Return a worker's record, or one that says how the worker was lost."""
+    lost = {"schedules": 0, "wrong": 0, "least_issue_cycles": None, "bad": [], "digests": [], "seconds": 0.0}
+    if not worker.connection.poll():
+        return lost | {"fault": f"no schedule finished within {STALLED_S:g} s", "at": worker.done.value}
+    try:
+        record: dict[str, Any] = worker.connection.recv()
+    except (EOFError, ConnectionResetError):
+        worker.process.join()
+        return lost | {"fault": f"the process ended with {worker.process.exitcode}", "at": worker.done.value}
+    return record
+
+
+def owed(
+    names: list[str], lines: list[dict[str, Any]], broken: Container[str], schedules: int, size: int
+) -> Iterator[tuple[str, int, int]]:
+    """Yield slices of one kernel after another until, with those that are done, there are enough schedules."""
+    known = {(line["kernel"], line["slice"]) for line in lines}
+    left = schedules - sum(line["schedules"] for line in lines)
+    number = 0
+    while left > 0 and any(name not in broken for name in names):
+        for name in names:
+            if (name, number) not in known and name not in broken and left > 0:
+                yield name, number, min(size, left)
+                left -= size
+        number += 1
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines; a torn one is work that is still owed."""
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            yield json.loads(text)
+        except ValueError:
+            continue
+
+
+def previous(out: Path) -> list[dict[str, Any]]:
+    """The calls that have added to a result."""
+    path = out / "result.json"
+    return json.loads(path.read_text(encoding="utf-8"))["calls"] if path.exists() else []
+
+
+def summed_up(names: list[str], lines: list[dict[str, Any]], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of all slices."""
+    per_kernel = {}
+    for name in names:
+        mine = [line for line in lines if line["kernel"] == name]
+        per_kernel[name] = {
+            "schedules": sum(line["schedules"] for line in mine),
+            "distinct": len({digest for line in mine for digest in line["digests"]}),
+            "wrong": sum(line["wrong"] for line in mine),
+            "faults": sum("fault" in line for line in mine),
+            "least_issue_cycles": min(
+                (line["least_issue_cycles"] for line in mine if line["least_issue_cycles"]), default=None
+            ),
+        }
+    totals: Counter[str] = Counter()
+    for found in per_kernel.values():
+        totals.update({key: found[key] for key in ("schedules", "distinct", "wrong", "faults")})
+    wall_s = sum(call["seconds"] for call in calls)
+    return {
+        **totals,
+        "schedules_per_second": round(totals["schedules"] / wall_s, 1) if wall_s else None,
+        "per_kernel": per_kernel,
+        "calls": calls,
+        "faults_found": [
+            {key: line.get(key) for key in ("kernel", "slice", "fault", "at")} for line in lines if "fault" in line
+        ],
+        "bad": [{"kernel": line["kernel"], "slice": line["slice"], **bad} for line in lines for bad in line["bad"]][:64],
     }
-    print(json.dumps(summary))
-    options.out.write_text(json.dumps({"summary": summary, "records": records}, indent=1))
+
+
+def main() -> int:
+    """Run, and print the sums."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--schedules", type=int, default=100_000, help="in all, those of earlier calls included")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of this call")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=12, help="in all")
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    options = parser.parse_args()
+    result = execute(
+        options.folder, options.out, schedules=options.schedules, seconds=options.seconds, gpus=options.gpus,
+        processes=options.processes,
+    )  # fmt: skip
+    print(json.dumps({key: value for key, value in result.items() if key not in ("per_kernel", "calls", "bad")}))
+    for name, error in result["broken"].items():
+        print(f"{name} was not run:\n{error}", file=sys.stderr)
+    return 1 if result["wrong"] or result["faults"] or result["broken"] else 0
 
 
 if __name__ == "__main__":
