@@ -1,4 +1,4 @@
-"""Kernelwright: reinforcement learning that makes GPU code faster, under one judge that cannot be fooled.
+"""Kernelwright: reinforcement learning that makes GPU code faster, under one judge that is hard to fool.
 
 The command line's verbs are functions:
 
@@ -6,7 +6,8 @@ The command line's verbs are functions:
     optimize(task, out=...)      a verified faster drop-in
     bench(suite, out=...)        a suite against its baselines
 
-They are imported when first used, so that `import kernelwright` does not load torch.
+They are imported when first used, so that `import kernelwright` does not load torch. The other verbs are functions of their
+modules: docs/cli.md names them. Everything that is raised on purpose is a `kernelwright.errors.KernelwrightError`.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kernelwright.evaluation import Judge, Settings
+from kernelwright.errors import UsageError
+from kernelwright.evaluation import Evaluator, Judge, Settings
 from kernelwright.policies import Policy, policy_named
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.rl.bench import BenchResult
+from kernelwright.rl.bench import BenchEvent, BenchResult
 from kernelwright.rl.bench import bench as run_bench
-from kernelwright.rl.search import OptimizeResult
+from kernelwright.rl.search import OptimizeResult, SearchEvent
 from kernelwright.rl.search import optimize as run_search
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.suites import Suite, load_suite
@@ -19,13 +20,23 @@ from kernelwright.tasks.suites import Suite, load_suite
 def evaluate(
     task: Task | str | Path, candidate: Candidate | str | Path, *, device: str = "auto", settings: Settings | None = None
 ) -> Evaluation:
-    """Judge one candidate.
+    """Judge one candidate; nothing is written.
+
+        found = kernelwright.evaluate("scale.py", "faster.py")
+        print(found.verdict, found.reason, found.speedup, found.speedup_low, found.is_improvement)
+
+    A candidate that fails is no error: it has the verdict `rejected` and a reason. For many candidates keep one
+    `kernelwright.evaluation.Judge` or `JudgePool`, which spares each the start.
 
     Args:
-        task: A record, a Python file or the id of a built-in task.
+        task: A record, a Python file in KernelBench's format or the id of a built-in task.
         candidate: A record or a Python file that defines `ModelNew`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         settings: Of the judge.
+
+    Returns:
+        The record: verdict, reason, speedup (reference latency / candidate latency) with its 95 % interval, labels, raw
+        timings and checks.
 
     Raises:
         UsageError: the task or the candidate cannot be read, or the reference does not work.
@@ -44,10 +55,54 @@ def optimize(
     device: str = "auto",
     budget: int = 24,
     settings: Settings | None = None,
+    on_event: Callable[[SearchEvent], None] | None = None,
+    seed: int = 0,
+    evaluator: Evaluator | None = None,
 ) -> OptimizeResult:
-    """Search for a verified faster drop-in; see `kernelwright.rl.search.optimize`."""
+    """Search for a verified faster drop-in, and confirm it by an independent re-measurement.
+
+        result = kernelwright.optimize("scale.py", out="scale-run", budget=12)
+        if result.best is not None:
+            print(result.best.speedup_low, result.run / "optimized.py")
+
+    Writes `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement was confirmed,
+    `optimized.py` into `out`. Every evaluation is on disk before the next begins: killed at any moment and called again
+    with the same arguments, it goes on where it was.
+
+    Args:
+        task: A record, a Python file in KernelBench's format or the id of a built-in task.
+        out: The run directory.
+        policy: Who proposes candidates: `builtin`, or a policy such as `kernelwright.rl.model_policy.policy_for_run` makes.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        budget: Evaluations to spend, those already in `out` included; confirmations come on top.
+        settings: Of the judge.
+        on_event: Told about progress.
+        seed: Of the policy.
+        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
+
+    Returns:
+        The run directory, the confirming evaluation of the best candidate (None when nothing was confirmed to be faster)
+        and the number of evaluations.
+
+    Raises:
+        UsageError: the task cannot be read or does not work, there is no such policy, another process is at work in
+            `out`, or it belongs to another task, device, policy or other settings.
+        InfrastructureError: this machine cannot judge, or the policy gave nothing usable.
+    """
+    if budget < 1:
+        raise UsageError(f"Wanted a budget of at least one evaluation; found {budget}.")
     chosen = policy_named(policy) if isinstance(policy, str) else policy
-    return run_search(_task(task), policy=chosen, device=device, budget=budget, out=Path(out), settings=settings)
+    return run_search(
+        _task(task),
+        policy=chosen,
+        device=device,
+        budget=budget,
+        out=Path(out),
+        settings=settings,
+        on_event=on_event,
+        seed=seed,
+        evaluator=evaluator,
+    )
 
 
 def bench(
@@ -55,13 +110,56 @@ def bench(
     *,
     out: str | Path,
     path: str | Path | None = None,
+    levels: Sequence[int] = (1, 2, 3),
     baselines: Sequence[str] = ("compile",),
     device: str = "auto",
     settings: Settings | None = None,
+    on_event: Callable[[BenchEvent], None] | None = None,
+    strict_too: bool = False,
+    evaluator: Evaluator | None = None,
 ) -> BenchResult:
-    """Measure a suite against its baselines; see `kernelwright.rl.bench.bench`."""
-    loaded = load_suite(suite, path=Path(path) if path is not None else None) if isinstance(suite, str) else suite
-    return run_bench(loaded, baselines=baselines, device=device, out=Path(out), settings=settings)
+    """Judge a suite's candidates and time its baselines, in one run that resumes in `out`.
+
+        result = kernelwright.bench("cuda-l1", path="h100.json", out="cuda-l1-run", baselines=["compile", "cudagraph"])
+        print((result.run / "table.md").read_text())
+
+    Writes `evaluations.jsonl`, `table.json`, `table.md`, `report.html` and what could not be measured, `errors.json`.
+
+    Args:
+        suite: A record, or a name: `builtin`, `kernelbench` or `cuda-l1`.
+        out: The run directory.
+        path: Of a suite given by name: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.
+        levels: Of a suite given by name: the levels to keep.
+        baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudnn`; `eager` is always
+            measured, as the reference.
+        device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
+        settings: Of the judge.
+        on_event: Told of each job that ends.
+        strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
+        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. Where baselines beside eager are
+            wanted it must measure them together, as a `JudgePool` does and a `RayPool` does not. By default judges on
+            this machine.
+
+    Returns:
+        The run directory, the rows of the table, counts and errors.
+
+    Raises:
+        UsageError: the suite cannot be read, there is nothing to measure or no such baseline, the evaluator cannot, another
+            process is at work in `out`, or it belongs to another run.
+        InfrastructureError: this machine cannot judge.
+    """
+    if isinstance(suite, str):
+        suite = load_suite(suite, path=Path(path) if path is not None else None, levels=levels)
+    return run_bench(
+        suite,
+        baselines=baselines,
+        device=device,
+        out=Path(out),
+        settings=settings,
+        on_event=on_event,
+        strict_too=strict_too,
+        evaluator=evaluator,
+    )
 
 
 def _task(task: Task | str | Path) -> Task:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import kernelwright
 from kernelwright.errors import UsageError
-from kernelwright.evaluation import Settings
+from kernelwright.evaluation import JudgePool, Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, Verdict
 from kernelwright.rl import bench as module
 from kernelwright.tasks.suites import Suite, SuiteEntry
@@ -77,9 +78,46 @@ def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap):
 
 
 @pytest.mark.parametrize(("baselines", "words"), [(["eager", "nonsense"], "nonsense"), (["eager"], "brings no candidates")])
-def test_what_cannot_be_measured_is_said(tmp_path, baselines, words):
+def test_what_cannot_be_measured_is_said_and_leaves_nothing(tmp_path, baselines, words):
     with pytest.raises(UsageError, match=words):
-        module.bench(Suite("made", (SuiteEntry(SCALED, None, 1),)), baselines=baselines, device="cpu", out=tmp_path)
+        module.bench(Suite("made", (SuiteEntry(SCALED, None, 1),)), baselines=baselines, device="cpu", out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+class OtherJudges:
+    """An `Evaluator` that measures no baselines together, as `RayPool`; its verdicts come from nowhere."""
+
+    slots = 1
+    is_closed = False
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            yield job, judged(job.task, 3.0, strict=False)
+
+    def close(self, *, at_once=False):
+        self.is_closed = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def test_any_evaluator_judges_candidates_and_stays_open(tmp_path, suite):
+    judges = OtherJudges()
+    result = kernelwright.bench(suite, baselines=["eager"], device="cpu", out=tmp_path, evaluator=judges)
+    assert [found.speedup for found in RunDirectory(tmp_path).evaluations()] == [3.0]
+    assert [row.solved.geomean for row in result.rows if row.level is None] == [pytest.approx(3.0)]
+    assert not judges.is_closed
+
+
+def test_an_evaluator_that_cannot_measure_baselines_together_is_refused_for_them(tmp_path, suite):
+    with pytest.raises(UsageError, match="measures baselines together, such as JudgePool; found OtherJudges"):
+        kernelwright.bench(suite, device="cpu", out=tmp_path / "run", evaluator=OtherJudges())
+    assert not list(tmp_path.iterdir())
+    with JudgePool(["cpu"], SETTINGS) as pool:
+        assert isinstance(pool, module.RotatingEvaluator)
 
 
 def test_a_directory_of_another_run_is_refused(tmp_path, suite, cheap):

@@ -8,15 +8,16 @@ is wrong or does not run has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.evaluation import JUDGES_PER_GPU, Job, JudgePool, Rotation, Settings, devices_of
+from kernelwright.evaluation import JUDGES_PER_GPU, Evaluator, Job, JudgePool, Rotation, Settings, devices_of
 from kernelwright.evaluation.pool import Outcome
 from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
@@ -24,6 +25,17 @@ from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
+
+
+@runtime_checkable
+class RotatingEvaluator(Evaluator, Protocol):
+    """An evaluator that also measures the baselines of a task together, as `JudgePool` does."""
+
+    def rotate(
+        self, rotations: Iterable[Rotation], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
+        """As `evaluate`, one evaluation for each baseline of a rotation."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ def bench(
     per_device: int | None = None,
     deadline: Callable[[], bool] | None = None,
     strict_too: bool = False,
+    evaluator: Evaluator | None = None,
 ) -> BenchResult:
     """Measure a suite; resumes in `out`.
 
@@ -73,9 +86,12 @@ def bench(
         per_device: Judges at once on each device.
         deadline: Asked before each job; True leaves the rest for a later run in the same directory.
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
+        evaluator: Who judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines beside
+            eager are wanted, which a `RayPool` is not. By default judges on this machine.
 
     Raises:
-        UsageError: an unknown baseline, an empty suite, or `out` belongs to another run.
+        UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run.
+        InfrastructureError: this machine cannot judge.
     """
     unknown = [name for name in baselines if name not in ALL_BASELINES]
     if unknown:
@@ -83,18 +99,6 @@ def bench(
     if not suite.entries:
         raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
     settings = settings or Settings()
-    run = RunDirectory(out)
-    devices = devices_of(device)
-    config = {
-        "kind": "bench",
-        "suite": suite.name,
-        "tasks": [entry.task.id for entry in suite.entries],
-        "devices": list(devices),
-        "settings": settings.model_dump(mode="json"),
-        "kernelwright": kernelwright.__version__,
-    }
-    if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
-        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
     jobs = [Job(entry.task, entry.candidate, settings) for entry in suite.entries if entry.candidate is not None]
     if strict_too:
         strict = settings.model_copy(update={"strict_fp32": True})
@@ -105,6 +109,23 @@ def bench(
         raise UsageError(
             f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
         )
+    if rotations and evaluator is not None and not isinstance(evaluator, RotatingEvaluator):
+        raise UsageError(
+            f"Wanted an evaluator that measures baselines together, such as JudgePool; found {type(evaluator).__name__}. "
+            "Name no baselines beside eager, or leave the evaluator out."
+        )
+    devices = devices_of(device)
+    run = RunDirectory(out)
+    config = {
+        "kind": "bench",
+        "suite": suite.name,
+        "tasks": [entry.task.id for entry in suite.entries],
+        "devices": list(devices),
+        "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
+    }
+    if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
+        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
     done = {
         (found.task_sha256, found.candidate_sha256, found.policy, _is_strict(found)) for found in run.evaluations()
     }
@@ -131,12 +152,15 @@ def bench(
             on_event(BenchEvent(task.id, what, outcome, finished, total))
 
     count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
-    with JudgePool(devices, settings, count) as pool:
+    with contextlib.ExitStack() as stack:
+        pool = evaluator or stack.enter_context(JudgePool(devices, settings, count))
         for job, outcome in pool.evaluate(owed, stop=deadline):
             keep(job.task, "candidate", outcome)
-        for rotation, found in pool.rotate(turns, stop=deadline):
-            for index, baseline in enumerate(rotation.baselines):
-                keep(rotation.task, baseline.techniques[0], found if isinstance(found, KernelwrightError) else found[index])
+        if isinstance(pool, RotatingEvaluator):
+            for rotation, found in pool.rotate(turns, stop=deadline):
+                for index, baseline in enumerate(rotation.baselines):
+                    outcome = found if isinstance(found, KernelwrightError) else found[index]
+                    keep(rotation.task, baseline.techniques[0], outcome)
     return summarise(run, suite, errors)
 
 
