@@ -14,6 +14,8 @@ from report_samples import REFERENCE, accepted, candidate_source, rejected, sear
 from kernelwright.errors import UsageError
 from kernelwright.records import Label, Reason, RunDirectory
 from kernelwright.report import differences
+from kernelwright.report.html import write_page
+from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import best_of, rows_of
 from kernelwright.report.table import TaskResult, bench_table
@@ -356,3 +358,26 @@ def test_a_source_is_kept_once_however_often_it_was_judged(tmp_path):
     entries = details_of(page_of(tmp_path, same))
     assert len(entries["texts"]) == 2
     assert candidate_source("a").splitlines() in entries["texts"]
+
+
+@pytest.mark.parametrize("table", [{"rows": 3}, {"rows": [3]}, [1], "text"])
+def test_a_table_of_another_form_is_left_out(tmp_path, table):
+    run = write_run(tmp_path, search())
+    run.write_json("table.json", table)
+    assert "Statistics" not in write_report(run, tmp_path / "report.html").read_text()
+
+
+def test_a_summary_of_another_kind_is_said(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.write_json("config.json", {"kind": KIND})
+    run.write_json("summary.json", {"kernels": {}})
+    with pytest.raises(UsageError, match="Wanted the summary of an assembly run"):
+        write_moves_report(run, tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("place", ["nowhere/report.html", "folder"])
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="Choose another file"):
+        write_page("text", tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -5,21 +5,17 @@ Everything shown comes from the run directory's JSON files through Jinja's auto-
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup, escape
 
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory
+from kernelwright.report.html import asset, fill, flattened, write_page
 
 KIND = "sass optimize"
 """What `kind` is in the `config.json` of such a run."""
@@ -41,14 +37,7 @@ def write_moves_report(run: RunDirectory, target: Path) -> Path:
     Raises:
         UsageError: the run has no summary yet, a JSON file is broken, or `target` cannot be written.
     """
-    text = render_moves(run)
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"Wanted to write the report to {target}, found: {error.strerror}. Choose another file.") from error
-    return target
+    return write_page(render_moves(run), target)
 
 
 def render_moves(run: RunDirectory) -> str:
@@ -60,15 +49,17 @@ def render_moves(run: RunDirectory) -> str:
     config, summary = run.read_json("config.json"), run.read_json("summary.json")
     if not isinstance(config, dict) or not isinstance(summary, dict):
         raise UsageError(f"Wanted a finished run in {run.path}, found no summary.json. Run it to its end first.")
+    if summary.get("kind") != KIND:
+        raise UsageError(
+            f"Wanted the summary of an assembly run in {run.path}/summary.json, found something else. Run it again."
+        )
     environment = run.read_json("environment.json") or {}
     winner = run.read_json("winner.json") if summary.get("best") else None
-    style = _asset("page.css") + _LINES
     lines = {agent: _best_so_far(points) for agent, points in _points(run.path / "schedules.jsonl").items()}
-    engine = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    engine.filters |= {"times": _times, "interval": _interval, "share": _share, "sentence": _sentence}
-    return engine.from_string(_asset("assembly.html.j2")).render(
-        policy=f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'",
-        style=Markup(style),
+    return fill(
+        "assembly.html.j2",
+        style=asset("page.css") + _LINES,
+        filters={"times": _times, "interval": _interval, "share": _share, "sentence": _sentence},
         config=config,
         summary=summary,
         winner=None if winner is None else _with_pairs(winner),
@@ -77,8 +68,7 @@ def render_moves(run: RunDirectory) -> str:
         curve=_curve(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
         lines=list(lines),
         facts=_facts(environment, summary),
-        record=[*_flat("", config), *_flat("", environment)],
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        record=[*flattened(config), *flattened(environment)],
     )
 
 
@@ -193,16 +183,6 @@ def _facts(environment: dict[str, Any], summary: dict[str, Any]) -> list[tuple[s
     return [(name, str(value)) for name, value in facts.items() if value]
 
 
-def _flat(prefix: str, value: dict[str, Any]) -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for name, item in value.items():
-        if isinstance(item, dict):
-            lines += _flat(f"{prefix}{name}.", item)
-        else:
-            lines.append((f"{prefix}{name}", item if isinstance(item, str) else json.dumps(item)))
-    return lines
-
-
 def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}×"
 
@@ -214,11 +194,3 @@ def _interval(found: dict[str, Any]) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def _asset(name: str) -> str:
-    return resources.files("kernelwright.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -8,23 +8,18 @@ a content security policy, so that nothing else in it could run.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import statistics
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, RunDirectory, sha256_of
 from kernelwright.report import charts, differences
+from kernelwright.report.html import asset, fill, flattened, write_page
 from kernelwright.report.rows import (
     ACCEPTED,
     IMPROVEMENT,
@@ -53,15 +48,7 @@ def write_report(run: RunDirectory, target: Path) -> Path:
     Raises:
         UsageError: a JSON file of the run is broken, or `target` cannot be written.
     """
-    text = render(run)
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(target)
-    except OSError as error:
-        message = f"Wanted to write the report to {target}, found: {error.strerror}. Choose another file."
-        raise UsageError(message) from error
-    return target
+    return write_page(render(run), target)
 
 
 def render(run: RunDirectory) -> str:
@@ -83,17 +70,14 @@ def render(run: RunDirectory) -> str:
         )
         for row in rows
     ]
-    style, script = _asset("page.css"), _asset("page.js")
-    template = _template()
     judged = candidates(rows)
     standing = [row for row in judged if row.superseded_by is None]
     standing_marks = [mark for mark in marks if mark.counts]
-    return template.render(
-        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'",
-        style=Markup(style),
-        script=Markup(script),
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    return fill(
+        "page.html.j2",
+        style=asset("page.css"),
+        script=asset("page.js"),
+        filters={"latency": latency, "times": times, "interval": interval},
         kind=config.get("kind", "run"),
         run_name=run.path.resolve().name,
         device=_device(config, environment, rows),
@@ -110,18 +94,10 @@ def render(run: RunDirectory) -> str:
         tables=_tables(run.read_json("table.json")),
         errors=_object(run.read_json("errors.json")),
         facts=_headline_facts(environment),
-        environment=list(_flatten(environment)),
-        config=list(_flatten({key: value for key, value in config.items() if key not in LONG_KEYS})),
+        environment=flattened(environment),
+        config=flattened({key: value for key, value in config.items() if key not in LONG_KEYS}),
         data=_script_json(_details(rows, _references(config, run.read_json("tasks.json")))),
     )
-
-
-def _template() -> jinja2.Template:
-    engine = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    engine.filters |= {"latency": latency, "times": times, "interval": interval}
-    return engine.from_string(_asset("page.html.j2"))
 
 
 def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row]) -> str:
@@ -211,7 +187,8 @@ def _presentable(value: Any) -> Any:
 
 def _tables(value: Any) -> list[dict[str, Any]]:
     """The statistics in `table.json`, once over solved tasks and once over all; none for anything else."""
-    rows = [_object(row) for row in _object(value).get("rows") or []]
+    listed = _object(value).get("rows")
+    rows = [_object(row) for row in listed] if isinstance(listed, list) else []
     tables = []
     for variant, caption in TABLE_CAPTIONS.items():
         numbers = [(row, _object(row.get(variant))) for row in rows]
@@ -249,26 +226,8 @@ def _headline_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts.items() if value]
 
 
-def _flatten(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            lines += _flatten(item, f"{prefix}{key}.")
-        else:
-            lines.append((f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item)))
-    return lines
-
-
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _asset(name: str) -> str:
-    return resources.files("kernelwright.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _script_json(value: Any) -> Markup:

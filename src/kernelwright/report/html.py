@@ -1,0 +1,77 @@
+"""What the pages of all runs share: one self-contained file, escaped by Jinja, under a policy that lets nothing else in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from kernelwright.errors import UsageError
+
+
+def fill(
+    name: str, *, style: str, script: str | None = None, filters: Mapping[str, Callable[..., str]], **values: Any
+) -> str:
+    """Return the page of a template of this package.
+
+    Args:
+        name: The template's file.
+        style: CSS of our own; the only one that the page's policy allows.
+        script: The same for JavaScript; None allows none.
+        filters: For the template.
+        values: For the template; they are escaped unless they are `Markup`.
+    """
+    engine = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    engine.filters |= filters
+    allowed = f"style-src {_hash(style)}; " + ("" if script is None else f"script-src {_hash(script)}; ")
+    return engine.from_string(asset(name)).render(
+        policy=f"default-src 'none'; {allowed}base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=None if script is None else Markup(script),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **values,
+    )
+
+
+def write_page(text: str, target: Path) -> Path:
+    """Write a page to `target`, replacing it in one step, and return `target`.
+
+    Raises:
+        UsageError: `target` cannot be written.
+    """
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"Wanted to write the report to {target}, found: {error.strerror}. Choose another file.") from error
+    return target
+
+
+def asset(name: str) -> str:
+    """The text of a file of this package."""
+    return resources.files("kernelwright.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def flattened(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """The leaves of nested objects with their dotted names, as text."""
+    lines: list[tuple[str, str]] = []
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            lines += flattened(item, f"{prefix}{name}.")
+        else:
+            lines.append((f"{prefix}{name}", item if isinstance(item, str) else json.dumps(item)))
+    return lines
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
