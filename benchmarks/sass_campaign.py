@@ -1,13 +1,14 @@
 """Tune many kernels by PPO and its controls under equal budgets, and write results/sass-<gpu>/.
 
-    python benchmarks/sass_campaign.py results/sass-h200 --minutes 9 --gpus 1
+    python benchmarks/sass_campaign.py results/sass-h200 --minutes 9 --gpus 4
     python benchmarks/sass_campaign.py results/sass-h200 --minutes 9 --gpus 4        # the same command goes on
 
-Each kernel has a run directory of its own and a process of its own, with one GPU. A kernel whose run is finished
-is not run again, and one that was cut short when the call's time was up goes on where it was. After the search
-each winner goes through `deploy`, which proves it and times it again in fresh processes: that is the number in
-`summary.json`, and a kernel without a confirmed gain counts as 1. With `--backend` naming a model, nothing is
-deployed and every number is marked as simulated.
+Each agent on each kernel has a run directory and a process of its own. Several processes share a GPU and time their
+schedules one at a time, since most of an agent's time goes into choosing what to measure. A run that is finished is
+not repeated, and one that was cut short when the call's time was up goes on where it was. When a kernel's agents are
+done, the best confirmed winner goes through `deploy`, which proves it and times it again in fresh processes: that is
+the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails leaves the rest alone. With
+`--backend` naming a model, nothing is deployed and every number is marked as simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import math
 import os
 import subprocess
 import sys
+import tarfile
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +36,18 @@ HEADROOM = ("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise")
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
-AGENTS = ("ppo", "greedy", "guided", "anneal", "random")
-AGENT_SHARE = 0.35
-"""Of a kernel's time box that one agent may use. PPO needs most of it; the others are done with their budget sooner."""
-
+AGENTS = ("ppo", "guided", "greedy", "anneal", "random")
+"""PPO first: it takes longest."""
+PLAYING_SHARE = 0.75
+"""Of a call's time; the rest is for confirming and deploying what was found."""
 LEAST_S = 20.0
-"""A kernel is begun only if the call still has this much time."""
+"""Nothing is begun for which there is less time than this."""
+CORES_SHARE = 0.75
+MOST_SIDE_BY_SIDE = 14
+PPO_THREADS = "2"
+ARCHIVE_BYTES = 12 << 20
+"""An archive that has grown to this is followed by another."""
+_LEFT_OUT_OF_ARCHIVES = ("policy.zip", ".lock")
 
 
 def main() -> None:
@@ -46,112 +57,207 @@ def main() -> None:
     parser.add_argument("--kernels", default=",".join(TARGETS), help="comma-separated")
     parser.add_argument("--agents", default=",".join(AGENTS), help="comma-separated; each has the whole budget")
     parser.add_argument("--budget", type=int, default=1000, help="schedules for each agent and kernel")
-    parser.add_argument("--box", type=float, default=240.0, help="seconds for one kernel")
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call; what is not done then goes on in the next")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument(
+        "--side-by-side", type=int, default=None, help="processes that share a GPU; by default as cores allow"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--moves", default="beyond", choices=("beyond", "paper"))
     parser.add_argument("--backend", default="gpu")
     parser.add_argument("--architecture", type=int, default=None)
+    parser.add_argument("--pack", type=Path, default=None, help="folder for summary.json and archives of the runs")
     parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--agent", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only is not None:
-        tune(options, options.only)
+        if options.agent is not None:
+            tune(options, options.only, options.agent)
+        else:
+            deploy_best(options.out / options.only)
         return
-    campaign(options)
-    summary = summarise(options.out)
-    print(json.dumps({key: summary[key] for key in ("kernels", "geomean", "max", "wrong_outputs", "schedules_run")}))
+    failed = campaign(options)
+    summary = summarise(options.out, failed)
+    if options.pack is not None:
+        pack(options.out, options.pack)
+    print(
+        json.dumps({key: summary[key] for key in ("kernels", "geomean", "max", "wrong_outputs", "schedules_run", "failed")})
+    )
 
 
-def campaign(options: argparse.Namespace) -> None:
-    """Give every GPU a kernel, and the next one when it is done."""
-    end = time.monotonic() + 60.0 * options.minutes
-    kernels = options.kernels.split(",")
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one process does: let an agent play on a kernel, or deploy the kernel's winner (no agent)."""
+
+    kernel: str
+    agent: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people and for files."""
+        return f"{self.kernel}/{self.agent or 'deploy'}"
+
+    def is_done(self, out: Path, agents: Sequence[str]) -> bool:
+        """Whether its result is on disk."""
+        if self.agent is not None:
+            return (out / self.kernel / self.agent / "summary.json").exists()
+        final = RunDirectory(out / self.kernel).read_json("deployed.json")
+        return final is not None and set(agents) <= set(final["agents"])
+
+
+Start = Callable[[Unit, int, float], "subprocess.Popen[bytes]"]
+
+
+@dataclass(slots=True)
+class Yard:
+    """The GPUs and what runs on each."""
+
+    gpus: int
+    places: int
+    running: dict[Unit, tuple[int, Any]] = field(default_factory=dict)
+
+    def free_gpu(self) -> int | None:
+        """Return the GPU with the fewest processes, or None when all are full."""
+        loads = Counter({gpu: 0 for gpu in range(self.gpus)})
+        loads.update(gpu for gpu, _ in self.running.values())
+        gpu = min(loads, key=lambda gpu: (loads[gpu], gpu))
+        return gpu if loads[gpu] < self.places else None
+
+
+def campaign(options: argparse.Namespace, start: Start | None = None) -> list[str]:
+    """Run one process for each agent on each kernel, and one to deploy each kernel's winner; return what failed."""
+    begin = time.monotonic()
+    end = begin + 60.0 * options.minutes
+    until = begin + PLAYING_SHARE * 60.0 * options.minutes
+    kernels, agents = options.kernels.split(","), options.agents.split(",")
     unknown = [name for name in kernels if name not in TARGETS]
     if unknown:
         sys.exit(f"wanted kernels out of {', '.join(TARGETS)}, found {', '.join(unknown)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    waiting = [name for name in kernels if not is_finished(options.out / name)]
-    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
-    while waiting or running:
-        for gpu in range(options.gpus):
-            if gpu in running or not waiting or time.monotonic() + LEAST_S > end:
-                continue
-            name = waiting.pop(0)
-            running[gpu] = (name, start(options, name, gpu))
-        if not running:
+    begin_unit = start or (lambda unit, gpu, play_until: start_process(options, unit, gpu, play_until))
+    waiting = [Unit(kernel, agent) for agent in agents for kernel in kernels]
+    waiting = [unit for unit in waiting if not unit.is_done(options.out, agents)]
+    owed = [Unit(kernel) for kernel in kernels if not Unit(kernel).is_done(options.out, agents)]
+    schedules = count_schedules(options.out)
+    yard = Yard(options.gpus, options.side_by_side or places(options.gpus))
+    failed: list[str] = []
+    while True:
+        now = time.monotonic()
+        playing = waiting if now + LEAST_S < until else []
+        busy = {unit.kernel for unit in (*playing, *yard.running)}
+        ready = [unit for unit in owed if unit.kernel not in busy and is_played(options.out, unit.kernel)]
+        for unit in (*ready, *playing) if now + LEAST_S < end else ():
+            gpu = yard.free_gpu()
+            if gpu is None:
+                break
+            yard.running[unit] = (gpu, begin_unit(unit, gpu, until))
+            (waiting if unit.agent else owed).remove(unit)
+        if not yard.running:
             break
-        for gpu, (name, process) in list(running.items()):
-            if process.poll() is not None:
-                del running[gpu]
-                print(f"{name}: exit status {process.returncode}", flush=True)
-            elif time.monotonic() > end:
+        for unit, (_, process) in list(yard.running.items()):
+            status = process.poll()
+            if status is None and now > end:
                 # Every measurement is on disk already, so nothing but the time since the last one is lost.
                 process.terminate()
                 process.wait()
-                del running[gpu]
-                waiting.append(name)
+                waiting.append(unit)
+            elif status is None:
+                continue
+            elif status:
+                failed.append(unit.name)
+                print(f"{unit.name}: exit status {status}: {last_line(log_of(options.out, unit))}", flush=True)
+            del yard.running[unit]
         time.sleep(0.2)
-    if waiting:
-        print(f"left for the next call: {', '.join(waiting)}", flush=True)
+    left = [unit.name for unit in (*waiting, *owed)]
+    if left:
+        print(f"left for the next call: {', '.join(left)}", flush=True)
+    note_call(options, time.monotonic() - begin, count_schedules(options.out) - schedules)
+    return failed
 
 
-def start(options: argparse.Namespace, name: str, gpu: int) -> subprocess.Popen[bytes]:
-    """Start one kernel in a process that sees one GPU, with what it says in a file beside its run."""
-    given = ["--agents", options.agents, "--budget", str(options.budget), "--box", str(options.box)]
-    given += ["--seed", str(options.seed), "--moves", options.moves, "--backend", options.backend]
+def places(gpus: int) -> int:
+    """Return how many processes may share a GPU, for the cores there are."""
+    return min(MOST_SIDE_BY_SIDE, max(1, int(CORES_SHARE * (os.cpu_count() or 1)) // gpus))
+
+
+def log_of(out: Path, unit: Unit) -> Path:
+    """Where a process says what it does."""
+    return out / unit.kernel / f"{unit.agent or 'deploy'}.log"
+
+
+def start_process(options: argparse.Namespace, unit: Unit, gpu: int, until: float) -> subprocess.Popen[bytes]:
+    """Start a process that sees one GPU, with what it says in a file beside its run."""
+    given = ["--only", unit.kernel, "--until", str(until), "--budget", str(options.budget), "--seed", str(options.seed)]
+    given += ["--moves", options.moves, "--backend", options.backend, "--agents", options.agents]
+    if unit.agent is not None:
+        given += ["--agent", unit.agent]
     if options.architecture is not None:
         given += ["--architecture", str(options.architecture)]
-    with (options.out / f"{name}.log").open("ab") as log:
+    path = log_of(options.out, unit)
+    path.parent.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": str(gpu),
+        "OMP_NUM_THREADS": PPO_THREADS if unit.agent == "ppo" else "1",
+        "KERNELWRIGHT_GPU_TURNS": str((options.out / f"gpu{gpu}.lock").resolve()),
+    }
+    with path.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, str(HERE), str(options.out), "--only", name, *given],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4")},
+            [sys.executable, str(HERE), str(options.out), *given], stdout=log, stderr=log, env=environment
         )
 
 
-def is_finished(path: Path) -> bool:
-    """Whether a kernel's run and its deployment are done."""
-    return (path / "deployed.json").exists()
+def is_played(out: Path, kernel: str) -> bool:
+    """Whether an agent has finished with a kernel."""
+    return any((out / kernel).glob("*/summary.json"))
 
 
-def tune(options: argparse.Namespace, name: str) -> None:
-    """Tune one kernel, and deploy its winner into a cache of its own run directory."""
+def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
+    """Let one agent play on one kernel."""
     from kernelwright.rl.assembly_arena import open_game
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
-    agents = tuple(options.agents.split(","))
-    settings = GameSettings(agents, options.budget, options.seed, options.moves, limit_s=AGENT_SHARE * options.box)
-    game = open_game(TARGETS[name], options.backend, options.architecture)
-    out = options.out / name
+    out = options.out / kernel / agent
+    # What it has played in earlier calls does not count against this call's time.
+    earlier_s = ((RunDirectory(out).read_json("times.json") or {}).get(agent) or {}).get("seconds", 0.0)
+    game = open_game(TARGETS[kernel], options.backend, options.architecture)
+    limit_s = earlier_s + max(1.0, options.until - time.monotonic())
+    settings = GameSettings((agent,), options.budget, options.seed, options.moves, limit_s=limit_s)
     try:
-        result = optimize_kernel(
-            game.program, game.arena, out=out, name=name, settings=settings, kernel_name=game.kernel_name,
+        optimize_kernel(
+            game.program, game.arena, out=out, name=kernel, settings=settings, kernel_name=game.kernel_name,
             target=game.target, tell=lambda message: print(message, flush=True),
         )  # fmt: skip
     finally:
         game.arena.close()
-    RunDirectory(out).write_json(
-        "deployed.json", deployed(out, found=result.best is not None, simulated=game.arena.is_simulated)
-    )
 
 
-def deployed(out: Path, *, found: bool, simulated: bool) -> dict[str, Any]:
-    """Send the winner through the deployed path and return what that said."""
-    if not found:
-        return {"deployed": False, "reason": "no gain was confirmed"}
-    if simulated:
-        return {"deployed": False, "reason": "simulated"}
+def deploy_best(path: Path) -> None:
+    """Send a kernel's best confirmed winner through the deployed path, and write what that said."""
+    summaries = read_summaries(path)
+    held = {agent: found["best"] for agent, found in summaries.items() if found["best"] is not None}
+    final: dict[str, Any] = {"deployed": False, "agents": sorted(summaries), "agent": None}
+    if not held:
+        final["reason"] = "no gain was confirmed"
+    else:
+        best = max(held, key=lambda agent: held[agent]["low"])
+        final["agent"] = best
+        simulated = summaries[best]["simulated"]
+        final |= {"reason": "simulated", **held[best], "agent": best} if simulated else deployed(path / best, path / "cache")
+    RunDirectory(path).write_json("deployed.json", final)
+
+
+def deployed(run: Path, cache: Path) -> dict[str, Any]:
+    """Deploy a run's winner and return what that said."""
     from kernelwright.tuning.cache import TunedCache
     from kernelwright.tuning.deploy import deploy, read_winner
 
-    done = deploy(read_winner(out), TunedCache(out / "cache"))
-    if done.refusal is not None or done.confirmation is None:
-        return {"deployed": False, "reason": str(done.refusal), "detail": done.detail}
+    done = deploy(read_winner(run), TunedCache(cache))
+    if done.confirmation is None:
+        return {"reason": str(done.refusal), "detail": done.detail}
     ratio = done.confirmation.speedup
-    return {
-        "deployed": True,
+    measured = {
         "speedup": ratio.estimate,
         "low": ratio.low,
         "high": ratio.high,
@@ -159,21 +265,58 @@ def deployed(out: Path, *, found: bool, simulated: bool) -> dict[str, Any]:
         "original_us": done.confirmation.original_us,
         "processes": done.confirmation.processes,
     }
+    if done.refusal is not None:
+        return {"reason": str(done.refusal), "detail": done.detail, **measured}
+    return {"deployed": True, **measured}
 
 
-def summarise(out: Path) -> dict[str, Any]:
-    """Write `summary.json` from the run directories of the finished kernels, and return it."""
+def read_summaries(path: Path) -> dict[str, dict[str, Any]]:
+    """The summaries of a kernel's finished runs, by agent."""
+    found = {
+        run.parent.name: RunDirectory(run.parent).read_json("summary.json") for run in sorted(path.glob("*/summary.json"))
+    }
+    return {agent: summary for agent, summary in found.items() if summary is not None}
+
+
+def count_schedules(out: Path) -> int:
+    """How many schedules are on record."""
+    count = 0
+    for path in out.glob("*/*/schedules.jsonl"):
+        with path.open("rb") as file:
+            count += sum(1 for _ in file)
+    return count
+
+
+def note_call(options: argparse.Namespace, seconds: float, schedules: int) -> None:
+    """Add to the record of calls how long this one took, and what for."""
+    run = RunDirectory(options.out)
+    calls = run.read_json("calls.json") or []
+    call = {
+        "seconds": seconds,
+        "schedules": schedules,
+        "gpus": options.gpus,
+        "playing_s": PLAYING_SHARE * 60.0 * options.minutes,
+    }
+    run.write_json("calls.json", [*calls, call])
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says something."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def summarise(out: Path, failed: Sequence[str] = ()) -> dict[str, Any]:
+    """Write `summary.json` from the run directories of the kernels that were played on, and return it."""
     per_kernel: dict[str, Any] = {}
     for path in sorted(out.iterdir()):
-        run = RunDirectory(path) if path.is_dir() else None
-        if run is None or not is_finished(path):
-            continue
-        summary, final = run.read_json("summary.json"), run.read_json("deployed.json")
-        per_kernel[path.name] = of_kernel(summary, final)
+        summaries = read_summaries(path) if path.is_dir() else {}
+        if summaries:
+            per_kernel[path.name] = of_kernel(summaries, RunDirectory(path).read_json("deployed.json") or {})
     gains = {name: found["speedup"] for name, found in per_kernel.items()}
     agents = sorted({agent for found in per_kernel.values() for agent in found["controls"]})
-    seconds = sum(found["seconds"] for found in per_kernel.values())
-    schedules = sum(found["schedules_run"] for found in per_kernel.values())
+    calls = RunDirectory(out).read_json("calls.json") or []
+    seconds = sum(call["seconds"] for call in calls)
     summary = {
         "kernels": len(per_kernel),
         "geomean": geomean(list(gains.values())),
@@ -185,37 +328,42 @@ def summarise(out: Path) -> dict[str, Any]:
             for agent in agents
         },
         "wrong_outputs": sum(found["wrong_outputs"] for found in per_kernel.values()),
-        "schedules_run": schedules,
-        "schedules_per_second": schedules / seconds if seconds else None,
+        "schedules_run": sum(found["schedules_run"] for found in per_kernel.values()),
+        "schedules_per_second": sum(call["schedules"] for call in calls) / seconds if seconds else None,
+        "calls": calls,
         "simulated": any(found["simulated"] for found in per_kernel.values()),
+        "failed": list(failed),
         "left_out": [name for name in TARGETS if name not in per_kernel],
     }
     RunDirectory(out).write_json("summary.json", summary)
     return summary
 
 
-def of_kernel(summary: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+def of_kernel(summaries: dict[str, dict[str, Any]], final: dict[str, Any]) -> dict[str, Any]:
     """What the summary says of one kernel: the deployed speedup, or 1 where nothing was deployed."""
-    best = summary["best"]
-    measured = final if final.get("deployed") else best if summary["simulated"] else None
-    schedules, rate = summary["schedules_run"], summary["schedules_per_second"]
+    one = next(iter(summaries.values()))
+    measured = final if final.get("deployed") or final.get("reason") == "simulated" else None
+    statuses: Counter[str] = Counter()
+    for summary in summaries.values():
+        statuses.update(summary["statuses"])
     return {
         "speedup": 1.0 if measured is None else measured["speedup"],
         "interval": None if measured is None else [measured["low"], measured["high"]],
         "noise_floor": None if measured is None else measured["noise_floor"],
-        "agent": None if best is None else best["agent"],
+        "agent": final.get("agent"),
         "deployed": final.get("deployed", False),
-        "why_not_deployed": final.get("reason"),
-        "controls": {agent: of_agent(found) for agent, found in summary["agents"].items()},
-        "budget": summary["budget"],
-        "schedules_run": schedules,
-        "seconds": schedules / rate if rate else 0.0,
-        "wrong_outputs": summary["wrong_outputs"],
-        "statuses": summary["statuses"],
-        "simulated": summary["simulated"],
-        "unit": summary["unit"],
-        "simulated_bound": summary["simulated_bound"]["gain_at_most"],
-        "simulated_limit": summary["simulated_bound"]["limited_by"],
+        "why_not_deployed": final.get("reason", None if final.get("deployed") else "it was not its turn yet"),
+        "refused_at": None if final.get("deployed") or "low" not in final else [final["low"], final["high"]],
+        "original_us": final.get("original_us"),
+        "controls": {agent: of_agent(summary["agents"][agent]) for agent, summary in summaries.items()},
+        "budget": one["budget"],
+        "schedules_run": sum(summary["schedules_run"] for summary in summaries.values()),
+        "wrong_outputs": sum(summary["wrong_outputs"] for summary in summaries.values()),
+        "statuses": dict(statuses),
+        "simulated": one["simulated"],
+        "unit": one["unit"],
+        "simulated_bound": one["simulated_bound"]["gain_at_most"],
+        "simulated_limit": one["simulated_bound"]["limited_by"],
     }
 
 
@@ -234,6 +382,22 @@ def of_agent(found: dict[str, Any]) -> dict[str, Any]:
 def geomean(values: list[float]) -> float | None:
     """The geometric mean; None of nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+def pack(out: Path, folder: Path) -> list[Path]:
+    """Write the summary and a few archives of everything but the policies' weights into one folder; return its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = folder / "summary.json"
+    summary.write_bytes((out / "summary.json").read_bytes())
+    files = [summary]
+    left = [path for path in sorted(out.rglob("*")) if path.is_file() and not path.name.endswith(_LEFT_OUT_OF_ARCHIVES)]
+    while left:
+        files.append(folder / f"runs-{len(files)}.tar.gz")
+        with tarfile.open(files[-1], "w:gz") as archive:
+            while left and files[-1].stat().st_size < ARCHIVE_BYTES:
+                path = left.pop(0)
+                archive.add(path, path.relative_to(out))
+    return files
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,25 +23,41 @@ def run(*arguments, cwd):
 
 def test_a_campaign_in_small_goes_on_where_it_was_and_marks_what_is_simulated(tmp_path):
     script = ROOT / "benchmarks" / "sass_campaign.py"
-    options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--box", "60"]
+    options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--side-by-side", "2"]
     options += ["--minutes", "5", "--kernels", "rope"]
     done = run(script, tmp_path / "out", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert {"kernels", "geomean", "max", "per_kernel", "controls", "wrong_outputs", "schedules_run"} <= set(summary)
+    required = {
+        "kernels",
+        "geomean",
+        "max",
+        "per_kernel",
+        "controls",
+        "wrong_outputs",
+        "schedules_run",
+        "schedules_per_second",
+    }
+    assert required <= set(summary)
     assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"]) == (1, 60, 0)
+    assert summary["failed"] == []
+    assert summary["schedules_per_second"] > 0
     assert summary["simulated"] is True
     found = summary["per_kernel"]["rope"]
     assert found["deployed"] is False
     assert found["why_not_deployed"] == "simulated"
     assert {agent: c["schedules"] for agent, c in found["controls"].items()} == {"greedy": 30, "random": 30}
     assert len(summary["left_out"]) >= 14
-    log = (tmp_path / "out" / "rope.log").read_text()
-    again = run(script, tmp_path / "out", *options, cwd=tmp_path)
+    logs = {path: path.read_text() for path in (tmp_path / "out").rglob("*.log")}
+    assert {path.stem for path in logs} == {"greedy", "random", "deploy"}
+    again = run(script, tmp_path / "out", *options, "--pack", tmp_path / "pack", cwd=tmp_path)
     assert again.returncode == 0
-    assert (tmp_path / "out" / "rope.log").read_text() == log, "a finished kernel is not run again"
+    assert {path: path.read_text() for path in (tmp_path / "out").rglob("*.log")} == logs, (
+        "what is finished is not run again"
+    )
+    assert sorted(path.name for path in (tmp_path / "pack").iterdir()) == ["runs-1.tar.gz", "summary.json"]
     hasty = run(script, tmp_path / "late", *options, "--minutes", "0.1", cwd=tmp_path)
-    assert "left for the next call: rope" in hasty.stdout
+    assert "left for the next call: rope/greedy, rope/random, rope/deploy" in hasty.stdout
 
 
 def test_the_recipe_of_the_paper_in_small(tmp_path):
@@ -74,18 +92,97 @@ def test_the_campaign_has_the_papers_kernels_and_more():
     assert sass_campaign.geomean([]) is None
 
 
-def test_a_kernel_without_a_deployed_winner_counts_as_one():
+@pytest.fixture
+def sass_campaign():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         import sass_campaign
-    summary = {
-        "best": {"agent": "ppo", "speedup": 1.2, "low": 1.1, "high": 1.3, "noise_floor": 0.01},
-        "agents": {"ppo": {"confirmed": None, "best_in_search": 1.3, "schedules": 5, "stopped_by": "schedules"}},
-        "schedules_run": 5, "schedules_per_second": 10.0, "wrong_outputs": 1, "statuses": {}, "simulated": False,
+
+        yield sass_campaign
+
+
+def summary_of(agent, **best):
+    return {
+        "best": {"agent": agent, "noise_floor": 0.01, **best} if best else None,
+        "agents": {agent: {"confirmed": None, "best_in_search": 1.3, "schedules": 5, "stopped_by": "schedules"}},
+        "schedules_run": 5, "wrong_outputs": 1, "statuses": {"measured": 4, "wrong-output": 1}, "simulated": False,
         "unit": "us", "budget": 5, "simulated_bound": {"gain_at_most": 1.5, "limited_by": "issue slots"},
     }  # fmt: skip
-    refused = sass_campaign.of_kernel(summary, {"deployed": False, "reason": "no-gain"})
+
+
+def test_a_kernel_without_a_deployed_winner_counts_as_one(sass_campaign):
+    summaries = {"ppo": summary_of("ppo", speedup=1.2, low=1.1, high=1.3), "random": summary_of("random")}
+    refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-gain", "low": 0.99, "high": 1.01})
     assert (refused["speedup"], refused["interval"], refused["why_not_deployed"]) == (1.0, None, "no-gain")
-    final = {"deployed": True, "speedup": 1.15, "low": 1.12, "high": 1.18, "noise_floor": 0.01}
-    held = sass_campaign.of_kernel(summary, final)
-    assert (held["speedup"], held["interval"], held["seconds"]) == (1.15, [1.12, 1.18], 0.5)
+    assert (refused["schedules_run"], refused["wrong_outputs"], refused["statuses"]["measured"]) == (10, 2, 8)
+    final = {"deployed": True, "agent": "ppo", "speedup": 1.15, "low": 1.12, "high": 1.18, "noise_floor": 0.01}
+    held = sass_campaign.of_kernel(summaries, final)
+    assert (held["speedup"], held["interval"], held["agent"]) == (1.15, [1.12, 1.18], "ppo")
+    assert set(held["controls"]) == {"ppo", "random"}
+
+
+class Done:
+    """A process that has ended."""
+
+    def __init__(self, status):
+        self.status = status
+
+    def poll(self):
+        return self.status
+
+
+def options_of(out, **changed):
+    given = {"kernels": "softmax,rope,gemv", "agents": "ppo,random", "gpus": 2, "side_by_side": 2, "minutes": 5.0}
+    return argparse.Namespace(out=out, **{**given, **changed})
+
+
+def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_campaign, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sass_campaign.time, "sleep", lambda _: None)
+    started = []
+
+    def start(unit, gpu, until):
+        started.append((unit.name, gpu))
+        folder = tmp_path / unit.kernel
+        if unit.name in ("rope/ppo", "gemv/deploy"):
+            folder.mkdir(exist_ok=True)
+            (folder / f"{unit.agent or 'deploy'}.log").write_text("Traceback\nno GPU\n")
+            return Done(1)
+        if unit.agent is None:
+            agents = sorted(path.parent.name for path in folder.glob("*/summary.json"))
+            (folder / "deployed.json").write_text(json.dumps({"deployed": False, "agents": agents, "reason": "no gain"}))
+        else:
+            (folder / unit.agent).mkdir(parents=True)
+            (folder / unit.agent / "summary.json").write_text(json.dumps(summary_of(unit.agent)))
+        return Done(0)
+
+    failed = sass_campaign.campaign(options_of(tmp_path), start)
+    assert failed == ["rope/ppo", "gemv/deploy"]
+    assert "rope/ppo: exit status 1: no GPU" in capsys.readouterr().out
+    kernels = ("softmax", "rope", "gemv")
+    assert sorted(name for name, _ in started) == sorted(f"{k}/{a}" for k in kernels for a in ("ppo", "random", "deploy"))
+    assert [gpu for _, gpu in started[:4]] == [0, 1, 0, 1], "at most two processes share a GPU"
+    summary = sass_campaign.summarise(tmp_path, failed)
+    assert set(summary["per_kernel"]) == set(kernels)
+    assert set(summary["per_kernel"]["rope"]["controls"]) == {"random"}
+    assert summary["failed"] == failed
+    # What failed is owed to the next call, and the kernel is deployed anew with what that adds.
+    started.clear()
+    sass_campaign.campaign(options_of(tmp_path), start)
+    assert sorted(name for name, _ in started) == ["gemv/deploy", "rope/deploy", "rope/ppo"]
+
+
+def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, monkeypatch):
+    run_of = tmp_path / "out" / "rope" / "ppo"
+    run_of.mkdir(parents=True)
+    (tmp_path / "out" / "summary.json").write_text("{}")
+    (run_of / "policy.zip").write_bytes(bytes(1000))
+    for number in range(4):
+        (run_of / f"{number}.bin").write_bytes(os.urandom(40_000))
+    monkeypatch.setattr(sass_campaign, "ARCHIVE_BYTES", 70_000)
+    files = sass_campaign.pack(tmp_path / "out", tmp_path / "pack")
+    assert [path.name for path in files] == ["summary.json", "runs-1.tar.gz", "runs-2.tar.gz"]
+    names = []
+    for path in files[1:]:
+        with tarfile.open(path) as archive:
+            names += archive.getnames()
+    assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
