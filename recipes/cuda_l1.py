@@ -17,9 +17,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,18 @@ from kernelwright.rl.training.config import (
     ContrastiveConfig,
     HeldOutConfig,
     JudgeSection,
+    SelfSupervisedConfig,
     StageConfig,
+    SupervisedConfig,
     stage_from,
 )
 from kernelwright.rl.training.equipment import Equipment, equipped
+from kernelwright.rl.training.hacks_found import write_hacks
 from kernelwright.rl.training.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
 from kernelwright.rl.training.metrics import hack_reasons, run_metrics
 from kernelwright.rl.training.run import train_with
 from kernelwright.rl.training.split import TaskSplit, split_of
+from kernelwright.rl.training.supervised import examples_of
 
 HERE = Path(__file__).parent
 FILES = {
@@ -51,6 +56,7 @@ FILES = {
 }
 SAMPLERS = ("random", "bucket", "island")
 TRAINED = ("sft", "self-supervised", "vanilla-grpo", *(f"contrastive-{name}" for name in SAMPLERS))
+SUMMARY = "summary"
 MEASURED = ("zero-shot", *TRAINED[:2], "evolutionary", *TRAINED[2:])
 CONTRAST_ROUNDS = 4
 """Models that are shown exemplars draw their 8 answers in 4 rounds of 2, each round seeing the scores of those before. The
@@ -83,6 +89,13 @@ class Recipe:
 
     # ---- 2.2: data augmentation and supervised fine-tuning
 
+    def augmented(self) -> bool:
+        """Teachers write and the judge filters: what `supervised` begins with, without a model."""
+        config = self._stage("sft")
+        assert isinstance(config, SupervisedConfig)
+        with self.equip(config.judge, config.checker) as equipment:
+            return examples_of(config, self._split(), RunDirectory(self.out / "sft"), equipment) is not None
+
     def supervised(self) -> bool:
         """Teachers write, the judge filters, the model learns what is correct. Speed does not count yet."""
         return self._train("sft", self._stage("sft"))
@@ -91,7 +104,12 @@ class Recipe:
 
     def self_supervised(self) -> bool:
         """The model writes, the judge filters, the model learns from its own successes."""
-        return self._train("self-supervised", self._stage("self-supervised", adapter=self._final("sft")))
+        config = self._stage("self-supervised", adapter=self._final("sft"))
+        assert isinstance(config, SelfSupervisedConfig)
+        if config.exemplars_share:
+            exemplars = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})
+            config = config.model_copy(update={"exemplars": exemplars})
+        return self._train("self-supervised", config)
 
     # ---- 2.4: contrastive RL; its special case without exemplars is vanilla GRPO
 
@@ -114,7 +132,8 @@ class Recipe:
         if sampler in SAMPLERS:
             shown = self._contrastive().exemplars.model_copy(update={"sampler": sampler, "seeds": ()})
             config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
-        stage = self._stage("sft", adapter=self._final(trained) if trained is not None else None)
+        # Judges as of the stage that went before, so that one process uses the same ones for both.
+        stage = self._stage("contrastive", adapter=self._final(trained) if trained is not None else None)
         run = RunDirectory(self.out / "held-out")
         if (kept := read_result(run, arm)) is not None:
             return kept
@@ -137,9 +156,15 @@ class Recipe:
         told["hack_reasons_in_training"] = {
             name: hack_reasons(RunDirectory(self.out / name).evaluations()) for name in trained
         }
+        told["stage_3"] = {
+            name: RunDirectory(self.out / name).read_json("state.json")
+            for name in trained
+            if name not in ("sft", "self-supervised")
+        }
         directory = RunDirectory(self.out)
         directory.write_json("summary.json", told)
         directory.write_text("table.md", table(results))
+        write_hacks(self.out / "hacks", {name: self.out / name for name in (*trained, "held-out")})
         return told
 
     def _training_speedup(self, sampler: str) -> float:
@@ -158,6 +183,8 @@ class Recipe:
 
     def _stage(self, stage: str, adapter: Path | None = None) -> StageConfig:
         table = self.tables[stage] | {}
+        # One file for all parts: arms that are compared see the same measurement of the same program.
+        table["judge"] = {"shared": str(self.out / "judged.sqlite")} | table.get("judge", {})
         table["model"] = {key: value for key, value in table.get("model", {}).items() if key != "adapter"} | {
             "base": self.base
         }
@@ -200,8 +227,8 @@ def table(results: dict[str, HeldOutResult]) -> str:
 
 
 def parts_of(only: Sequence[str]) -> list[str]:
-    """The parts to do, in the paper's order: `train:NAME` and `measure:NAME`."""
-    every = [f"train:{name}" for name in TRAINED] + [f"measure:{name}" for name in MEASURED]
+    """The parts to do, in the paper's order: `augment:sft`, `train:NAME`, `measure:NAME` and `summary`."""
+    every = ["augment:sft"] + [f"train:{name}" for name in TRAINED] + [f"measure:{name}" for name in MEASURED] + [SUMMARY]
     wanted = [part for part in every if not only or part in only]
     unknown = set(only) - set(every)
     if unknown:
@@ -216,6 +243,10 @@ def run_recipe(recipe: Recipe, only: Sequence[str] = ()) -> bool:
         print(part, file=sys.stderr)
         if kind == "measure":
             done = recipe.measure(name) is not None
+        elif kind == SUMMARY:
+            done = bool(recipe.summarise())
+        elif kind == "augment":
+            done = recipe.augmented()
         elif name == "sft":
             done = recipe.supervised()
         elif name == "self-supervised":
@@ -255,22 +286,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="save and end after so long")
     given = parser.parse_args(arguments)
-    import time
-
     deadline = None if given.time_limit is None else time.monotonic() + given.time_limit
 
+    def say(line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+    opened = ExitStack()
+    known: dict[str, Equipment] = {}
+
     def equip(judge: JudgeSection, checker: CheckerSection) -> AbstractContextManager[Equipment]:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return equipped(judge, checker, say=lambda line: print(line, file=sys.stderr), limit_s=left)
+        """Judges take seconds to start: parts with the same settings share them."""
+        key = judge.model_dump_json() + checker.model_dump_json()
+        if key not in known:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            known[key] = opened.enter_context(equipped(judge, checker, say=say, limit_s=left))
+        return nullcontext(known[key])
 
     try:
-        recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
-        finished = run_recipe(recipe, given.only)
-        recipe.summarise()
+        with opened:
+            recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
+            finished = run_recipe(recipe, given.only)
+            if not finished and not given.only:
+                recipe.summarise()
     except KernelwrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
-    print((given.out / "table.md").read_text(), end="")
+    if (given.out / "table.md").exists():
+        print((given.out / "table.md").read_text(), end="")
     return 0 if finished else 4
 
 

@@ -88,7 +88,7 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
     assert recipe_module.run_recipe(recipe)  # everything is there: nothing is judged, sampled or trained again
     assert judge.count == count
 
-    campaign = module_at(ROOT / "benchmarks" / "contrastive_campaign.py")
+    campaign = module_at(ROOT / "benchmarks" / "contrastive_export.py")
     campaign.export(tmp_path, tmp_path.parent / "exported")
     again = recipe_module.Recipe(str(tiny_base), tmp_path.parent / "exported", tables, equip(False), SPLIT)
     assert again.summarise() == told
@@ -115,7 +115,7 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     config = stage_from("contrastive", values)
     cut = train_contrastive(config, SPLIT, RunDirectory(work / "contrastive-bucket"), late)
     assert (cut.finished, cut.steps) == (False, 1)
-    campaign = module_at(ROOT / "benchmarks" / "contrastive_campaign.py")
+    campaign = module_at(ROOT / "benchmarks" / "contrastive_export.py")
 
     def moved():
         campaign.export(work, tmp_path / "out")
@@ -155,7 +155,7 @@ def test_exports_add_up(tmp_path):
     from kernelwright.records import Candidate, RunDirectory
     from kernelwright.rl.prompts import whole_source
 
-    campaign = module_at(ROOT / "benchmarks" / "contrastive_campaign.py")
+    campaign = module_at(ROOT / "benchmarks" / "contrastive_export.py")
     task = toy_task("even", "amber")
     work, out = tmp_path / "work", tmp_path / "out"
     for way in range(3):

@@ -9,13 +9,15 @@ from toys import ToyJudge, toy_code, toy_evaluation, toy_task
 from kernelwright.errors import InfrastructureError
 from kernelwright.evaluation import Settings
 from kernelwright.policies.chat import Completion, Sampling
-from kernelwright.records import Reason, RunDirectory, Verdict
+from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.hacks import Review, Vote
-from kernelwright.rl.prompts import contrastive_prompt, plain_prompt
+from kernelwright.rl.prompts import contrastive_prompt, plain_prompt, whole_source
 from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.rollouts import RolloutLog, rescored
-from kernelwright.rl.training.judging import JudgedRun
+from kernelwright.rl.training.equipment import Equipment
+from kernelwright.rl.training.hacks_found import write_hacks
+from kernelwright.rl.training.judging import JudgedRun, Proposal
 from kernelwright.rl.training.metrics import CHEATING, hack_reasons, rollout_metrics
 from kernelwright.rl.training.scoring import Attempt, Scorer, Verification
 
@@ -195,3 +197,61 @@ def test_a_copy_of_a_shown_exemplar_can_be_made_worthless(copies, earned, tmp_pa
     assert [item.rollout.reward for item in scored] == [2.0, 1.4, 2.0]
     found = {(e.task_sha256, e.candidate_sha256): e for e in score.judged.evaluations()}
     assert rollout_metrics([item.rollout for item in scored], found)["copy_rate"] == pytest.approx(1 / 3)
+
+
+def shared_run(tmp_path, name, judge, *, settings=SETTINGS, confirming=False, timed=True):
+    equipment = Equipment(
+        judges=judge, device="cpu", settings=settings, confirming_settings=settings, shared=tmp_path / "judged.sqlite"
+    )
+    run = RunDirectory(tmp_path / name)
+    return equipment.confirming(run) if confirming else equipment.judged(run, timed=timed)
+
+
+def test_runs_on_one_machine_share_what_was_judged(tmp_path):
+    source = whole_source(EVEN, toy_code(4), "subclass")
+    mine = Proposal(EVEN, Candidate(source=source, policy="mine", parent="one"))
+    theirs = Proposal(EVEN, Candidate(source=source, policy="theirs", parent="other"))
+    judge = ToyJudge()
+    (first,) = shared_run(tmp_path, "one", judge).judge([mine]).values()
+    (second,) = shared_run(tmp_path, "other", judge).judge([theirs, theirs]).values()
+    assert judge.count == 1
+    assert second == first.model_copy(update={"policy": "theirs", "parent": "other"})
+    # What one run took from another is in its own records, once, so that its rewards can be computed again.
+    assert list(RunDirectory(tmp_path / "other").evaluations()) == [second]
+    # Neither another strictness nor an independent re-measurement is served from there.
+    shared_run(tmp_path, "again", judge, confirming=True).judge([mine])
+    shared_run(tmp_path, "strict", judge, settings=Settings()).judge([mine])
+    shared_run(tmp_path, "checked", judge, timed=False).judge([mine])
+    assert judge.count == 4
+
+
+def test_stage_two_learns_no_copies(tmp_path):
+    from kernelwright.rl.training.config import stage_from
+    from kernelwright.rl.training.self_supervised import _successes
+
+    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    database.add(toy_evaluation(EVEN, Candidate(source=whole_source(EVEN, toy_code(2), "subclass"))))
+    prompt = contrastive_prompt(EVEN, database.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
+    batch = [replace(attempt(answer(way), sample=way), prompt=prompt) for way in (2, 4, 1)]
+    scored = scorer(tmp_path / "run", ToyJudge()).score(batch)
+    assert [item.copied for item in scored] == [True, False, False]
+    config = stage_from("self-supervised", {"model": {"base": "unused"}})
+    assert [example.answer for example in _successes(scored, config)] == [answer(4)]
+
+
+def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
+    cheat = toy_code(7)
+    other = "class ModelNew(Model):\n    way = 7\n    more = 1\n"
+    renamed = cheat.replace("7", "7 # no different")
+    scored = scorer(tmp_path / "arm", ToyJudge())
+    scored.score([attempt(f"```python\n{text}```", sample=n) for n, text in enumerate([other, cheat, renamed, cheat])])
+    scored.score([attempt(answer(4), sample=9), attempt(answer(1), sample=10)])
+    assert write_hacks(tmp_path / "hacks", {"arm": tmp_path / "arm", "missing": tmp_path / "none"}) == 2
+    index = json.loads((tmp_path / "hacks" / "index.json").read_text())
+    assert [(item["reason"], item["times_written"], item["stages"]) for item in index] == [
+        ("precision-downgrade", 3, ["arm"]),
+        ("precision-downgrade", 1, ["arm"]),
+    ]
+    first = (tmp_path / "hacks" / index[0]["file"]).read_text()
+    assert "way = 7" in first
+    compile(first, "hack", "exec")

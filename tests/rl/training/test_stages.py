@@ -67,17 +67,29 @@ def self_supervised_config(base, rounds=3, **model):
     )
 
 
-def contrastive_config(base, steps=16, sampler="bucket", update=True, backend="local", save_steps=4, sixteen=False, **model):
+def contrastive_config(
+    base,
+    steps=16,
+    sampler="bucket",
+    update=True,
+    backend="local",
+    save_steps=4,
+    sixteen=False,
+    rest=(),
+    minibatches=1,
+    **model,
+):
     return stage_from(
         "contrastive",
         {
+            **dict(rest),
             "model": {"base": str(base), "dtype": "float32", "tuning": "full", **model},
             "steps": steps,
             "update": update,
             "exemplars": {"sampler": sampler},
             "sampling": {**SAMPLING, "backend": backend},
-            "optimiser": {"learning_rate": 5e-4, "micro_batch": 32},
-            "grpo": {"group_size": 16 if sixteen else 8, "groups": 4},
+            "optimiser": {"learning_rate": 5e-4, "micro_batch": 32 // minibatches},
+            "grpo": {"group_size": 16 if sixteen else 8, "groups": 4, "minibatches": minibatches},
             "save_steps": save_steps,
         },
     )
@@ -298,3 +310,33 @@ def test_what_is_overridden_is_trl_s_own_and_takes_what_it_took():
         ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (ContrastiveTrainer, GRPOTrainer))
         assert list(ours.parameters) == list(theirs.parameters)
     assert "self._generate_and_score_completions(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
+
+
+def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(schooled, tmp_path):
+    run = RunDirectory(tmp_path)
+    config = contrastive_config(schooled, steps=3, save_steps=1, minibatches=2)
+    calls = iter([False] * 2)  # before it begins, and after the first batch
+    late = Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls, True))
+    cut = train_contrastive(config, SPLIT, run, late)
+    assert (cut.finished, cut.steps) == (False, 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == "checkpoint-4"
+    result = train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+    assert (result.finished, result.steps) == (True, 3)
+    steps = [rollout.step for rollout in RolloutLog(tmp_path).rollouts()]
+    assert [steps.count(step) for step in range(4)] == [32, 32, 32, 0]
+    assert sum("grpo/loss" in line for line in MetricsLog(tmp_path).read()) == 6
+
+
+def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
+    run = RunDirectory(tmp_path)
+    judge = ToyJudge()
+    config = contrastive_config(schooled, steps=50, rest={"seconds": 0.01})
+    result = train_contrastive(config, SPLIT, run, Equipment(judges=judge, device="cpu"))
+    assert (result.finished, result.steps) == (True, 1)
+    assert (tmp_path / "final").is_dir()
+    count = judge.count
+    assert train_contrastive(config, SPLIT, run, Equipment(judges=judge, device="cpu")) == result
+    assert judge.count == count
+    # With more time it goes on where it was.
+    longer = contrastive_config(schooled, steps=2, rest={"seconds": 1000.0})
+    assert train_contrastive(longer, SPLIT, run, Equipment(judges=judge, device="cpu")).steps == 2

@@ -293,4 +293,5 @@ def summary(results: Mapping[str, HeldOutResult], samplers_on_training_tasks: Ma
     told["hack_rate"] = {arm: result.hack_rate() for arm, result in results.items()}
     told["intervals"] = intervals
     told["held_out_tasks"] = max((len(result.tasks) for result in results.values()), default=0)
+    told["tasks"] = {arm: len(result.tasks) for arm, result in results.items()}
     return told

@@ -6,7 +6,7 @@ from kernelwright.records import RunDirectory
 from kernelwright.rl.training.augmentation import augment
 from kernelwright.rl.training.config import SupervisedConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
-from kernelwright.rl.training.examples import read_examples
+from kernelwright.rl.training.examples import Example, read_examples
 from kernelwright.rl.training.fitting import fit, save_final
 from kernelwright.rl.training.metrics import MetricsLog
 from kernelwright.rl.training.split import TaskSplit
@@ -28,7 +28,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
     final = run.path / "final"
     if final.is_dir():
         return StageResult(True, str(final), 0)
-    examples = read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, equipment)
+    examples = examples_of(config, split, run, equipment)
     if examples is None or equipment.must_stop():
         return StageResult(False, None, 0)
     model, tokenizer = equipment.load(config.model, config.seed)
@@ -49,3 +49,15 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
         return StageResult(False, None, 0)
     save_final(model, tokenizer, final)
     return StageResult(True, str(final), 1)
+
+
+def examples_of(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> list[Example] | None:
+    """What there is to learn, made first when it is not there yet; None when the time was up.
+
+    Raises:
+        UsageError: the directory belongs to another run.
+        ConfigError: a teacher does not exist.
+        InfrastructureError: candidates cannot be judged.
+    """
+    claim(run, "sft", config, equipment.device)
+    return read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, equipment)

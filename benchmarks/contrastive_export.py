@@ -1,0 +1,155 @@
+"""What a campaign is carried between machines as: what is worth keeping, in a few files of bounded size.
+
+`records.tar.gz.N` (run directories, exemplar databases, hacks, summary, table, logs), `weights.tar.N` (adapters in bfloat16,
+the newest checkpoint of an unfinished arm without its optimiser's state: Adam then begins anew, which is said in
+campaign.json). With rank 8 on a model of half a billion parameters an adapter has 9 MB.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+ARMS = ("contrastive-bucket", "vanilla-grpo", "contrastive-island", "contrastive-random")
+"""The most telling first."""
+WEIGHTS = "adapter_model.safetensors"
+PACKED = "evaluations.jsonl.gz"
+LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md", ".lock")
+"""Files that are large, or made again."""
+PIECE_BYTES = 15 << 20
+PIECES = 8
+"""How much an export may hold: what fits through a narrow door."""
+
+
+def export(work: Path, out: Path) -> None:
+    """Copy what is worth keeping, adapters in bfloat16; an earlier export there is replaced file by file."""
+    for path in sorted(work.rglob("*")):
+        relative = path.relative_to(work)
+        parts = relative.parts
+        if not path.is_file() or parts[0] in ("base", "base.part") or parts[0].startswith("judged.sqlite") or "ref" in parts:
+            continue
+        if path.name in LEFT_OUT or path.name.endswith(("-wal", "-shm")):
+            continue
+        if "checkpoints" in parts and not _is_newest(path, work / parts[0]):
+            continue
+        if "checkpoints" in parts and path.name == WEIGHTS and (work / parts[0] / "final").is_dir():
+            continue  # those of `final`, which stand in for them when the arm is taken further
+        if parts[1:2] in (("rounds",), ("steps",)) and (work / parts[0] / "final").is_dir():
+            continue
+        if path.name.startswith("attempts-") and (work / parts[0] / "results" / f"{parts[-2]}.json").exists():
+            continue
+        # Somebody may be at work, and what was there a moment ago may have made room for something newer.
+        with suppress(FileNotFoundError):
+            _copy(path, out / relative)
+    for stale in sorted(out.glob("*/checkpoints/checkpoint-*")):
+        if not _is_newest(work / stale.relative_to(out) / WEIGHTS, work / stale.relative_to(out).parts[0]):
+            shutil.rmtree(stale)
+
+
+def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.name == WEIGHTS:
+        _halved(path, target)
+    elif path.name == "evaluations.jsonl":
+        _packed(path, target.with_name(PACKED))
+    elif path.name == PACKED:
+        # One that came with an earlier export goes in front of what has been added since.
+        if not path.with_name("evaluations.jsonl").exists():
+            shutil.copyfile(path, target)
+    elif path.suffix == ".sqlite":
+        _backed_up(path, target)
+    else:
+        shutil.copyfile(path, target)
+
+
+def _is_newest(path: Path, run: Path) -> bool:
+    from kernelwright.rl.training.fitting import last_checkpoint
+
+    newest = last_checkpoint(run / "checkpoints")
+    return newest is not None and Path(newest) in path.parents
+
+
+def _packed(path: Path, target: Path) -> None:
+    """All evaluations of a run in one gzip file, which a run directory reads as it is: a tenth of the size."""
+    earlier = path.with_name(PACKED)
+    before = earlier.read_bytes() if earlier.exists() else b""
+    target.write_bytes(before + gzip.compress(path.read_bytes()))
+
+
+def _backed_up(path: Path, target: Path) -> None:
+    """A database as it is at one moment, though somebody may be writing."""
+    target.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+
+
+def _halved(path: Path, target: Path) -> None:
+    """An adapter's weights in bfloat16: half the size, and what the model computes in anyway."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}, target)
+
+
+def pack(folder: Path, out: Path) -> list[str]:
+    """Put a folder into at most `PIECES` files of `PIECE_BYTES`; the weights that do not fit are named and left out."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    pieces = _pieces("records.tar.gz", _tarred(folder, (path for path in files if path.name != WEIGHTS), compressed=True))
+    weights = sorted((path for path in files if path.name == WEIGHTS), key=lambda path: _rank(path.relative_to(folder)))
+    while (more := _pieces("weights.tar", _tarred(folder, weights, compressed=False))) and len(pieces) + len(more) > PIECES:
+        print(f"left out of the export: {weights.pop().relative_to(folder)}", flush=True)
+    pieces |= more
+    for stale in (*out.glob("records.tar.gz.*"), *out.glob("weights.tar.*")):
+        stale.unlink()
+    for name, data in pieces.items():
+        (out / name).write_bytes(data)
+    return sorted(pieces)
+
+
+def _rank(path: Path) -> int:
+    """Which weights matter most: what others are trained from, then the arms in their order."""
+    order = ("self-supervised", "sft", *ARMS)
+    return order.index(path.parts[0]) if path.parts[0] in order else len(order)
+
+
+def _tarred(folder: Path, files: Iterable[Path], *, compressed: bool) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz" if compressed else "w") as tar:
+        for path in files:
+            tar.add(path, arcname=str(path.relative_to(folder)))
+    return held.getvalue()
+
+
+def _pieces(name: str, data: bytes) -> dict[str, bytes]:
+    return {
+        f"{name}.{number}": data[start : start + PIECE_BYTES]
+        for number, start in enumerate(range(0, len(data), PIECE_BYTES))
+    }
+
+
+def unpack(packed: Path, work: Path) -> None:
+    """Bring an export back."""
+    work.mkdir(parents=True, exist_ok=True)
+    for name in ("records.tar.gz", "weights.tar"):
+        pieces = sorted(packed.glob(f"{name}.*"), key=lambda path: int(path.suffix[1:]))
+        if pieces:
+            with tarfile.open(fileobj=io.BytesIO(b"".join(path.read_bytes() for path in pieces))) as tar:
+                tar.extractall(work, filter="data")
+
+
+def packed(work: Path, out: Path) -> None:
+    """Export and pack."""
+    staging = work.with_name(f".{work.name}-export-{os.getpid()}")
+    try:
+        export(work, staging)
+        print("exported:", *pack(staging, out), flush=True)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
