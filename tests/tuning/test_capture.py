@@ -101,7 +101,7 @@ def compiled(monkeypatch, fake):
     autotuner = compiled_kernel.triton_poi_fused_add_mul_0
     monkeypatch.setattr(autotuner, "compile_results", [])
     monkeypatch.setattr(autotuner, "launchers", [])
-    monkeypatch.setattr(autotuner, "_cached_launcher", None)
+    monkeypatch.setattr(autotuner, "_cached_launcher", None, raising=False)  # torch 2.11 has none
     return autotuner
 
 

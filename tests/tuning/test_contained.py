@@ -115,7 +115,8 @@ def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
         "    child.compare(b'hang', [1])\n"
     )
     os.mkfifo(tmp_path / "hangs")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), HANGS: str(tmp_path / "hangs")}
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, HANGS: str(tmp_path / "hangs")}
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     descriptor = os.pidfd_open(int(parent.stdout.readline()))
     (tmp_path / "hangs").read_text()

@@ -231,7 +231,7 @@ def test_after_a_fault_nothing_works_in_that_process(library):
         "    except driver.CudaError as error:\n"
         "        print(error.name)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["CUDA_ERROR_ILLEGAL_ADDRESS"] * 4, done.stderr
 
