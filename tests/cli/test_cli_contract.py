@@ -138,6 +138,34 @@ def test_errors_have_their_status_and_no_traceback(error, status, monkeypatch, c
     assert "Traceback" not in one_error_line(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("status", [0, 1, None, "bye"])
+def test_an_input_that_ends_the_program_cannot_choose_the_exit_status(status, monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(SystemExit(status)))
+    assert cli.main(["doctor"]) == 2
+    assert "ended the program" in one_error_line(capsys.readouterr().err)
+
+
+def test_new_run_directories_of_one_second_are_apart(tmp_path, monkeypatch):
+    from kernelwright.cli import options
+
+    monkeypatch.chdir(tmp_path)
+    paths = set()
+    for _ in range(3):
+        with options.run_directory(None, "evaluate", "t") as path:
+            paths.add(path)
+    assert len(paths) == 3
+    assert all(path.is_dir() for path in paths)
+
+
+def test_where_no_run_directory_can_be_made_it_is_said(tmp_path, monkeypatch):
+    from kernelwright.cli import options
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(UsageError, match="Name one with --out"), options.run_directory(None, "evaluate", "t"):
+        pass
+
+
 def test_the_hidden_flag_shows_the_traceback(monkeypatch, capsys):
     monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(UsageError("wanted a thing")))
     assert cli.main(["--traceback", "doctor"]) == 2

@@ -247,3 +247,47 @@ def test_report_refuses_what_is_no_run_directory(place, capsys, words):
     assert cli.main(["report", target]) == 2
     refused(capsys, 2, words)
     assert not (place / "nowhere").exists()
+
+
+def test_a_directory_of_another_run_is_refused_and_stays_as_it_is(place, capsys):
+    config = '{"kind": "optimize", "task": "other"}'
+    for name, text in (("config.json", config), ("evaluations.jsonl", "")):
+        (place / "run").mkdir(exist_ok=True)
+        (place / "run" / name).write_text(text)
+    assert evaluate("task.py", "good.py", "--out", "run") == 2
+    refused(capsys, 2, "belongs to a run with another `kind`")
+    assert (place / "run" / "config.json").read_text() == config
+
+
+def test_a_task_that_does_not_work_leaves_no_new_directory(place, capsys):
+    (place / "task.py").write_text(TASK.replace("return [torch.randn(64, 64)]", "raise ValueError('no inputs')"))
+    assert evaluate("task.py", "good.py") == 2
+    refused(capsys, 2, "no inputs")
+    assert list((place / "runs").iterdir()) == []
+
+
+def test_a_task_that_ends_the_program_is_a_broken_task(place, capsys):
+    (place / "task.py").write_text("import sys\nsys.exit(0)\n" + TASK)
+    assert evaluate("task.py", "good.py", "--json") == 2
+    refused(capsys, 2, "it raised SystemExit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["task.py", "good.py", "--timeout", "inf"], "wanted a finite number, found inf"),
+        (["task.py", "good.py", "--timeout", "nan"], "wanted a finite number, found nan"),
+        (["task.py", "good.py", "--build-timeout", "inf"], "wanted a finite number, found inf"),
+        (["x" * 5000, "good.py"], "File name too long"),
+        (["", "good.py"], "found '', which is neither"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_meant(place, capsys, arguments, words):
+    assert evaluate(*arguments) == 2
+    refused(capsys, 2, words)
+    assert not (place / "runs").exists()
+
+
+def test_a_device_of_too_many_digits_is_wrong_usage(place, capsys):
+    assert evaluate("task.py", "good.py", device="cuda:" + "9" * 20) == 2
+    refused(capsys, 2, "wanted auto, cpu, cuda or cuda:N")

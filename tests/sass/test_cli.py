@@ -100,6 +100,7 @@ def test_unreadable_files(command, content, cubin, tmp_path, capsys):
     status, text, error = run(capsys, *arguments)
     assert (status, text) == (2, "")
     assert error.startswith("error: wanted")
+    assert str(bad) in error
     assert error.count("\n") == 1
 
 

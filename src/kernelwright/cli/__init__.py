@@ -83,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if show_traceback:
             traceback.print_exc()
         return _say(f"error: {_one_line(str(error))}", error.exit_status)
+    except SystemExit:
+        # Raised by a file that was run, such as a kernel's; passing its status on could read as `accepted`.
+        return _say("error: code that was run as an input ended the program (sys.exit). Take that call out of it.", 2)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means `rejected`.
         if show_traceback:
             traceback.print_exc()

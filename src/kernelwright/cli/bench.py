@@ -76,8 +76,11 @@ def command(
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
     loaded = replace(loaded, entries=loaded.entries[:limit])
     options.resolve_device(device, say)
-    target = out or options.fresh_run_path("bench", loaded.name)
-    with says_what_was_kept(lambda: options.kept_in(target)), progress_console().status("starting") as status:
+    with (
+        options.run_directory(out, "bench", loaded.name) as target,
+        says_what_was_kept(lambda: options.kept_in(target)),
+        progress_console().status("starting") as status,
+    ):
         result = bench(
             loaded,
             baselines=wanted,

@@ -32,7 +32,7 @@ REJECTED = 1
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Run directory. Default: a new one in runs/.",
+    help="Run directory; those of one task and equal settings may share it. Default: a new one in runs/.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @options.judge_options
@@ -47,29 +47,29 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
 
     import kernelwright
     from kernelwright.evaluation import Judge
-    from kernelwright.records import Candidate, RunDirectory, capture_environment
+    from kernelwright.records import Candidate, RunDirectory
     from kernelwright.tasks import load_task
 
     loaded = load_task(task)
     chosen = options.resolve_device(device, say)
-    run = RunDirectory(out or options.fresh_run_path("evaluate", loaded.id))
-    run.write_json(
-        "config.json",
-        {
-            "kind": "evaluate",
-            "task": loaded.id,
-            "task_sha256": loaded.sha256,
-            "task_source": loaded.source,
-            "device": chosen,
-            "settings": settings.model_dump(mode="json"),
-            "kernelwright": kernelwright.__version__,
-        },
-    )
-    run.write_json("environment.json", capture_environment(chosen))
-    with says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict"):
-        with progress_console().status("starting") as status:
-            with Judge(device=chosen, settings=settings, progress=status.update) as judge_:
-                evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
+    config = {
+        "kind": "evaluate",
+        "task": loaded.id,
+        "task_sha256": loaded.sha256,
+        "task_source": loaded.source,
+        "device": chosen,
+        "settings": settings.model_dump(mode="json"),
+        "kernelwright": kernelwright.__version__,
+    }
+    with options.run_directory(out, "evaluate", loaded.id) as path:
+        run = RunDirectory(path)
+        run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=chosen)
+        with (
+            says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict on it"),
+            progress_console().status("starting") as status,
+            Judge(device=chosen, settings=settings, progress=status.update) as judge_,
+        ):
+            evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
         run.append(evaluation)
     if as_json:
         emit_json(as_contract(evaluation, run.path))

@@ -10,8 +10,27 @@ from typing import Any
 import click
 
 
-class LazyGroup(click.Group):
-    """A click group whose commands are named by module.
+class HelpfulGroup(click.Group):
+    """A click group that names the nearest command where there is none of a name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` starts with.
+
+        Raises:
+            click.UsageError: there is none; the message names the nearest ones.
+        """
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}."
+            raise click.UsageError(f"wanted a command, found `{name}`; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(HelpfulGroup):
+    """A group whose commands are named by module.
 
     Args:
         commands_at: Command name to (module, one-line help), in the order of the listing. The module defines
@@ -32,21 +51,6 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(self.commands_at[cmd_name][0]).command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that `args` starts with.
-
-        Raises:
-            click.UsageError: there is none; the message names the nearest ones.
-        """
-        name = args[0]
-        if name not in self.commands_at and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.commands_at, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(self.commands_at)}."
-            raise click.UsageError(f"wanted a command, found `{name}`; {hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing them."""

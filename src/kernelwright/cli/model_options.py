@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kernelwright.cli.options import FiniteRange
 from kernelwright.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def model_options(function: Function) -> Function:
             metavar="FILE",
             help="Where candidates are kept; several searches may share one. Default: in DIR.",
         ),
-        click.option("--temperature", type=click.FloatRange(0, 5), metavar="X", help="Of sampling.  [default: 1]"),
+        click.option("--temperature", type=FiniteRange(0, 5), metavar="X", help="Of sampling.  [default: 1]"),
         click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Of one answer.  [default: 4096]"),
         click.option("--samples", type=click.IntRange(1), metavar="N", help="Answers to one prompt.  [default: 1]"),
         click.option(

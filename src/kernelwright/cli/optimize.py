@@ -85,19 +85,19 @@ def command(
 
     loaded = load_task(task)
     chosen = options.resolve_device(device, say)
-    path = out or options.fresh_run_path("optimize", loaded.id)
-    proposer = model_options.proposer(policy, chosen, path, **asked)
-    with says_what_was_kept(lambda: options.kept_in(path)), progress_console().status("starting") as status:
-        result = optimize(
-            loaded,
-            policy=proposer.policy,
-            device=chosen,
-            budget=budget,
-            out=path,
-            settings=settings,
-            on_event=_Progress(status, budget),
-            tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
-        )
+    with options.run_directory(out, "optimize", loaded.id) as path:
+        proposer = model_options.proposer(policy, chosen, path, **asked)
+        with says_what_was_kept(lambda: options.kept_in(path)), progress_console().status("starting") as status:
+            result = optimize(
+                loaded,
+                policy=proposer.policy,
+                device=chosen,
+                budget=budget,
+                out=path,
+                settings=settings,
+                on_event=_Progress(status, budget),
+                tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
+            )
     for line in proposer.finish(path):
         say(line)
     if as_json:

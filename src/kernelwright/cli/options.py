@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +17,18 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 TEXT_LIMIT_BYTES = 16 << 20
+DEVICE_DIGITS = 3
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN and infinity, which `click.FloatRange` lets through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails where there is none."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"wanted a finite number, found {value}.", param, ctx)
+        return number
 
 
 def device_option(function: Function) -> Function:
@@ -55,13 +70,13 @@ def judge_options(function: Function) -> Function:
         ),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=FiniteRange(0, min_open=True),
             metavar="SECONDS",
             help="Limit of one call of the candidate.",
         ),
         click.option(
             "--build-timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=FiniteRange(0, min_open=True),
             metavar="SECONDS",
             help="Limit of importing and constructing the candidate, compilers included.",
         ),
@@ -122,7 +137,8 @@ def _label(name: str) -> Any:
 
 def _device_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
     index = name.removeprefix("cuda:")
-    if name in ("auto", "cpu", "cuda") or (index != name and index.isascii() and index.isdigit()):
+    numbered = index != name and index.isascii() and index.isdigit() and len(index) <= DEVICE_DIGITS
+    if name in ("auto", "cpu", "cuda") or numbered:
         return name
     raise click.BadParameter(f"wanted auto, cpu, cuda or cuda:N, found `{name}`.")
 
@@ -172,17 +188,47 @@ def read_source(path: Path) -> str:
     return text
 
 
-def fresh_run_path(verb: str, name: str) -> Path:
-    """A new directory name below `runs/`, such as `runs/20260102-030405-evaluate-diag_matmul`."""
+@contextmanager
+def run_directory(out: Path | None, verb: str, name: str) -> Iterator[Path]:
+    """The directory of a run: the one that was asked for, or a new one below `runs/`.
+
+    A new one, such as `runs/20260102-030405-evaluate-diag_matmul`, is gone again where an error left nothing in it that was
+    found out.
+
+    Raises:
+        UsageError: no directory can be made there.
+    """
+    if out is not None:
+        yield out
+        return
+    from kernelwright.errors import KernelwrightError
+    from kernelwright.records import RunDirectory
+
+    path = _fresh_run_path(verb, name)
+    try:
+        yield path
+    except KernelwrightError:
+        RunDirectory(path).remove_if_nothing_was_found_out()
+        raise
+
+
+def _fresh_run_path(verb: str, name: str) -> Path:
     from datetime import UTC, datetime
+
+    from kernelwright.errors import UsageError
 
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     safe = "".join(character if character.isalnum() or character in "-_" else "-" for character in name)[-40:]
-    path = Path("runs") / f"{stamp}-{verb}-{safe}"
-    number = 2
-    while path.exists():
-        path = path.with_name(f"{stamp}-{verb}-{safe}-{number}")
-        number += 1
+    first = Path("runs") / f"{stamp}-{verb}-{safe}"
+    path = first
+    for number in itertools.count(2):
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            path = first.with_name(f"{first.name}-{number}")
+        except OSError as error:
+            raise UsageError(f"Wanted a new run directory at {path}; {error.strerror}. Name one with --out.") from error
     return path
 
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernelwright.cli.group import HelpfulGroup
+from kernelwright.cli.options import FiniteRange, run_directory
 from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
+from kernelwright.cli.sass_cache import cache
 
 if TYPE_CHECKING:
     from kernelwright.rl.assembly_search import AssemblyResult
@@ -25,15 +28,16 @@ _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="O
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
-@click.group("sass", short_help="Show, play, check, optimize and deploy machine-code schedules.")
+@click.group("sass", cls=HelpfulGroup, short_help="Show, play, check, optimize and deploy machine-code schedules.")
 def sass() -> None:
     """Look at, re-schedule, check, tune and deploy the machine code of a cubin.
 
-    A disassembler of the cubin's generation is: the Triton 3.6 wheel ships one, KERNELWRIGHT_NVDISASM
+    A disassembler of the cubin's generation is needed: the Triton 3.6 wheel ships one, KERNELWRIGHT_NVDISASM
     names another.
     """
 
 
+sass.add_command(cache)
 command = sass
 
 
@@ -219,7 +223,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
 @click.option(
     "--architecture", type=int, metavar="N", help="Compile for this compute capability times ten; the GPU's by default."
 )
-@click.option("--limit", "limit_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Time limit of each agent.")
+@click.option("--limit", "limit_s", type=FiniteRange(min=0), metavar="SECONDS", help="Time limit of each agent.")
 @_kernel_option
 @_json_option
 def optimize(
@@ -241,15 +245,16 @@ def optimize(
     TARGET is a launch file (.toml or .json), a Python file with kernel specs (FILE.py:NAME), corpus:NAME, or,
     for a model only, a bare cubin. Without a GPU this ends with 3 unless --backend names a model.
     """
-    from kernelwright.cli.options import fresh_run_path
     from kernelwright.rl.assembly_arena import open_game
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
     settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s)
     game = open_game(target, backend, architecture, gpus, kernel_name)
-    path = out or fresh_run_path("sass", game.name)
     try:
-        with says_what_was_kept(lambda: f"every schedule measured is in {path}; the same command goes on"):
+        with (
+            run_directory(out, "sass", game.name) as path,
+            says_what_was_kept(lambda: f"every schedule measured is in {path}; the same command with --out {path} goes on"),
+        ):
             result = optimize_kernel(
                 game.program,
                 game.arena,
@@ -354,11 +359,18 @@ def _load(path: Path) -> Program:
 
 
 def _read(path: Path) -> bytes:
+    """The bytes of a cubin; an error names the file."""
     from kernelwright.sass import CubinError
+    from kernelwright.sass.elf import read_cubin
 
     try:
         if path.is_file() and path.stat().st_size > CUBIN_LIMIT_BYTES:
             raise CubinError(f"wanted a cubin, found {path} of {path.stat().st_size} bytes")
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise CubinError(f"wanted a cubin, found {path}: {error.strerror}; check the path") from error
+    try:
+        read_cubin(data)
+    except CubinError as error:
+        raise CubinError(f"{error}; the file is {path}") from error
+    return data

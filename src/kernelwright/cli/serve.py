@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--drain",
     "drain_s",
-    type=click.FloatRange(min=0),
+    type=options.FiniteRange(min=0),
     default=120.0,
     show_default=True,
     metavar="SECONDS",

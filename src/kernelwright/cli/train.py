@@ -31,7 +31,7 @@ STAGES = ("sft", "self-supervised", "contrastive")
 @click.option(
     "--time-limit",
     "limit_s",
-    type=click.FloatRange(0, min_open=True),
+    type=options.FiniteRange(0, min_open=True),
     metavar="SECONDS",
     help="Save and end after so long; the same command goes on.",
 )
@@ -46,9 +46,8 @@ def command(stage: str, config_file: Path, out: Path | None, limit_s: float | No
     from kernelwright.rl.training.run import train
 
     config = read_stage(stage, config_file)
-    path = out or options.fresh_run_path("train", stage)
-    say(f"run directory {path}")
-    with says_what_was_kept(lambda: options.kept_in(path)):
+    with options.run_directory(out, "train", stage) as path, says_what_was_kept(lambda: options.kept_in(path)):
+        say(f"run directory {path}")
         result = train(config, path, say=say, limit_s=limit_s)
     if as_json:
         emit_json(

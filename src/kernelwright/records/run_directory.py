@@ -79,9 +79,16 @@ class RunDirectory:
                 name = short if short in config else key
                 raise UsageError(
                     f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
-                    f"({_shortly(earlier.get(name))}, now {_shortly(config[name])}). Choose another directory."
+                    f"({_difference(earlier.get(name), config[name])}). Choose another directory."
                 )
         return False
+
+    def remove_if_nothing_was_found_out(self) -> None:
+        """Remove the directory where it holds nothing but what was asked."""
+        if all(path.name in _ASKED for path in self.path.iterdir()):
+            for path in self.path.iterdir():
+                path.unlink()
+            self.path.rmdir()
 
     def _hold(self) -> None:
         """Keep other processes from claiming this directory, until this object goes or the process ends, however it ends."""
@@ -181,6 +188,13 @@ class RunDirectory:
 
 def _not_written(target: Path, error: OSError) -> InfrastructureError:
     return InfrastructureError(f"Wanted to write {target}; {error.strerror}. Make room, or choose another directory.")
+
+
+def _difference(earlier: Any, now: Any) -> str:
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        names = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
+        return "; ".join(f"{name}: {_difference(earlier.get(name), now.get(name))}" for name in names)
+    return f"{_shortly(earlier)}, now {_shortly(now)}"
 
 
 def _shortly(value: Any) -> str:

@@ -30,7 +30,11 @@ def load_task(name_or_path: str) -> Task:
         TaskError: there is no such file or id, or the file is not a task.
     """
     path = Path(name_or_path)
-    if path.suffix == ".py" or path.exists():
+    try:
+        is_file = bool(name_or_path) and (path.suffix == ".py" or path.exists())
+    except OSError as error:
+        raise TaskError(f"Wanted a task, a file or an id; found {name_or_path[:40]!r}...: {error.strerror}.") from error
+    if is_file:
         return task_from_file(path)
     from kernelwright.tasks.suites import builtin_task
 
@@ -168,7 +172,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 def _as_task_error(task: Task, what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines()
         raise TaskError(
             f"Wanted {what} of task {task.id} to run; it raised {type(error).__name__}: {text[0] if text else ''}"

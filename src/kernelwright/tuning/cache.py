@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from kernelwright.toolchain.driver import GpuIdentity
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_CACHE"
 _ENTRY = "entry.json"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
@@ -152,7 +154,9 @@ class TunedCache:
         Raises:
             UsageError: several keys start like that.
         """
-        folders = [path for path in self.root.glob("*/*") if path.name.startswith(digest)] if digest else []
+        # Only what is named as this class names it: a root given by mistake must not cost anybody's files.
+        ours = [path for path in self.root.glob("*/*") if _DIGEST.fullmatch(path.name) and path.is_dir()]
+        folders = [path for path in ours if path.name.startswith(digest)] if digest else []
         if len(folders) > 1:
             raise UsageError(f"Wanted one tuned kernel, found {len(folders)} that start with {digest}. Give more digits.")
         for folder in folders:
