@@ -165,6 +165,18 @@ def test_what_was_never_compared_on_this_gpu_is_not_used_by_torch_compile(fake, 
     assert "never compared on Fake GPU" in caplog.text
 
 
+def test_what_was_compiled_in_this_process_before_is_compiled_anew(tmp_path):
+    from torch._inductor.codecache import PyCodeCache
+
+    text = "loaded = object()  # stands for a kernel"
+    before = PyCodeCache.load(text).loaded
+    assert PyCodeCache.load(text).loaded is before
+    with tuned_torch_compile(TunedCache(tmp_path)):
+        inside = PyCodeCache.load(text).loaded
+    assert inside is not before
+    assert PyCodeCache.load(text).loaded is not inside
+
+
 def test_a_torch_with_other_settings_is_refused(monkeypatch):
     monkeypatch.setitem(inductor._SETTINGS, "no_such_setting", True)
     with pytest.raises(ToolchainError, match="no_such_setting"):

@@ -119,7 +119,7 @@ def test_every_kernel_of_the_corpus_has_a_launch_that_fits_its_parameters():
         assert given == set(spec.kernel.arg_names), name
 
 
-SPEC_FILE = '''
+SPEC_FILE = """
 import triton
 import triton.language as tl
 
@@ -143,7 +143,7 @@ SPECS = {
     "large": TritonSpec(copy, ARGUMENTS, (4,), {"BLOCK": 256}, num_warps=8, settings={"cold_l2": True}),
     "partial": TritonSpec(copy, ARGUMENTS[:2], (4,), {"BLOCK": 256}),
 }
-'''
+"""
 
 
 @pytest.fixture

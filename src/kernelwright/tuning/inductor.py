@@ -30,7 +30,7 @@ _SETTINGS: dict[str, Any] = {
     "use_static_cuda_launcher": False,
     "compile_threads": 1,
 }
-"""Settings of `torch._inductor.config` that make kernels reachable; tested with torch 2.13."""
+"""Settings of `torch._inductor.config` that make kernels reachable; tested with torch 2.11 and 2.13."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,16 +38,24 @@ _log = logging.getLogger(__name__)
 def tunable_torch_compile() -> Iterator[None]:
     """Let torch.compile make kernels that can be captured and replaced.
 
+    What it has compiled in this process before is compiled anew inside, and again afterwards.
+
     Raises:
         ToolchainError: this torch has other settings.
     """
     from torch._inductor import config
+    from torch._inductor.utils import clear_caches
 
     missing = [name for name in _SETTINGS if not hasattr(config, name)]
     if missing:
         raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13")
     with config.patch(_SETTINGS):
-        yield
+        # A kernel of the same source that is loaded already would be launched as it is.
+        clear_caches()
+        try:
+            yield
+        finally:
+            clear_caches()
 
 
 @contextmanager
