@@ -25,7 +25,8 @@ from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards,
 
 _CONTROL_RULES = {
     "pinned": "takes part in a move of a pinned slot",
-    "control": "has a control word with no encoding, or drains the pipeline",
+    "control": "has a control word with no encoding, or drains the pipeline where the other does not",
+    "stall": "synchronises or is pinned, and stalls less than before",
     "write-barrier": "has another write scoreboard",
     "read-barrier": "has another read scoreboard",
     "wait": "no longer waits as before",
@@ -186,7 +187,8 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
         a, b = before.control, after.control
         broken = {
             "pinned": index != slot and (index in old.fixed or slot in old.fixed),
-            "control": a != b and (not b.is_encodable() or (b.stall == 0 and a.stall != 0)),
+            "control": a != b and (not b.is_encodable() or (a.stall == 0) != (b.stall == 0)),
+            "stall": b.stall < a.stall and (index in old.fixed or old.instructions[index].traits.is_sync),
             "write-barrier": a.write_barrier != b.write_barrier,
             "read-barrier": a.read_barrier != b.read_barrier,
             "wait": a.wait_mask & ~b.wait_mask,
@@ -310,8 +312,14 @@ def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[V
         return min(known, enough)
 
     hasty = analyse_scoreboards(new.instructions, old.blocks).unprotected
+    after = analyse_scoreboards(new.instructions, old.blocks, settle)
     violations = []
-    for producer, consumer, kind in analyse_scoreboards(new.instructions, old.blocks, settle).unprotected:
+    for producer, access in after.overlapping:
+        if (order[producer], order[access]) not in before.overlapping:
+            p, c = new.instructions[producer], new.instructions[access]
+            detail = f"`{c.text}` issues before `{p.text}` at {p.address:#x} is surely complete"
+            violations.append(Violation("wait", c.address, detail))
+    for producer, consumer, kind in after.unprotected:
         if (order[producer], order[consumer], kind) in before.unprotected:
             # What protects the pair is not known; it still does if nothing around it has changed.
             violations += _changes_around(old, new, (producer, consumer))

@@ -9,6 +9,9 @@ SYNC = "sync"
 FENCE = "fence"
 """Pseudo-register that every fence reads and writes and every memory access reads."""
 PSEUDO_RESOURCES = frozenset({SYNC, FENCE})
+_IN_ORDER_RESULTS = frozenset({"special-function", "constant", "double"})
+_IN_ORDER_AMONG_THEMSELVES = frozenset({"LDS", "LDSM", "SHFL"})
+_SHARED_ACCESSES = frozenset({"LDS", "LDSM", "STS", "STSM"})
 
 
 def defs_of(instruction: Instruction) -> frozenset[str]:
@@ -63,7 +66,26 @@ def vouches_for_result(earlier: Instruction, later: Instruction) -> bool:
     """Whether that holds for the result of `earlier`, not only for the reading of its sources.
 
     ptxas lets a guarded operation vouch for reads. For results it was never seen to do so, and an
-    operation that is switched off may complete at once.
+    operation that is switched off may complete at once. Nor was it seen to count on the order of results
+    from memory of different kinds, or from global memory at all, where a hit overtakes a miss.
     """
+    in_order = earlier.traits.queue in _IN_ORDER_RESULTS or (
+        earlier.opcode == later.opcode and earlier.opcode in _IN_ORDER_AMONG_THEMSELVES
+    )
     same_guard = later.predicate == earlier.predicate
-    return vouches_for(earlier, later) and (same_guard or not is_guarded(later))
+    return in_order and vouches_for(earlier, later) and (same_guard or not is_guarded(later))
+
+
+def is_read_before_written(reader: Instruction, writer: Instruction) -> bool:
+    """Whether a queue surely reads the sources of `reader` before a later `writer` writes its result.
+
+    ptxas counts on that among accesses to shared memory and among special functions only.
+    """
+    if reader.traits.queue == writer.traits.queue == "special-function":
+        return True
+    return reader.opcode in _SHARED_ACCESSES and writer.opcode in _SHARED_ACCESSES
+
+
+def orders_memory(instruction: Instruction) -> bool:
+    """Whether later memory accesses may have to wait for its completion: fences, atomics, strong loads."""
+    return instruction.traits.is_fence or not instruction.traits.reads.isdisjoint(instruction.traits.writes)

@@ -68,12 +68,12 @@ class Instruction:
         )
 
 
-def parse_instruction(listed: ListedInstruction) -> Instruction:
-    """Turn a listed instruction into a typed one, cross-checking text against live ranges."""
+def parse_instruction(listed: ListedInstruction, architecture: int) -> Instruction:
+    """Turn a listed instruction of an architecture into a typed one, cross-checking text against live ranges."""
     match = _SYNTAX.match(listed.text)
     control = ControlWord.decode(listed.word)
     if match is None:
-        unknown = traits_of("?", (), ())
+        unknown = traits_of("?", (), (), architecture)
         return Instruction(
             listed.address, listed.word, listed.text, None, "?", (), (), control,
             listed.defs, listed.uses | listed.defs, unknown, is_certain=False,
@@ -113,7 +113,7 @@ def parse_instruction(listed: ListedInstruction) -> Instruction:
         control=control,
         defs=frozenset(defs),
         uses=frozenset(uses),
-        traits=traits_of(opcode, modifiers, operands),
+        traits=traits_of(opcode, modifiers, operands, architecture),
         is_certain=is_certain,
     )
 

@@ -83,8 +83,11 @@ _ALU = _names(
 _FMA = _names("FFMA FADD FMUL FFMA32I FADD32I FMUL32I FFMA2 FADD2 FMUL2")
 _IMAD = _names("IMAD IMUL IDP IDP4A IMAD32I IMUL32I")
 _HALF = _names("HFMA2 HADD2 HMUL2 HSET2 HSETP2 HFMA2_32I HADD2_32I HMUL2_32I")
-_SLOW = _names("DADD DMUL DFMA DSETP DMNMX")
-_TENSOR = _names("HMMA IMMA BMMA DMMA QMMA OMMA")
+_DOUBLE = _names("DADD DMUL DFMA DSETP DMNMX")
+_FIXED_LATENCY_DOUBLE = frozenset({90})
+"""Architectures where FP64 has a fixed latency; on 8.x it counts on scoreboards, of others nothing is known."""
+_DOUBLE_TENSOR = "DMMA"
+_TENSOR = _names("HMMA IMMA BMMA QMMA OMMA")
 _UNIFORM = _names(
     """UIADD3 ULEA ULOP3 ULOP USHF USEL UISETP UMOV UIMAD UPLOP3 UPRMT USGXT UBMSK UVIADD UIABS UVIMNMX
     UPSETP UISCADD USHL USHR ULOP32I UMOV32I UIMNMX"""
@@ -123,12 +126,14 @@ _TRANSFER = _names(
 )
 BLOCK_ENDS = _names("BRA BRX JMP JMX JMXU BRXU CALL RET EXIT BSYNC BREAK KILL BPT RTT WARPSYNC")
 """Opcodes after which execution may continue somewhere else."""
+NEVER_FALLS_THROUGH = _names("BRA EXIT RET JMP KILL")
+"""Of these, the ones after which the next instruction is not executed if no condition is named."""
 _CLOCKS = ("SR_CLOCK", "SR_GLOBALTIMER")
 
 
 @lru_cache(maxsize=4096)
-def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...]) -> Traits:
-    """Return the traits of an instruction, from its opcode, modifiers and operand text."""
+def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...], architecture: int) -> Traits:
+    """Return the traits of an instruction, from its opcode, modifiers, operand text and architecture number."""
     if opcode in _TRANSFER:
         return Traits(Pipe.CONTROL, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)
     if opcode in _MEMORY:
@@ -152,14 +157,15 @@ def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...]
         return Traits(Pipe.ASYNC_TENSOR, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)
     if opcode in _FENCES:
         return Traits(Pipe.UNKNOWN, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True)
-    if opcode == "HFMA2" and "MMA" in modifiers:
+    if opcode == _DOUBLE_TENSOR or (opcode in _DOUBLE and architecture not in _FIXED_LATENCY_DOUBLE):
+        return Traits(Pipe.VARIABLE, queue="double")
+    if opcode in _DOUBLE or (opcode == "HFMA2" and "MMA" in modifiers):
         return Traits(Pipe.SLOW)
     for names, pipe in (
         (_ALU, Pipe.ALU),
         (_FMA, Pipe.FMA),
         (_IMAD, Pipe.IMAD),
         (_HALF, Pipe.HALF),
-        (_SLOW, Pipe.SLOW),
         (_TENSOR, Pipe.TENSOR),
         (_UNIFORM, Pipe.UNIFORM),
         (_COUPLED, Pipe.COUPLED),

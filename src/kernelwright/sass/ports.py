@@ -28,7 +28,7 @@ _FAMILY_OF_PIPE = {
     Pipe.UNIFORM: "uniform",
     Pipe.COUPLED: "uniform",
 }
-_FAMILY_OF_QUEUE = {"memory": "memory", "special-function": "special-function"}
+_FAMILY_OF_QUEUE = {"memory": "memory", "special-function": "special-function", "double": "slow"}
 _FAMILY_OF_OPCODE = {
     "LDC": "constant",
     "LDCU": "constant",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelwright.sass.control import INSTRUCTION_BYTES
 from kernelwright.sass.elf import CodeSection, CubinImage, read_cubin
 from kernelwright.sass.errors import CubinError, ListingError
 from kernelwright.sass.instruction import Instruction, parse_instruction
 from kernelwright.sass.listing import ListedKernel, parse_listing
-from kernelwright.sass.opcodes import BLOCK_ENDS
+from kernelwright.sass.opcodes import BLOCK_ENDS, NEVER_FALLS_THROUGH
 
 Disassembler = Callable[[bytes], str]
 """Turns a cubin into the listing of `nvdisasm -c -hex -plr -lrm narrow`."""
@@ -132,7 +132,7 @@ def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel
                 f"wanted register live ranges for {code.kernel}, found none: the disassembler is of another "
                 "generation than the assembler (use the one shipped beside it), or cannot follow the code"
             )
-    instructions = tuple(parse_instruction(i) for i in found.instructions)
+    instructions = tuple(parse_instruction(i, image.architecture) for i in found.instructions)
     fixed = frozenset(
         index
         for index, instruction in enumerate(instructions)
@@ -150,7 +150,10 @@ def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel
 
 
 def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> tuple[Block, ...]:
-    """Split code into basic blocks and link them; a jump of unknown target may reach every block."""
+    """Split code into basic blocks and link them; a jump of unknown target may reach every block.
+
+    Code that nothing is seen to lead to could be reached from everywhere.
+    """
     count = len(instructions)
     starts = {0}
     starts.update(address // INSTRUCTION_BYTES for address in labels.values())
@@ -167,9 +170,8 @@ def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> t
         last = instructions[stop - 1]
         target = _TARGET.search(last.text) if last.opcode in BLOCK_ENDS else None
         following: set[int] = set()
-        falls_through = last.opcode not in ("BRA", "EXIT", "RET", "JMP", "KILL") or last.predicate is not None
         # The fall-through of a call is kept: the callee may be a tail of library code not seen here.
-        if falls_through and stop < count:
+        if _may_fall_through(last) and stop < count:
             following.add(block_at[stop])
         if target is not None and target[1] in labels:
             following.add(block_at[labels[target[1]] // INSTRUCTION_BYTES])
@@ -178,4 +180,31 @@ def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> t
         elif last.opcode in BLOCK_ENDS - {"EXIT", "BSYNC", "KILL", "BPT", "WARPSYNC"}:
             following.update(everywhere)
         blocks.append(Block(index, start, stop, tuple(sorted(following))))
-    return tuple(blocks)
+    lost = _unreached(blocks) - {b.index for b in blocks if _is_final_loop(instructions, b)}
+    return tuple(replace(b, successors=tuple(sorted(lost.union(b.successors)))) for b in blocks) if lost else tuple(blocks)
+
+
+def _may_fall_through(last: Instruction) -> bool:
+    """Whether the instruction behind a block's last may be next.
+
+    A branch can depend on more than its guard: `BRA P1`, `BRA.DIV UR4` and the like name the condition.
+    """
+    if last.opcode not in NEVER_FALLS_THROUGH or last.predicate is not None:
+        return True
+    return last.opcode != "RET" and any(not _TARGET.match(operand) for operand in last.operands)
+
+
+def _unreached(blocks: Sequence[Block]) -> frozenset[int]:
+    """Return the blocks that no path from the first one leads to."""
+    seen = {0}
+    work = [0]
+    while work:
+        new = set(blocks[work.pop()].successors) - seen
+        seen |= new
+        work += new
+    return frozenset(range(len(blocks))) - seen
+
+
+def _is_final_loop(instructions: Sequence[Instruction], block: Block) -> bool:
+    """Whether a block is the branch to itself that ends every kernel, which nothing ever reaches."""
+    return block.stop - block.start == 1 and instructions[block.start].opcode == "BRA" and block.successors == (block.index,)

@@ -16,8 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kernelwright.sass.effects import vouches_for, vouches_for_result
+from kernelwright.sass.effects import (
+    FENCE,
+    is_read_before_written,
+    orders_memory,
+    vouches_for,
+    vouches_for_result,
+)
 from kernelwright.sass.instruction import Instruction
+from kernelwright.sass.opcodes import Pipe
 from kernelwright.sass.program import Block
 
 SETTLE_CYCLES = 2
@@ -58,11 +65,14 @@ class ScoreboardFacts:
         cleared: (token, waiter): least cycles from the producer to the waiter that clears the token,
             at most `SAFE_SETTLE_CYCLES`.
         relied: (waiter, consumer) in one block: the consumer relies on the waiter having waited.
+        overlapping: (producer, access): a memory access issues while a fence, an atomic operation or a strong
+            load may not be complete. Where the assembler allows that, it is fine.
     """
 
     unprotected: set[tuple[int, int, TokenKind]] = field(default_factory=set)
     cleared: dict[tuple[Token, int], int] = field(default_factory=dict)
     relied: set[tuple[int, int]] = field(default_factory=set)
+    overlapping: set[tuple[int, int]] = field(default_factory=set)
 
 
 _State = dict[Token, _Pending]
@@ -142,9 +152,11 @@ def tokens_of(instruction: Instruction, index: int) -> dict[Token, int]:
 def late_reads(instruction: Instruction) -> frozenset[str]:
     """Return the registers that a variable-latency instruction may read after its issue.
 
-    Uniform registers and predicates are read at issue: ptxas overwrites them one cycle later.
+    Predicates are read at issue, and so are uniform registers, which ptxas overwrites one cycle later; only the
+    bulk copies of 9.0 have them on a scoreboard.
     """
-    return frozenset(name for name in instruction.uses if name[0] == "R")
+    files = ("R", "UR") if instruction.traits.pipe is Pipe.UNKNOWN else ("R",)
+    return frozenset(name for name in instruction.uses if name.startswith(files))
 
 
 def _step(instructions: Sequence[Instruction], index: int, state: _State, settle: Settle) -> None:
@@ -189,15 +201,21 @@ def _collect(
     for i in range(block.start, block.stop):
         instruction = instructions[i]
         waits = waits_of(instruction)
+        accesses_memory = bool(instruction.traits.reads or instruction.traits.writes)
         for token, pending in state.items():
             if pending.clears & waits and pending.age >= settle(token, i):
                 facts.cleared[token, i] = min(pending.age, facts.cleared.get((token, i), pending.age))
                 for name in registers_of(instructions, token):
                     guards.setdefault(name, set()).add(i)
-            elif _hazard(instructions, token, instruction):
+                if orders_memory(instructions[token.producer]):
+                    guards.setdefault(FENCE, set()).add(i)
+                continue
+            if _hazard(instructions, token, instruction):
                 facts.unprotected.add((token.producer, i, token.kind))
+            if accesses_memory and orders_memory(instructions[token.producer]):
+                facts.overlapping.add((token.producer, i))
         _step(instructions, i, state, settle)
-        for name in instruction.defs | instruction.uses:
+        for name in instruction.defs | instruction.uses | ({FENCE} if accesses_memory else set()):
             for guard in guards.get(name, ()):
                 if guard != i:
                     facts.relied.add((guard, i))
@@ -214,11 +232,9 @@ def registers_of(instructions: Sequence[Instruction], token: Token) -> frozenset
 
 def _hazard(instructions: Sequence[Instruction], token: Token, consumer: Instruction) -> bool:
     unsafe = registers_of(instructions, token)
-    producer = instructions[token.producer]
     if token.kind is TokenKind.RESULT:
         return not unsafe.isdisjoint(consumer.uses | consumer.defs)
-    if producer.traits.queue is not None and producer.traits.queue == consumer.traits.queue:
-        # The queue is in order: the later operation writes after the earlier one has read.
+    if is_read_before_written(instructions[token.producer], consumer):
         return False
     return not unsafe.isdisjoint(consumer.defs)
 
