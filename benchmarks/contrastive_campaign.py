@@ -34,6 +34,8 @@ RECIPE = ROOT / "recipes" / "cuda_l1.py"
 REST = ("sft", "self-supervised", "evolutionary")
 EXPORT_S = 15.0
 """Kept back for writing the export."""
+SUMMARY_S = 30.0
+"""And for the summary."""
 GRACE_S = 60.0
 """How long a part that was told to stop may take to end its step; then it is killed, which costs that step."""
 POLL_S = 1.0
@@ -88,8 +90,8 @@ class Campaign:
         self._recipes = recipes
         self._changes = tuple(changes)
         self._gpus = gpus
-        self._deadline = time.monotonic() + limit_s - EXPORT_S
-        self._end = time.monotonic() + (total_s or limit_s) - EXPORT_S
+        self._deadline = time.monotonic() + limit_s - EXPORT_S - SUMMARY_S
+        self._end = time.monotonic() + (total_s or limit_s) - EXPORT_S - SUMMARY_S
         self._reserve_s = reserve_s
         self.log: list[dict[str, object]] = []
 
@@ -124,7 +126,8 @@ class Campaign:
 
     def summarise(self) -> None:
         """Write summary.json, table.md and hacks/ from what is finished."""
-        self._wait([self._start(Part(("summary",), None), 60.0)])
+        self._deadline = time.monotonic() + SUMMARY_S
+        self._wait([self._start(Part(("summary",), None), SUMMARY_S)])
 
     def _arms(self) -> bool:
         todo = [name for name in ARMS if not self._is_measured(name)]
