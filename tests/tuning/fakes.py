@@ -127,3 +127,16 @@ class SometimesWrong(FakeLauncher):
 
 def faster_by_every_changed_byte(spec):
     return SometimesWrong(spec)
+
+
+class Noted(FakeLauncher):
+    """Writes its process's number into a file at every sample."""
+
+    def sample_us(self, handle, launches):
+        with open(os.environ["FAKE_LAUNCHER_SAMPLES"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return super().sample_us(handle, launches)
+
+
+def who_samples_when(spec):
+    return Noted(spec)

@@ -132,3 +132,15 @@ def test_the_throughput_benchmark_runs(row_sum):
     assert found["schedules"] >= 1
     assert found["statuses"].keys() <= {"measured"}
     assert found["kernel"] == "row_sum"
+
+
+def test_several_processes_share_a_gpu_in_the_throughput_benchmark(row_sum, monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import sass_throughput
+
+    found = sass_throughput.measure_side_by_side(row_sum, 0.2, 2, factory=faster_by_every_changed_byte)
+    assert found["measured"] >= 2
+    assert found["statuses"] == {"measured": found["measured"]}
+    assert found["measured_per_second"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -18,6 +19,9 @@ _NUMPY: dict[str, Any] = {
     "i16": np.int16, "i32": np.int32, "i64": np.int64,
 }  # fmt: skip
 _BF16_SHIFT = 16
+PERIOD = (1 << 20) + 7
+"""Drawn numbers repeat after so many, since drawing them takes most of the time that a fresh process needs. It is a prime,
+so no two rows or tiles of a tensor are alike; our choice."""
 
 
 def initial_contents(tensor: TensorArgument, seed: int) -> bytes:
@@ -26,16 +30,18 @@ def initial_contents(tensor: TensorArgument, seed: int) -> bytes:
         return bytes([POISON]) * tensor.size_bytes
     # Of the name too, so that two tensors of one shape do not hold the same numbers.
     generator = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
+    drawn = min(math.prod(tensor.shape), PERIOD)
     values: npt.NDArray[Any]
     if tensor.init == "normal":
-        values = generator.standard_normal(tensor.shape, dtype=np.float32) * np.float32(tensor.scale)
+        values = generator.standard_normal(drawn, dtype=np.float32) * np.float32(tensor.scale)
     elif tensor.init == "uniform":
-        values = generator.uniform(tensor.low, tensor.high, tensor.shape)
+        values = generator.uniform(tensor.low, tensor.high, drawn)
     elif tensor.init == "integers":
-        values = generator.integers(int(tensor.low), int(tensor.high), tensor.shape)
+        values = generator.integers(int(tensor.low), int(tensor.high), drawn)
     else:
-        values = np.full(tensor.shape, 0 if tensor.init == "zeros" else 1)
-    return _encode(values, tensor.dtype)
+        values = np.full(drawn, 0 if tensor.init == "zeros" else 1)
+    once = _encode(values, tensor.dtype)
+    return once if len(once) == tensor.size_bytes else (once * -(-tensor.size_bytes // len(once)))[: tensor.size_bytes]
 
 
 def difference(spec: LaunchSpec, expected: list[bytes], found: list[bytes]) -> str | None:
