@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def opened(monkeypatch: pytest.MonkeyPatch):
     return seen
 
 
+NEEDS_CLIENT = pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="the package openai is not installed")
+
+
 def optimize(*arguments: str) -> int:
     return cli.main(["optimize", "task.py", "--device", "cpu", "--out", "run", *arguments])
 
@@ -128,13 +132,15 @@ def test_a_local_model_is_a_path_and_may_have_an_adapter(place, opened):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--policy", "api"], 3, "Wanted the name of a model; found none"),
-        (["--policy", "api", "--model", "m"], 3, "OPENAI_API_KEY is not set"),
+        pytest.param(["--policy", "api"], 3, "Wanted the name of a model; found none", marks=NEEDS_CLIENT),
+        pytest.param(["--policy", "api", "--model", "m"], 3, "OPENAI_API_KEY is not set", marks=NEEDS_CLIENT),
         (["--policy", "local"], 3, "none was named"),
         (["--policy", "local", "--model", "nowhere/at-all.gguf"], 3, "nowhere/at-all.gguf"),
-        (["--policy", "api", "--model", "m", "--adapter", "lora"], 2, "adapter"),
+        pytest.param(["--policy", "api", "--model", "m", "--adapter", "lora"], 2, "adapter", marks=NEEDS_CLIENT),
         (["--policy", "local", "--model", "m", "--base-url", "http://x/v1"], 2, "base_url"),
-        (["--policy", "api", "--model", "m", "--base-url", "ftp://x"], 2, "address of an endpoint"),
+        pytest.param(
+            ["--policy", "api", "--model", "m", "--base-url", "ftp://x"], 2, "address of an endpoint", marks=NEEDS_CLIENT
+        ),
         (["--policy", "api", "--model", "m", "--model-settings", "nowhere.toml"], 2, "nowhere.toml"),
         (["--policy", "api", "--model", "m", "--sampler", "best"], 2, "--sampler"),
         (["--model", "m"], 2, "Wanted --model with a language model"),
@@ -150,6 +156,7 @@ def test_what_is_missing_or_wrong_is_one_line(place, capsys, arguments, status, 
     assert not (place / "run").exists()
 
 
+@NEEDS_CLIENT
 def test_an_endpoint_that_is_not_there_is_infrastructure_and_says_where(place, capsys):
     (place / "model.toml").write_text("attempts = 1\n")
     arguments = ["--policy", "api", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--model-settings", "model.toml"]
@@ -157,6 +164,7 @@ def test_an_endpoint_that_is_not_there_is_infrastructure_and_says_where(place, c
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err.splitlines()[-1]
 
 
+@NEEDS_CLIENT
 def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "policies"))
     from fake_openai_server import FakeServer

@@ -60,9 +60,54 @@ def test_every_command_and_option_is_described(name):
     assert {option for option in missing if f"{option}]" not in text} == set()
 
 
+def sass_commands(group: click.Group, name: str) -> list[tuple[str, click.Command]]:
+    found = []
+    for part, command in group.commands.items():
+        named = f"{name} {part}"
+        found += sass_commands(command, named) if isinstance(command, click.Group) else [(named, command)]
+    return found
+
+
+SASS = sass_commands(cli.group.get_command(click.Context(cli.group), "sass"), "sass")
+
+
+@pytest.mark.parametrize(("name", "command"), SASS, ids=[name for name, _ in SASS])
+def test_every_command_and_option_of_sass_is_described(name, command):
+    assert f"| `{name} " in page("cli.md") or f"| `{name}`" in page("cli.md")
+    text = "".join(page(one) for one in ("cli.md", "sass.md", "assembly-game.md", "deploy.md"))
+    options = {option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts}
+    assert {option for option in options if f"`{option}`" not in text and f"`{option} " not in text} == set()
+
+
+def test_agents_that_play_are_the_documented_ones():
+    from kernelwright.rl.assembly_agents import AGENTS
+
+    described = re.findall(r"^\| `--sass-agent NAME` \| (.*) \|$", page("cli.md"), re.MULTILINE)[0]
+    assert {word for word in re.findall(r"`(\w+)`", described)} == set(AGENTS)
+    assert set(AGENTS) <= first_cells(page("assembly-game.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_names_of_the_package_in_pages_exist(path):
+    import importlib
+
+    for name in sorted(set(re.findall(r"`(kernelwright(?:\.\w+)+)", path.read_text(encoding="utf-8")))):
+        *modules, last = name.split(".")
+        for length in range(len(modules), 0, -1):
+            try:
+                found = importlib.import_module(".".join(modules[:length]))
+            except ModuleNotFoundError:
+                continue
+            for part in modules[length:]:
+                found = getattr(found, part)
+            assert hasattr(found, last) or importlib.import_module(name), name
+            break
+
+
 def test_no_option_is_described_that_does_not_exist():
     context = click.Context(cli.group)
     commands = [cli.group.get_command(context, name) for name in cli.group.commands_at if name != "sass"]
+    commands += [command for _, command in SASS]
     known = {option for command in commands for parameter in command.params for option in parameter.opts}
     described = {cell for cell in first_cells(page("cli.md")) if cell.startswith("--")}
     assert described <= known

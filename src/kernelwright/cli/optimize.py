@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 )
 @click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
 @click.option(
-    "--sass-agent", default="greedy", show_default=True, metavar="NAME", help="Who plays it: ppo, anneal, greedy, random."
+    "--sass-agent",
+    default="greedy",
+    show_default=True,
+    metavar="NAME",
+    help="Who plays it: ppo, anneal, greedy, guided, random.",
 )
 @click.option(
     "--sass-budget", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CUBIN_LIMIT_BYTES = 256 << 20
 NOT_LEGAL = 1
+ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
+"""What docs/sass.md speaks of. A compiler that is asked for another one may end the process."""
 
 _cubin = click.Path(path_type=Path)
 _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="Only this kernel.")
@@ -221,7 +223,9 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
 )
 @click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="GPUs that measure side by side.")
 @click.option(
-    "--architecture", type=int, metavar="N", help="Compile for this compute capability times ten; the GPU's by default."
+    "--architecture",
+    type=click.Choice(ARCHITECTURES),
+    help="Compile for this compute capability times ten; the GPU's by default.",
 )
 @click.option("--limit", "limit_s", type=FiniteRange(min=0), metavar="SECONDS", help="Time limit of each agent.")
 @_kernel_option
@@ -235,7 +239,7 @@ def optimize(
     moves: str,
     backend: str,
     gpus: int,
-    architecture: int | None,
+    architecture: str | None,
     limit_s: float | None,
     kernel_name: str | None,
     as_json: bool,
@@ -249,7 +253,7 @@ def optimize(
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
     settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s)
-    game = open_game(target, backend, architecture, gpus, kernel_name)
+    game = open_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name)
     try:
         with (
             run_directory(out, "sass", game.name) as path,
