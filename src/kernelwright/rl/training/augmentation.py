@@ -96,6 +96,12 @@ def _proposals(
 
 def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
     """The same, made in a thread while others are judged: some teachers take a second for each task."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Where torch has CUDA and the machine no GPU, the first fake mode leaves a device guard in its thread's own memory (seen
+    # in torch 2.11), and training crashes once that thread has ended. So the first one belongs to the thread that trains.
+    with FakeTensorMode():
+        pass
     made: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
     unwanted = threading.Event()
 
