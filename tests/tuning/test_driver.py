@@ -205,7 +205,7 @@ def test_a_faulted_process_is_lost_and_replaced(fake, monkeypatch):
     with ContainedLauncher(SPEC, b"kernel: image", launcher_on_the_stand_in) as child:
         child.ready()
         # Of the next process: its original runs, and some launch in the middle of a timing faults.
-        monkeypatch.setenv("FAKE_CUDA_FAIL_AT", "13000")
+        monkeypatch.setenv("FAKE_CUDA_FAIL_AT", "3000")
         with pytest.raises(ScheduleFailed):
             child.time(b"kernel: fault", Plan())
         with pytest.raises(ScheduleFailed, match="CUDA_ERROR_ILLEGAL_ADDRESS"):

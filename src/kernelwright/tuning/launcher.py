@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ _SEEDS_KEPT = 2
 """Inputs of this many seeds stay on the GPU, so that checking many schedules on them draws and uploads them once."""
 _CALIBRATION_LAUNCHES = 64
 _CALIBRATION_BYTES = 4 << 20
-_WARM_UP_US = 250_000.0
-"""GPU time of launches after which an idle GPU has reached its working clocks; our choice."""
+_WARM_UP_US = 10_000.0
+"""A warm-up goes on in steps of this much GPU time until none is faster than the one before it."""
+_WARM_UP_STEPS = range(3, 26)
+"""Least and most steps; an idle GPU reaches its working clocks within a quarter of a second. These are our choice."""
+_WARM_UP_GAIN = 0.01
 _HOST_MARGIN = 2.0
 """A kernel is long enough if it takes this many times as long as the host needs to queue a launch; our choice."""
 _QUEUED_BESIDES = 3
@@ -154,18 +158,23 @@ class CudaLauncher:
             By how much the GPU must be held back before what is timed.
         """
         driver = self._driver
-        warmed_us = 0.0
-        while True:
-            begin_s = time.perf_counter()
-            driver.record(self._begin)
-            for _ in range(_CALIBRATION_LAUNCHES):
-                self._step(prepared)
-            driver.record(self._end)
-            queued_us = 1e6 * (time.perf_counter() - begin_s) / _CALIBRATION_LAUNCHES
-            kernel_us = driver.elapsed_us(self._begin, self._end) / _CALIBRATION_LAUNCHES
-            warmed_us += kernel_us * _CALIBRATION_LAUNCHES
-            if warmed_us >= _WARM_UP_US:
+        earlier_us = math.inf
+        for step in range(_WARM_UP_STEPS.stop):
+            batches = 0
+            total_us = queued_us = 0.0
+            while total_us < _WARM_UP_US:
+                begin_s = time.perf_counter()
+                driver.record(self._begin)
+                for _ in range(_CALIBRATION_LAUNCHES):
+                    self._step(prepared)
+                driver.record(self._end)
+                queued_us = 1e6 * (time.perf_counter() - begin_s) / _CALIBRATION_LAUNCHES
+                total_us += driver.elapsed_us(self._begin, self._end)
+                batches += 1
+            kernel_us = total_us / batches / _CALIBRATION_LAUNCHES
+            if step >= _WARM_UP_STEPS.start and kernel_us > earlier_us * (1 - _WARM_UP_GAIN):
                 break
+            earlier_us = kernel_us
         if kernel_us > _HOST_MARGIN * queued_us:
             return _Hold(0, 0, 0.0)
         host, device = driver.allocate_host(_LONGEST_HOLD_BYTES), driver.allocate(_LONGEST_HOLD_BYTES)
