@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kernelwright.sass import Kernel, Program, load
+from kernelwright.sass import ControlWord, Kernel, Program, load
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.sass.effects import is_guarded
 from kernelwright.toolchain import compile_triton, disassemble
@@ -86,6 +86,37 @@ def build(name: str, architecture: int) -> Sample:
     cubin = compiled(name, architecture)
     _listings[cubin] = disassemble(cubin)
     return Sample(cubin, load(cubin, remembering))
+
+
+_NOP = 0x000FC00000000000 << 64 | 0x7918
+
+
+def word(payload: int, text: str) -> int:
+    """An instruction with a control word, spelled as `ControlWord` prints it: `B-1----:R0:W-:-:S04:---`."""
+    waits, reads, writes, yields, stall, reuse = text.split(":")
+
+    def scoreboard(field: str) -> int | None:
+        return None if field[1] == "-" else int(field[1])
+
+    control = ControlWord(
+        stall=int(stall[1:]),
+        yields=yields == "Y",
+        write_barrier=scoreboard(writes),
+        read_barrier=scoreboard(reads),
+        wait_mask=sum(1 << i for i in range(6) if waits[1 + i] != "-"),
+        reuse=sum(1 << i for i in range(3) if reuse[i] != "-"),
+    )
+    return control.encode(payload)
+
+
+def hand_made(words: list[int], architecture: int) -> bytes:
+    """A cubin whose kernel is these instructions: a compiled one with its code replaced."""
+    sample = build("gemm_leakyrelu", architecture)
+    section = sample.kernel.code.section
+    padded = [*words, *[_NOP] * (section.size_bytes // 16 - len(words))]
+    code = b"".join(w.to_bytes(16, "little") for w in padded)
+    data = sample.cubin
+    return data[: section.offset_bytes] + code + data[section.offset_bytes + section.size_bytes :]
 
 
 def first_pair(

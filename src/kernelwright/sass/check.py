@@ -8,7 +8,7 @@ all paths, issue distances over all paths, and the encodability of every control
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
@@ -98,6 +98,8 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
     moved = 0
     for old, new in zip(before.kernels, after.kernels, strict=True):
         found, count = _check_kernel(old, new)
+        if len(before.kernels) > 1:
+            found = [replace(v, detail=f"{old.name}: {v.detail}") for v in found]
         violations += found
         tail = len(old.instructions) * INSTRUCTION_BYTES
         if first.code_bytes(old.code.section)[tail:] != second.code_bytes(new.code.section)[tail:]:

@@ -40,13 +40,13 @@ _KEEPABLE = {
     "SHF": (0, 2),
 }
 """Operand slots that ptxas 12.8 keeps for a direct follower of the same opcode, in the kernels looked at."""
+_KEPT_REGISTER = re.compile(r"\bR(\d+)\|?\.reuse")
 _PLAIN_REGISTER = re.compile(r"^[-~]?\|?R(\d+)\|?$")
 
 
 def reuse_spans(kernel: Kernel) -> dict[int, int]:
     """Return, for each instruction with reuse bits, how many followers must stay in place."""
     spans = {}
-    words = [i.word for i in kernel.instructions]
     stop_of = {i: block.stop for block in kernel.blocks for i in range(block.start, block.stop)}
     for index, instruction in enumerate(kernel.instructions):
         if not instruction.control.reuse:
@@ -54,17 +54,22 @@ def reuse_spans(kernel: Kernel) -> dict[int, int]:
         span = 1
         for slot, shift in enumerate(_OPERAND_SHIFTS):
             if instruction.control.reuse >> slot & 1:
-                span = max(span, _reader_distance(words, index, shift, stop_of[index]))
+                span = max(span, _reader_distance(kernel.instructions, index, shift, stop_of[index]))
         spans[index] = min(span, stop_of[index] - 1 - index)
     return spans
 
 
-def _reader_distance(words: list[int], index: int, shift: int, stop: int) -> int:
-    register = words[index] >> shift & 0xFF
+def _reader_distance(instructions: Sequence[Instruction], index: int, shift: int, stop: int) -> int:
+    """Return how far behind the next reader of the kept operand stands, or a long way if that is not clear."""
+    register = instructions[index].word >> shift & 0xFF
+    # Where one operand is a constant, another's register may be in its place.
+    if str(register) not in _KEPT_REGISTER.findall(instructions[index].text):
+        return _LONGEST_SPAN
     for reader in range(index + 1, min(stop, index + 1 + _LONGEST_SPAN)):
-        if words[reader] >> shift & 0xFF == register:
+        # The same bits may as well be part of a constant.
+        if instructions[reader].word >> shift & 0xFF == register and f"R{register}" in instructions[reader].uses:
             return reader - index
-    return 1
+    return _LONGEST_SPAN
 
 
 def same_run(order: Sequence[int], slot: int, span: int) -> bool:
