@@ -101,6 +101,33 @@ def test_slots_are_refilled_and_what_is_left_is_moved_together(model, monkeypatc
     assert any(kept != list(range(len(kept))) for kept in moved), "nothing changed its slot"
 
 
+def test_a_model_whose_steps_cannot_be_recorded_is_sampled_without_graphs(model, monkeypatch, caplog):
+    run = slots.SlotSampler.run
+
+    def unrecordable(self, requests):
+        for number, found in enumerate(run(self, requests)):
+            if asked[-1] and number == 2:
+                raise slots.GraphError("no recording")
+            yield found
+
+    made = slots.SlotSampler.__init__
+    asked = []
+    monkeypatch.setattr(
+        slots.SlotSampler,
+        "__init__",
+        lambda self, *given, graphs, **rest: asked.append(graphs) or made(self, *given, graphs=False, **rest),
+    )
+    monkeypatch.setattr(slots.SlotSampler, "run", unrecordable)
+    local = sampler(model, batch_size=4)
+    found = sampled_ids(local, greedy(), count=3)
+    assert len(found) == 12
+    for (prompt, _), tokens in found.items():
+        assert tokens == generated(model, local.prompt_ids(PROMPTS[prompt]))
+    sampled_ids(local, greedy())
+    assert asked == [True, False, False]
+    assert "without CUDA graphs" in caplog.text
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("graphs", [True, False])

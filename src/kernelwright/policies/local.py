@@ -17,7 +17,7 @@ from kernelwright.policies.accounting import Meter, Usage
 from kernelwright.policies.answers import Answer, Failure, gather
 from kernelwright.policies.chat import Completion, Message, Sampling
 from kernelwright.policies.pretrained import Weights, load_pretrained, prepare_tokenizer, stop_ids
-from kernelwright.policies.slots import Draw, Request, Sampled, SlotSampler, attention_of
+from kernelwright.policies.slots import Draw, GraphError, Request, Sampled, SlotSampler, attention_of
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class LocalSettings(BaseModel):
     """Of the GPU memory that is free when sampling starts, for keys, values and logits. A trainer that shares the GPU
     needs its own back only afterwards."""
     cuda_graphs: bool = True
-    """Record a step once and replay it. Off, every kernel is launched from Python: several times slower."""
+    """Record a step once and replay it. Off, every kernel is launched from Python: several times slower. A model whose steps
+    cannot be recorded is sampled without, and says so."""
     autocast: Literal["none", "bfloat16", "float16"] = "none"
     """Compute in this type although the weights have another: what a trainer with float32 weights and `bf16` does."""
 
@@ -68,6 +69,7 @@ class LocalModel:
         self.settings = settings
         self._stop_ids = stop_ids(self.model, self.tokenizer)
         self._largest_batch = settings.batch_size
+        self._graphs = settings.cuda_graphs
         self._meter = Meter()
         self._lock = threading.Lock()
 
@@ -159,7 +161,7 @@ class LocalModel:
                     columns=max(len(request.prompt) + request.max_tokens for request in owed.values()),
                     draw=draw,
                     autocast=None if self.settings.autocast == "none" else getattr(torch, self.settings.autocast),
-                    graphs=self.settings.cuda_graphs,
+                    graphs=self._graphs,
                 )
                 try:
                     for found in sampler.run(list(owed.values())):
@@ -167,6 +169,11 @@ class LocalModel:
                         yield found
                 except torch.OutOfMemoryError:
                     out_of_memory = True
+                except GraphError as error:
+                    if not self._graphs:
+                        raise
+                    self._graphs = False
+                    log.warning("%s: sampling without CUDA graphs, several times slower: %s", self.name, error)
                 # Here and not in the handler: there the error still holds the tensors of every frame it went through.
                 del sampler
                 if out_of_memory:

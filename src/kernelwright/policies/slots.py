@@ -42,6 +42,10 @@ REFILL_SHARE = 8
 """Free slots are refilled when at least one in so many is free, so that prompts are computed several at a time."""
 
 
+class GraphError(PolicyError):
+    """A step of the model cannot be recorded as a CUDA graph."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer to be sampled."""
@@ -339,7 +343,7 @@ class SlotSampler:
             for reason in (error, error.__context__):
                 if isinstance(reason, torch.OutOfMemoryError):
                     raise reason from None
-            raise PolicyError(
+            raise GraphError(
                 f"Wanted a CUDA graph of a step of {type(self.model).__name__}; {error}. Set `cuda_graphs` to false, or "
                 "serve the model elsewhere and use the policy `api`."
             ) from error
