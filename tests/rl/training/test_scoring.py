@@ -7,7 +7,7 @@ import pytest
 from toys import ToyJudge, toy_code, toy_evaluation, toy_task
 
 from kernelwright.errors import InfrastructureError
-from kernelwright.evaluation import Settings
+from kernelwright.evaluation import Job, JudgePool, Settings
 from kernelwright.policies.chat import Completion, Sampling
 from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
@@ -15,11 +15,13 @@ from kernelwright.rl.hacks import Review, Vote
 from kernelwright.rl.prompts import contrastive_prompt, plain_prompt, whole_source
 from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.rollouts import RolloutLog, rescored
+from kernelwright.rl.training import warming
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.hacks_found import write_hacks
 from kernelwright.rl.training.judging import JudgedRun, Proposal
 from kernelwright.rl.training.metrics import CHEATING, hack_reasons, rollout_metrics
 from kernelwright.rl.training.scoring import Attempt, Scorer, Verification
+from kernelwright.rl.training.warming import Warming
 
 EVEN = toy_task("even", "amber")
 SETTINGS = Settings.quick()
@@ -255,3 +257,23 @@ def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
     first = (tmp_path / "hacks" / index[0]["file"]).read_text()
     assert "way = 7" in first
     compile(first, "hack", "exec")
+
+
+def test_judges_start_while_something_else_is_loaded():
+    class Pool(ToyJudge):
+        slots = 3
+
+    pool = Pool()
+    judges = Warming(pool)
+    job = Job(EVEN, Candidate(source=whole_source(EVEN, toy_code(4), "subclass")))
+    found = list(judges.evaluate([job, job]))
+    assert [outcome.speedup for _, outcome in found] == [2.0, 2.0]
+    assert pool.count == 3 + 2
+
+
+def test_the_real_judge_is_warmed_by_what_it_accepts():
+    with JudgePool(["cpu"], Settings.quick()) as pool:
+        ((_, outcome),) = pool.evaluate(
+            [Job(warming._TASK, warming._CANDIDATE, Settings.quick(timed=False, thorough=False))]
+        )
+    assert outcome.accepted

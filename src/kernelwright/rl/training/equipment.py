@@ -26,6 +26,7 @@ from kernelwright.rl.training.judging import JudgedRun, Judges, Say
 from kernelwright.rl.training.models import load_for_training
 from kernelwright.rl.training.scoring import Verification
 from kernelwright.rl.training.shared import SharedEvaluations
+from kernelwright.rl.training.warming import Warming
 
 Loader = Callable[[ModelSection, int], tuple[Any, Any]]
 """Loads a model and its tokenizer; the number seeds a new adapter."""
@@ -131,12 +132,13 @@ def equipped(
     with ExitStack() as stack:
         pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
         verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
+        judges = Warming(pool) if on_gpu else pool
         yield Equipment(
-            judges=pool,
+            judges=judges,
             device="cuda" if on_gpu else "cpu",
             verifiers=verifiers,
             # A job brings its settings, so the same processes do for both.
-            confirmers=pool,
+            confirmers=judges,
             confirming_settings=confirming,
             shared=section.shared,
             checker=checker_of(doubts),
