@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from kernelwright.toolchain.driver import gpu_identity
 from kernelwright.tuning.cache import TunedCache
 from kernelwright.tuning.capture import capture_launches
 from kernelwright.tuning.compose import capture_candidate, compose
-from kernelwright.tuning.contained import ContainedLauncher, Failure, Plan, ScheduleFailed
+from kernelwright.tuning.contained import TURNS_VARIABLE, ContainedLauncher, Failure, Plan, ScheduleFailed
 from kernelwright.tuning.corpus import corpus_specs
 from kernelwright.tuning.deploy import Winner, deploy
 from kernelwright.tuning.inductor import tunable_torch_compile, tuned_torch_compile
@@ -126,6 +127,45 @@ def test_the_backend_measures_legal_schedules():
             verdict = backend.measure(schedule)
             assert verdict.status is Status.MEASURED, verdict
             assert 0.5 < verdict.speedup < 2.0
+
+
+def short_target():
+    arguments = [
+        TensorArgument(name="x_ptr", dtype="fp32", shape=(4096,)),
+        TensorArgument(name="y_ptr", dtype="fp32", shape=(4096,), role="inout"),
+        ScalarArgument(name="n", value=4096),
+        ScalarArgument(name="factor", type="fp32", value=3.0),
+    ]
+    return TritonSpec(kernels.scale, arguments, (4,), {"BLOCK": 1024}).build("short", GPU.architecture)
+
+
+def test_a_kernel_shorter_than_a_launch_costs_the_host_is_told_apart_from_the_host():
+    target = short_target()
+    launcher = CudaLauncher(target.spec)
+    handle = launcher.load(target.cubin)
+    samples = [launcher.sample_us(handle, 16) for _ in range(50)]
+    print("held back", launcher._hold, "samples", min(samples), np.median(samples), max(samples))
+    assert np.median(samples) < 5
+    assert np.quantile(samples, 0.9) < 1.3 * np.median(samples)
+
+
+def test_processes_that_share_the_gpu_do_not_disturb_each_other_much(tmp_path, monkeypatch):
+    target = load_target("corpus:gemm_leakyrelu", GPU.architecture)
+    plan = Plan(coarse=40, fine=40, keen=40)
+
+    def medians(children):
+        with ThreadPoolExecutor(len(children)) as pool:
+            return [np.median(s.ratios) for _ in range(5) for s in pool.map(lambda c: c.time(target.cubin, plan), children)]
+
+    monkeypatch.setenv(TURNS_VARIABLE, str(tmp_path / "turns"))
+    children = [ContainedLauncher(target.spec, target.cubin) for _ in range(4)]
+    try:
+        alone, together = medians(children[:1]), medians(children)
+    finally:
+        for child in children:
+            child.close()
+    print("A/A alone", np.abs(np.subtract(alone, 1)).max(), "four together", np.abs(np.subtract(together, 1)).max())
+    assert np.abs(np.subtract(together, 1)).max() < 0.01
 
 
 def launch_and_check(function):
