@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
+from kernelwright.errors import KernelwrightError
 from kernelwright.records import Task
 from kernelwright.rl.prompts import contrastive_prompt
 from kernelwright.tasks import load_task
@@ -37,7 +39,11 @@ def main() -> None:
 
     from datasets import Dataset
 
-    rows = [row(number, load_task(name), arguments.hardware) for number, name in enumerate(arguments.tasks)]
+    try:
+        rows = [row(number, load_task(name), arguments.hardware) for number, name in enumerate(arguments.tasks)]
+    except KernelwrightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
     Dataset.from_list(rows).to_parquet(arguments.out)
 
 

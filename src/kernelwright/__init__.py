@@ -22,6 +22,10 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "bench", "evaluate", "optimize"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in ("bench", "evaluate", "optimize"):
         from kernelwright import api

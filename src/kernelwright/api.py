@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kernelwright.errors import UsageError
+from kernelwright.errors import CandidateError, UsageError
 from kernelwright.evaluation import Evaluator, Judge, Settings
 from kernelwright.policies import Policy, policy_named
 from kernelwright.records import Candidate, Evaluation, Task
@@ -42,9 +42,10 @@ def evaluate(
         UsageError: the task or the candidate cannot be read, or the reference does not work.
         InfrastructureError: this machine cannot judge it.
     """
-    tried = candidate if isinstance(candidate, Candidate) else Candidate(source=read_source(Path(candidate), "a candidate"))
+    if not isinstance(candidate, Candidate):
+        candidate = Candidate(source=read_source(Path(candidate), "a candidate", CandidateError))
     with Judge(device, settings) as judge:
-        return judge.evaluate(_task(task), tried)
+        return judge.evaluate(_task(task), candidate)
 
 
 def optimize(

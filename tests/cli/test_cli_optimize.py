@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
-from kernelwright.errors import PolicyError
-from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
+from kernelwright.errors import CandidateError, PolicyError, UsageError
+from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Verdict
 
 TASK = """import torch
 
@@ -100,7 +101,72 @@ def test_finding_nothing_is_a_result(place, search, capsys):
     assert optimize("--budget", "5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["best"] is None
     assert optimize("--budget", "5") == 0
-    assert "none: no candidate" in capsys.readouterr().out
+    assert "none: no improvement was confirmed" in capsys.readouterr().out
+
+
+class Judges:
+    """An evaluator with one verdict for each call."""
+
+    slots = 1
+
+    def __init__(self, *speedups: float) -> None:
+        self.speedups = list(speedups)
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            speedup = self.speedups.pop(0)
+            low = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1}
+            hashes = {"task_sha256": job.task.sha256, "candidate_sha256": job.candidate.sha256}
+            yield job, evaluation(source=job.candidate.source, **low, **hashes)
+
+    def close(self, *, at_once=False):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+class OneIdea:
+    name = "one-idea"
+
+    def propose(self, context, count):
+        return [Candidate(source="class ModelNew: pass", policy="one-idea", techniques=("idea",))]
+
+
+def test_a_search_says_what_lasts_and_goes_on_where_it_was(place):
+    said: list[str] = []
+
+    def hear(event):
+        if event.lasting:
+            said.append(event.message)
+
+    settings = {"policy": OneIdea(), "device": "cpu", "out": "run", "on_event": hear}
+    lost = kernelwright.optimize("task.py", **settings, evaluator=Judges(2.0, 1.0))
+    assert (lost.best, lost.evaluations) == (None, 1)
+    lost_words = "the improvement of diagonal-operand did not hold when measured again"
+    assert said == ["the policy has nothing more to try", lost_words]
+    said.clear()
+    again = kernelwright.optimize("task.py", **settings, evaluator=Judges())
+    assert (again.best, again.evaluations) == (None, 1)
+    assert said[0] == "resuming after 1 evaluations"
+
+
+def test_a_candidate_that_is_not_there_is_an_error_of_its_own(place):
+    with pytest.raises(CandidateError, match="Wanted a candidate"):
+        kernelwright.evaluate("task.py", "nowhere.py", device="cpu")
+
+
+def test_the_verbs_are_listed_before_they_are_loaded():
+    assert {"evaluate", "optimize", "bench"} <= set(dir(kernelwright))
+
+
+def test_a_budget_of_nothing_is_refused_and_leaves_nothing(place):
+    with pytest.raises(UsageError, match="at least one evaluation; found 0"):
+        kernelwright.optimize("task.py", out="run", budget=0)
+    assert not (place / "run").exists()
 
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(place, search, capsys):

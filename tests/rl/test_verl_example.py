@@ -103,6 +103,16 @@ def test_the_data_set_has_what_verl_and_the_reward_read(tmp_path, monkeypatch):
     assert json.loads(second["reward_model"]["ground_truth"]) == {"id": "own", "source": TASK["source"]}
 
 
+def test_a_task_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(sys, "argv", ["make_dataset.py", str(tmp_path / "x.parquet"), "diag_matmu"])
+    with pytest.raises(SystemExit) as ended:
+        module("make_dataset").main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: Wanted a task")
+    assert not (tmp_path / "x.parquet").exists()
+
+
 def test_the_configuration_names_the_files_of_the_example():
     yaml = pytest.importorskip("yaml")
     config = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())

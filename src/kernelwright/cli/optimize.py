@@ -153,7 +153,7 @@ def in_words(result: OptimizeResult) -> str:
     """What came of a search, for a person."""
     lines = []
     if result.best is None:
-        lines.append("best         none: no candidate's interval cleared the noise floor")
+        lines.append("best         none: no improvement was confirmed")
     else:
         lines.append(f"best         {evaluation_line(result.best)}")
         lines += [f"label        {label}" for label in result.best.labels]

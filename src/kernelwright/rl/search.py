@@ -104,7 +104,7 @@ def optimize(
     tell = on_event or (lambda event: None)
     policy_context = Context(task=task, device=str(resolved), history=_history(run, task), seed=seed)
     if policy_context.history:
-        tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations"))
+        tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations", lasting=True))
     per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
     with contextlib.ExitStack() as stack:
         pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device))
@@ -143,7 +143,7 @@ def _search(
             return
         fresh = [candidate for candidate in proposed if candidate.sha256 not in known]
         if not fresh:
-            tell(SearchEvent("the policy has nothing more to try", number=len(history)))
+            tell(SearchEvent("the policy has nothing more to try", number=len(history), lasting=True))
             return
         names = "; ".join(", ".join(candidate.techniques) or candidate.policy for candidate in fresh)
         tell(SearchEvent(f"judging {names}", number=len(history)))
@@ -178,7 +178,8 @@ def _confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[Sea
             run.append(again)
         if again.is_improvement:
             return again
-        tell(SearchEvent("the improvement did not hold when measured again"))
+        what = ", ".join(winner.techniques) or winner.policy
+        tell(SearchEvent(f"the improvement of {what} did not hold when measured again", lasting=True))
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import TaskError, UsageError
 from kernelwright.records import Task
 
 REQUIRED_NAMES = ("Model", "get_inputs", "get_init_inputs")
@@ -48,29 +48,34 @@ def task_from_file(path: Path) -> Task:
     return Task(id=path.stem, source=source, origin=str(path))
 
 
-def read_source(path: Path, what: str) -> str:
+def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> str:
     """The text of a Python file.
 
+    Args:
+        path: The file.
+        what: What it should hold, in words.
+        wrong: What to raise.
+
     Raises:
-        TaskError: it is missing, is a directory, is empty or is not UTF-8 text.
+        UsageError: it is missing, is a directory, is empty or is not UTF-8 text.
     """
     wanted = f"Wanted {what}, a Python file, at {path}"
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise TaskError(f"{wanted}; there is no such file. Check the path.") from error
+        raise wrong(f"{wanted}; there is no such file. Check the path.") from error
     except IsADirectoryError as error:
-        raise TaskError(f"{wanted}; it is a directory. Name a file in it.") from error
+        raise wrong(f"{wanted}; it is a directory. Name a file in it.") from error
     except OSError as error:
-        raise TaskError(f"{wanted}; {error.strerror}.") from error
+        raise wrong(f"{wanted}; {error.strerror}.") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise TaskError(f"{wanted}; found {len(data)} bytes that are not UTF-8 text.") from error
+        raise wrong(f"{wanted}; found {len(data)} bytes that are not UTF-8 text.") from error
     if "\0" in text:
-        raise TaskError(f"{wanted}; found binary data with null bytes.")
+        raise wrong(f"{wanted}; found binary data with null bytes.")
     if not text.strip():
-        raise TaskError(f"{wanted}; the file is empty.")
+        raise wrong(f"{wanted}; the file is empty.")
     return text
 
 
