@@ -6,10 +6,10 @@ A slice does what it can before the limit and exports what is worth keeping; the
 another that is given `--resume OUT`, goes on. `--export-only` packs what there is while another process is at work.
 
 Phases, each of which uses every GPU: teachers' code is judged (no model is needed yet, so it may still be on its way:
-`--wait-for-base`); stage 1 is trained on one GPU while the others measure the untrained model; stage 2; then vanilla GRPO
-and the three contrastive arms side by side, each in a process with a GPU of its own that trains for the same time and then
-measures what it trained; then what is left to measure. Arms train for as long as leaves `--reserve` seconds of `--total` for
-the measuring, unless `contrastive.seconds` says otherwise.
+`--wait-for-base`); stage 1 is trained on one GPU while the others measure the untrained model; stage 2 on one half while the
+other measures stage 1; then vanilla GRPO and the three contrastive arms side by side, each in a process with a GPU of its own
+that trains for the same time and then measures what it trained; then what is left to measure. Arms train for as long as
+leaves `--reserve` seconds of `--total` for the measuring, unless `contrastive.seconds` says otherwise.
 
 What is exported: contrastive_export.py.
 """
@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contrastive_export import ARMS, packed, unpack
+
+from kernelwright.evaluation.sandbox import die_with_parent
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "cuda_l1.py"
@@ -115,7 +117,12 @@ class Campaign:
         zero = [Part(("measure:zero-shot",), others)] if not self._is_measured("zero-shot") else []
         if not self._in_turn_or_together(first, zero) or not self._has_final("sft"):
             return False
-        if not self._has_final("self-supervised") and not self._together([Part(("train:self-supervised",), None)]):
+        half = len(everywhere) // 2
+        second = [Part(("train:self-supervised",), everywhere[: max(1, half)] or None)]
+        after_first = [Part(("measure:sft",), everywhere[half:] or None)] if not self._is_measured("sft") else []
+        if self._has_final("self-supervised"):
+            second = []
+        if not self._in_turn_or_together(second, after_first) and not self._has_final("self-supervised"):
             return False
         finished = self._arms()
         rest = [name for name in REST if not self._is_measured(name)]
@@ -201,7 +208,13 @@ class Campaign:
         logs.mkdir(parents=True, exist_ok=True)
         with (logs / f"{part.names[-1].replace(':', '-')}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                # A campaign that was killed must not leave parts behind that hold GPUs and directories.
+                preexec_fn=die_with_parent,
             )
         return Running(part, process, time.monotonic())
 

@@ -69,14 +69,14 @@ def test_every_part_is_done_once_on_the_gpus_that_are_its_own(campaign, tmp_path
         ("train:sft",): "0",
         ("measure:zero-shot",): "1,2,3",
     }
-    assert (calls[3]["only"], calls[3]["gpus"]) == (["train:self-supervised"], "all")
-    arms = {call["only"][0]: call for call in calls[4:8]}
+    assert {call["only"][0]: call["gpus"] for call in calls[3:5]} == {"train:self-supervised": "0,1", "measure:sft": "2,3"}
+    arms = {call["only"][0]: call for call in calls[5:9]}
     assert sorted(call["gpus"] for call in arms.values()) == ["0", "1", "2", "3"]
     assert all(call["only"] == [name, name.replace("train", "measure")] for name, call in arms.items())
     assert len({tuple(call["changes"]) for call in arms.values()}) == 1  # the same time for each
     seconds = float(arms["train:vanilla-grpo"]["changes"][0].removeprefix("contrastive.seconds="))
     assert 500 < seconds < 640  # of 1000, without the reserve and the grace
-    assert {call["only"][0] for call in calls[8:11]} == {"measure:sft", "measure:self-supervised", "measure:evolutionary"}
+    assert {call["only"][0] for call in calls[9:11]} == {"measure:self-supervised", "measure:evolutionary"}
     assert calls[-1]["only"] == ["summary"]
     # Nothing is left to do.
     assert run(campaign, tmp_path, *limits) == 0
