@@ -7,8 +7,8 @@ another that is given `--resume OUT`, goes on. `--export-only` packs what there 
 
 Phases, each of which uses every GPU: teachers' code is judged (no model is needed yet, so it may still be on its way:
 `--wait-for-base`); stage 1 is trained on one GPU while the others measure the untrained model; stage 2 on one half while the
-other measures stage 1; then vanilla GRPO and the three contrastive arms side by side, each in a process with a GPU of its own
-that trains for the same time and then measures what it trained; then what is left to measure. Arms train for as long as
+other measures stage 1; then vanilla GRPO and the three contrastive arms side by side, each in a process with a GPU of its
+own that trains for the same time and then measures what it trained; then what is left to measure. Arms train for as long as
 leaves `--reserve` seconds of `--total` for the measuring, unless `contrastive.seconds` says otherwise.
 
 What is exported: contrastive_export.py.

@@ -83,7 +83,7 @@ def test_a_run_directory_knows_its_configuration_but_lets_it_be_taken_further(tm
 
     assert claimed()
     (tmp_path / "rollouts.jsonl").touch()  # something was found out, so the directory is somebody's
-    assert not claimed(steps=9)
+    assert not claimed(steps=9, seconds=60.0, judge={"per_device": 3, "shared": "elsewhere/judged.sqlite"})
     assert not claimed(model={"base": "elsewhere/model"})
     with pytest.raises(UsageError, match="another `config`"):
         claimed(grpo={"beta": 0.02})

@@ -166,6 +166,10 @@ def checker_of(section: CheckerSection) -> Checker | None:
     return AdversarialChecker(chat_model(section.kind, **section.options), known)
 
 
+_MAY_CHANGE: Any = {"steps": True, "rounds": True, "seconds": True, "augmentation": {"seconds"}}
+"""Settings that say how long a run goes on, not what it is."""
+
+
 def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bool:
     """Say what a run directory is, or see that it belongs to the same configuration.
 
@@ -179,7 +183,7 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
         UsageError: it belongs to another run.
     """
     # Settings left at their defaults are not compared, so that a run outlives a version that adds one.
-    said = config.model_dump(mode="json", exclude_defaults=True, exclude={"steps", "rounds", "seconds"})
+    said = config.model_dump(mode="json", exclude_defaults=True, exclude=_MAY_CHANGE)
     # How many judges there are, and where they remember what they found, changes nothing about what is found.
     said["judge"] = {key: value for key, value in said.get("judge", {}).items() if key not in ("shared", "per_device")}
     said["model"] |= {
