@@ -267,6 +267,31 @@ def test_one_process_may_claim_a_directory_again(tmp_path):
     assert claim(second)
 
 
+def test_a_directory_that_cannot_be_claimed_for_want_of_permission_is_said(tmp_path):
+    (tmp_path / ".lock").mkdir()  # as good as no permission, also for root
+    with pytest.raises(UsageError, match="Wanted a directory to write to"):
+        claim(RunDirectory(tmp_path))
+
+
+def test_what_differs_is_named_and_nothing_else(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "found.jsonl").touch()
+    run.write_json("config.json", {"settings": {"blocks": 6, "audits": 4, "deep": {"a": 1, "b": 2}}})
+    with pytest.raises(UsageError, match=r"another `settings` \(blocks: 6, now 3; deep: a: 1, now null\)\."):
+        run.claim({"settings": {"blocks": 3, "audits": 4, "deep": {"b": 2}}}, same=("settings",), device="cpu")
+
+
+def test_only_a_directory_without_findings_is_removed(tmp_path):
+    empty, begun = RunDirectory(tmp_path / "empty"), RunDirectory(tmp_path / "begun")
+    for run in (empty, begun):
+        claim(run)
+    begun.append(evaluation(0))
+    for run in (empty, begun):
+        run.remove_if_nothing_was_found_out()
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+    assert len(list(begun.evaluations())) == 1
+
+
 @pytest.mark.parametrize("content", ["[1]", '"text"'])
 def test_a_config_that_is_of_no_run_is_a_usage_error_and_stays(tmp_path, content):
     (tmp_path / "config.json").write_text(content)

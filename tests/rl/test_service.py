@@ -465,3 +465,9 @@ def test_the_client_serves_coroutines_too(service):
     replies = asyncio.run(several())
     assert {reply.reward.value for reply in replies} == {1.99}
     assert len(service.judge.jobs) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / ".lock").mkdir()  # as good as no permission, also for root
+    with pytest.raises(UsageError, match="Wanted a directory to write to"):
+        Ledger(tmp_path, "cpu", SETTINGS)

@@ -67,7 +67,7 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
     except IsADirectoryError as error:
         raise wrong(f"{wanted}; it is a directory. Name a file in it.") from error
     except OSError as error:
-        raise wrong(f"{wanted}; {error.strerror}.") from error
+        raise wrong(f"{wanted}; {error.strerror}. Name a file that can be read.") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -37,7 +37,10 @@ class Ledger:
 
     def __init__(self, path: Path, device: str, settings: Settings, hardware: list[str] | None = None) -> None:
         self.run = RunDirectory(path)
-        self._lock_file = (path / ".lock").open("a")
+        try:
+            self._lock_file = (path / ".lock").open("a")
+        except OSError as error:
+            raise UsageError(f"Wanted a directory to write to at {path}; {error.strerror}. Choose another one.") from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
