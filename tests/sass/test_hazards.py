@@ -30,6 +30,8 @@ _PAYLOAD = {
         "BAR": 0x100000000000000007B1D,
         "EXIT": 0x3800000000000000000794D,
         "SELF": 0x383FFFFFFFFFFF000007947,
+        "ISETP": 0x3F26270000000012000780C,
+        "R2P": 0x904007804,
     },
     90: {
         "UTMALDG": 0x800800000000008060075B4,
@@ -214,6 +216,30 @@ def test_how_long_a_synchronising_instruction_holds_is_kept(line, changed, kind)
     mutated = [assemble(80, changed if text == line else text) for text in code]
     found = check(hand_made(original, 80), hand_made(mutated, 80), disassemble)
     assert {v.kind for v in found} == {kind}
+
+
+def test_a_drain_stays_one_whatever_moves_around_it():
+    adds = [f"FADD d={20 + i} a=4 b=4 {PLAIN}" for i in range(6)]
+    code = [*adds[:3], "ERRBAR B------:R-:W-:Y:S00:---", *adds[3:], f"FADD d=30 a=25 b=22 {PLAIN}", *END]
+    original = hand_made([assemble(80, text) for text in code], 80)
+    program = load(original, disassemble)
+    schedule = Schedule(program.kernel())
+    schedule.play(next(schedule.legal_moves()))
+    assert check(original, schedule.cubin(program), disassemble) == []
+    assert schedule.stall_of(3) == 0
+
+
+def test_unpacking_some_predicates_does_not_hide_who_wrote_the_others():
+    """The mask leaves P1 alone, so the guard reads the comparison, at whatever distance the unpacking is from both."""
+
+    def code(comparison: str) -> bytes:
+        words = [assemble(80, t) for t in (f"ISETP a=3 {comparison}", "R2P B------:R-:W-:-:S02:---")]
+        guarded = assemble(80, f"FADD d=8 a=4 b=4 {PLAIN}") & ~0x7000 | 0x1000
+        return hand_made([*words, guarded, *(assemble(80, t) for t in END)], 80)
+
+    original = code("B------:R-:W-:Y:S13:---")
+    found = check(original, code("B------:R-:W-:-:S06:---"), disassemble)
+    assert {v.kind for v in found} == {"stall"}
 
 
 def test_code_that_nothing_is_seen_to_lead_to_could_be_reached_from_everywhere():

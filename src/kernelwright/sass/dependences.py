@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kernelwright.sass.control import SCOREBOARDS
-from kernelwright.sass.effects import defs_of, is_guarded, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.effects import defs_of, may_keep_old_values, memory_conflict, uses_of, vouches_for
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import (
     LONGEST_CYCLES,
@@ -47,6 +47,7 @@ class BlockConstraints:
         gap_before: for synchronising or pinned v: least stall of whatever precedes it.
         floors: least stall of each instruction: 1 or 2 where a dependence explains the original
             stall, otherwise the original stall.
+        drains: instructions with a stall of zero, which holds until the pipeline is empty: no other stall replaces it.
         segments: maximal runs [start, stop) of movable slots.
         ports: for each instruction with a known execution port: the number of its operation.
         spacings: for each operation's number: (earlier operation, least distance from it).
@@ -60,6 +61,7 @@ class BlockConstraints:
     duration: int
     gap_before: dict[int, int]
     floors: dict[int, int]
+    drains: frozenset[int]
     segments: tuple[tuple[int, int], ...]
     ports: dict[int, int]
     spacings: Spacings
@@ -119,7 +121,7 @@ def accesses(
 ) -> Iterator[tuple[int, int, str, Dependence]]:
     """Yield (earlier, later, resource, kind) for every dependence between instructions of a block.
 
-    A guarded definition does not hide the ones before it.
+    A guarded or partial definition does not hide the ones before it.
     """
     last_defs: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
@@ -135,7 +137,7 @@ def accesses(
             for u in readers.get(name, ()):
                 yield u, i, name, Dependence.WAR
         for name in defs:
-            if is_guarded(instruction):
+            if may_keep_old_values(instruction):
                 last_defs.setdefault(name, []).append(i)
             else:
                 last_defs[name] = [i]
@@ -293,6 +295,7 @@ def _block(
         duration=min(times[-1], LONGEST_CYCLES),
         gap_before=gap_before,
         floors=floors,
+        drains=frozenset(i for i in slots if instructions[i].control.stall == 0),
         segments=_segments(block, pinned),
         ports=ports,
         spacings=spacings,

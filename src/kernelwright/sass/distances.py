@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernelwright.sass.effects import defs_of, is_guarded, uses_of
+from kernelwright.sass.effects import defs_of, may_keep_old_values, uses_of
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import LONGEST_CYCLES, Dependence
 from kernelwright.sass.program import Block
@@ -19,7 +19,7 @@ _Access = tuple[str, int, bool]
 def minimum_distances(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> Distances:
     """Return the least distance of every dependent pair that can be less than `LONGEST_CYCLES` apart.
 
-    A guarded definition does not hide earlier ones, so a pair is followed through it.
+    A guarded or partial definition does not hide earlier ones, so a pair is followed through it.
     """
     entry: list[dict[_Access, int]] = [{} for _ in blocks]
     work = list(range(len(blocks)))
@@ -59,7 +59,7 @@ def _walk(
                 for (producer, defines), issued in accesses.items():
                     if time - issued < LONGEST_CYCLES:
                         _note(found, producer, i, name, defines, name in defs, name in uses, time - issued)
-            if name in defs and not is_guarded(instruction):
+            if name in defs and not may_keep_old_values(instruction):
                 accesses.clear()
         for name in uses:
             alive[name][i, False] = time

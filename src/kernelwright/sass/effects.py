@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.sass.instruction import Instruction
+from kernelwright.sass.instruction import PREDICATE_FILE_WRITERS, Instruction
 
 SYNC = "sync"
 """Pseudo-register that every synchronising or warp-wide instruction reads and writes."""
@@ -34,6 +34,14 @@ def _pseudo(sync: bool, fence: bool) -> frozenset[str]:
 def is_guarded(instruction: Instruction) -> bool:
     """Whether a predicate may switch the instruction off, leaving old values in place."""
     return instruction.predicate is not None and not instruction.predicate.endswith("T")
+
+
+def may_keep_old_values(instruction: Instruction) -> bool:
+    """Whether what it defines may still hold what an earlier instruction wrote.
+
+    That is so when it is switched off, and when it unpacks a mask of predicates.
+    """
+    return is_guarded(instruction) or instruction.opcode in PREDICATE_FILE_WRITERS
 
 
 def memory_conflict(first: Instruction, second: Instruction) -> bool:

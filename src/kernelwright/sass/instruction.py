@@ -12,7 +12,10 @@ from kernelwright.sass.opcodes import Pipe, Traits, traits_of
 _SYNTAX = re.compile(r"^(?:@(!?)(U?P(?:\d+|T))\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)\s*(.*)$")
 _REGISTER = re.compile(r"(?<![\w.$`])(UR|UP|R|P|B)(\d+)\b")
 _CODE_ADDRESS = re.compile(r"`\([^)]*\)")
-_ALL_PREDICATES = frozenset(f"P{i}" for i in range(7))
+_PREDICATE_FILES = {"PR": "P", "UPR": "UP"}
+_PREDICATES = range(7)
+PREDICATE_FILE_WRITERS = frozenset({"R2P", "UR2UP"})
+"""They write those predicates of a file that a mask names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,12 @@ def parse_instruction(listed: ListedInstruction, architecture: int) -> Instructi
     barriers = {name for name in named if name[0] == "B"}
     defs |= barriers
     uses |= barriers
-    if "PR" in operands:
+    for operand in operands:
         # "PR" stands for the whole predicate file, which the live ranges leave out.
-        uses |= _ALL_PREDICATES
-        if opcode == "R2P":
-            defs |= _ALL_PREDICATES
+        if (file := _PREDICATE_FILES.get(operand.split(".")[0])) is not None:
+            uses |= {f"{file}{number}" for number in _PREDICATES}
+            if opcode in PREDICATE_FILE_WRITERS:
+                defs |= {f"{file}{number}" for number in _PREDICATES}
     if opcode == "LDGSTS":
         # Its predicate operand selects zero-fill and is read only, though it is marked as both.
         defs = {name for name in defs if name[0] != "P"}

@@ -24,7 +24,6 @@ from kernelwright.sass.effects import (
     vouches_for_result,
 )
 from kernelwright.sass.instruction import Instruction
-from kernelwright.sass.opcodes import Pipe
 from kernelwright.sass.program import Block
 
 SETTLE_CYCLES = 2
@@ -32,6 +31,7 @@ SETTLE_CYCLES = 2
 SAFE_SETTLE_CYCLES = 8
 """Long enough for any instruction; see `settle_cycles`."""
 _QUICK_TO_SETTLE = frozenset({"LDC", "LDS", "MUFU", "SHFL"})
+_READS_UNIFORM_AT_ISSUE = frozenset({"LDS", "LDSM", "LDL", "STS", "STSM", "STL"})
 
 
 class TokenKind(Enum):
@@ -152,10 +152,10 @@ def tokens_of(instruction: Instruction, index: int) -> dict[Token, int]:
 def late_reads(instruction: Instruction) -> frozenset[str]:
     """Return the registers that a variable-latency instruction may read after its issue.
 
-    Predicates are read at issue, and so are uniform registers, which ptxas overwrites one cycle later; only the
-    bulk copies of 9.0 have them on a scoreboard.
+    Predicates are read at issue: ptxas overwrites them one cycle later. So are uniform registers by accesses to shared
+    and local memory; bulk copies have them on a scoreboard, and of others nothing is known.
     """
-    files = ("R", "UR") if instruction.traits.pipe is Pipe.UNKNOWN else ("R",)
+    files = ("R",) if instruction.opcode in _READS_UNIFORM_AT_ISSUE else ("R", "UR")
     return frozenset(name for name in instruction.uses if name.startswith(files))
 
 

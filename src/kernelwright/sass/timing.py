@@ -24,6 +24,7 @@ def retime(
     floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
     predecessors = constraints.predecessors
     ports, spacings = constraints.ports, constraints.spacings
+    drains = constraints.drains
     latest: list[int | None] = [None] * len(spacings)
     stalls = [floors[i] for i in order]
     if extra:
@@ -51,7 +52,7 @@ def retime(
                     needed = issued[neighbour] + cycles
         if needed > time:
             missing = needed - time
-            if position and stalls[position - 1] + missing <= MAX_STALL:
+            if position and stalls[position - 1] + missing <= MAX_STALL and order[position - 1] not in drains:
                 stalls[position - 1] += missing
                 time = needed
             else:
@@ -60,7 +61,7 @@ def retime(
                     neighbour = latest[earlier]
                     if neighbour is not None:
                         demands[neighbour] = max(cycles, demands.get(neighbour, 0))
-                delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index])
+                delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index], drains)
                 if delayed is None:
                     return None
                 time = delayed
@@ -72,8 +73,10 @@ def retime(
     last = order[-1]
     tail = stalls[-1]
     demands = {i: cycles - tail for i, cycles in constraints.before_exit.items() if i != last}
-    begin = _delay(order[:-1], stalls, issued, issued[last], demands, constraints.duration - tail)
-    return None if begin is None or tail < constraints.before_exit[last] else stalls
+    begin = _delay(order[:-1], stalls, issued, issued[last], demands, constraints.duration - tail, drains)
+    if begin is None or tail < constraints.before_exit[last]:
+        return None
+    return [0 if i in drains else stall for i, stall in zip(order, stalls, strict=True)] if drains else stalls
 
 
 def _delay(
@@ -83,6 +86,7 @@ def _delay(
     time: int,
     demands: Mapping[int, int],
     not_before: int,
+    drains: frozenset[int],
 ) -> int | None:
     """Raise stalls of `earlier` until the instruction after them issues late enough.
 
@@ -95,6 +99,7 @@ def _delay(
         time: its issue time now.
         demands: for each u in `earlier`: least distance from u.
         not_before: least issue time.
+        drains: instructions whose stall cannot be raised.
 
     Returns:
         Its new issue time, or None when no stall counts satisfy the demands.
@@ -105,6 +110,8 @@ def _delay(
             return time
         if position < 0:
             break
+        if earlier[position] in drains:
+            continue
         added = min(MAX_STALL - stalls[position], needed - time)
         if added > 0:
             stalls[position] += added
