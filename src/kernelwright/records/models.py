@@ -161,10 +161,10 @@ class Candidate(_Record):
 
 
 class TimingBlock(_Record):
-    """One randomised block of a process pair: latencies of both sides on the same inputs, in call order."""
+    """One randomised block of a process triple: latencies of its sides on the same inputs, in call order."""
 
     process: int
-    """Which fresh process pair, from 0."""
+    """Which fresh process triple, from 0."""
     reference_us: tuple[float, ...]
     candidate_us: tuple[float, ...]
     """Charged latency: the inner clock's plus what the outer clock saw beyond the harness's own cost."""
