@@ -10,6 +10,7 @@
    writes a pattern that its inputs decide (FAKE_CUDA_OUTPUT=argument:bytes), and takes 20 us and a little that its code decides.
 
    FAKE_CUDA_FAIL_AT=n: the n-th launch of a process faults. FAKE_CUDA_WRONG_AT=n: it writes one byte wrong.
+   FAKE_CUDA_EXIT_AT=n: it ends the process.
    FAKE_CUDA_LOG=file: at its end, a process appends what it did and what it never gave back. */
 #include <signal.h>
 #include <stdint.h>
@@ -188,6 +189,7 @@ int cuLaunchKernel(void *handle, unsigned gx, unsigned gy, unsigned gz, unsigned
   CHECK((int)shared <= function->dynamic_limit && gy < 65536 && gz < 65536, INVALID_VALUE);
   CHECK(!function->module->is_text || gx * bx >= 64, INVALID_VALUE);
   launches++;
+  if (number("FAKE_CUDA_EXIT_AT") == launches) _exit(41);
   if (number("FAKE_CUDA_FAIL_AT") == launches) { pending = ILLEGAL_ADDRESS; return OK; }
   return function->module->is_text ? run_text(function->module, arguments) : run_cubin(function->module, arguments);
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.sass import move_to_json
 from tuning import stand_in
 
 MEASURE = Path(__file__).parents[1] / "sass" / "measure"
@@ -80,3 +81,17 @@ def test_a_kernel_that_does_not_run_at_all_does_not_stop_the_others(execute, fol
         broken.unlink()
     assert "none.cubin" in found["broken"]["broken"] or "broken.txt" in found["broken"]["broken"]
     assert found["schedules"] == 10
+
+
+def test_the_schedule_that_ends_its_process_is_named(execute, scripts, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_EXIT_AT", "9")
+    monkeypatch.setattr(scripts[1], "MOST_FAULTS", 1)
+    found = execute(tmp_path, 10)
+    assert set(found["broken"]) == {"rope", "softmax"}
+    fault, bad = found["faults_found"][0], found["bad"][0]
+    # The original's four launches, and two of each schedule: the third one of the slice.
+    assert (fault["kernel"], fault["slice"], fault["at"]) == ("rope", 0, 2)
+    assert "the process ended with 41" in fault["fault"]
+    kernel = scripts[1].Kernel(folder, "rope")
+    third = [[move_to_json(m) for m in schedule.history] for schedule, *_ in scripts[1].schedules_of(kernel, 0, 3)][2]
+    assert bad["moves"] == json.loads(json.dumps(third))

@@ -38,6 +38,7 @@ SLICE = 250
 """Schedules of one slice."""
 STALLED_S = 60.0
 """A process that finishes no schedule for so long hangs."""
+_END_TIMEOUT_S = 10.0
 RETURN_PROBABILITY = 0.1
 MOVES = (1, 3, 8, 20)
 MOST_FAULTS = 20
@@ -125,28 +126,35 @@ def diagnose(kernel: Kernel, schedule: Schedule, seeds: tuple[int, ...], expecte
     }
 
 
+def schedules_of(kernel: Kernel, number: int, count: int) -> Iterator[tuple[Schedule, bytes, str]]:
+    """Yield a slice's schedules, each once, with cubin and digest; the same whenever it is asked for."""
+    rng = random.Random(f"{kernel.target.spec.name}/{number}")
+    schedule = kernel.original.copy()
+    known: set[str] = set()
+    for _ in range(_TRIES * count):
+        if len(known) == count:
+            return
+        schedule = play_on(schedule, kernel.original, rng)
+        cubin = schedule.cubin(kernel.program)
+        digest = hashlib.blake2b(cubin, digest_size=_DIGEST_BYTES).hexdigest()
+        if digest not in known:
+            known.add(digest)
+            yield schedule, cubin, digest
+
+
 def run_slice(kernel: Kernel, number: int, count: int, tell: Callable[[], None]) -> dict[str, Any]:
     """Run one slice's schedules; a fault ends it early and is in the record."""
-    rng = random.Random(f"{kernel.target.spec.name}/{number}")
     # Inputs of the slice's own, two of them, which stay on the GPU.
     seeds = (2 * number, 2 * number + 1)
     record: dict[str, Any] = {"schedules": 0, "wrong": 0, "least_issue_cycles": kernel.original.issue_cycles, "bad": []}
-    digests: dict[str, None] = {}
-    schedule = kernel.original.copy()
+    digests: list[str] = []
     begin = time.monotonic()
     expected = kernel.outputs(kernel.target.cubin, seeds)
     if kernel.outputs(kernel.target.cubin, seeds) != expected or expected[0] == expected[1]:
         raise DeviceError(f"wanted an original that repeats itself and uses its inputs, found {kernel.target.spec.name}")
     try:
-        for _ in range(_TRIES * count):
-            if record["schedules"] == count:
-                break
-            schedule = play_on(schedule, kernel.original, rng)
-            cubin = schedule.cubin(kernel.program)
-            digest = hashlib.blake2b(cubin, digest_size=_DIGEST_BYTES).hexdigest()
-            if digest in digests:
-                continue
-            digests[digest] = None
+        for schedule, cubin, digest in schedules_of(kernel, number, count):
+            digests.append(digest)
             record["least_issue_cycles"] = min(record["least_issue_cycles"], schedule.issue_cycles)
             found = kernel.outputs(cubin, seeds)
             record["schedules"] += 1
@@ -155,11 +163,10 @@ def run_slice(kernel: Kernel, number: int, count: int, tell: Callable[[], None])
                 record["wrong"] += 1
                 if len(record["bad"]) < MOST_BAD:
                     record["bad"].append(diagnose(kernel, schedule, seeds, expected))
-                    tell()
     except CudaError as error:
         record["fault"] = str(error)
         record["bad"].append({"moves": [move_to_json(move) for move in schedule.history]})
-    return record | {"digests": [*digests], "seconds": round(time.monotonic() - begin, 3)}
+    return record | {"digests": digests, "seconds": round(time.monotonic() - begin, 3)}
 
 
 def work(connection: Any, folder: Path, device: int, launcher_on: LauncherOn, done: Any) -> None:
@@ -199,8 +206,14 @@ class Worker:
         self.task: tuple[str, int, int] | None = None
         self._seen, self._since = 0, time.monotonic()
 
+    @property
+    def finished(self) -> int:
+        """Schedules of its present slice that it has finished."""
+        return int(self.done.value)
+
     def give(self, task: tuple[str, int, int] | None) -> None:
         self.task = task
+        self.done.value = self._seen = 0
         self._since = time.monotonic()
         self.connection.send(task)
 
@@ -212,7 +225,8 @@ class Worker:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
+        # A process whose kernel never ends may take long to go; the others need not wait for it.
+        self.process.join(_END_TIMEOUT_S)
         self.connection.close()
 
 
@@ -248,7 +262,7 @@ def execute(
             for number, worker in enumerate(workers):
                 if worker.task is None or (worker.connection not in ready and not worker.is_stalled()):
                     continue
-                record = answer(worker)
+                record = answer(worker, folder)
                 if "error" in record:
                     # The machine's or this script's fault: the other kernels go on.
                     broken.setdefault(worker.task[0], record["error"])
@@ -281,17 +295,33 @@ def execute(
     return result
 
 
-def answer(worker: Worker) -> dict[str, Any]:
-    """Return a worker's record, or one that says how the worker was lost."""
-    lost = {"schedules": 0, "wrong": 0, "least_issue_cycles": None, "bad": [], "digests": [], "seconds": 0.0}
-    if not worker.connection.poll():
-        return lost | {"fault": f"no schedule finished within {STALLED_S:g} s", "at": worker.done.value}
-    try:
-        record: dict[str, Any] = worker.connection.recv()
-    except (EOFError, ConnectionResetError):
-        worker.process.join()
-        return lost | {"fault": f"the process ended with {worker.process.exitcode}", "at": worker.done.value}
-    return record
+def answer(worker: Worker, folder: Path) -> dict[str, Any]:
+    """Return a worker's record, or one that says how the worker was lost, and by which schedule."""
+    fault = f"no schedule finished within {STALLED_S:g} s"
+    if worker.connection.poll():
+        try:
+            record: dict[str, Any] = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            worker.process.join(_END_TIMEOUT_S)
+            fault = f"the process ended with {worker.process.exitcode}"
+        else:
+            return record
+    assert worker.task is not None
+    name, number, count = worker.task
+    kernel = Kernel(folder, name)
+    culprit = next(itertools.islice(schedules_of(kernel, number, count), worker.finished, None), None)
+    moves = [] if culprit is None else [move_to_json(move) for move in culprit[0].history]
+    return {
+        # What it found of the schedules before is lost with it, so they count for nothing.
+        "schedules": 0,
+        "wrong": 0,
+        "least_issue_cycles": None,
+        "bad": [{"moves": moves}],
+        "digests": [],
+        "seconds": 0.0,
+        "fault": fault,
+        "at": worker.finished,
+    }
 
 
 class Queue:
