@@ -24,8 +24,8 @@ PACKED = "evaluations.jsonl.gz"
 LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md", ".lock")
 """Files that are large, or made again."""
 PIECE_BYTES = 15 << 20
-PIECES = 8
-"""How much an export may hold: what fits through a narrow door."""
+PIECES = 4
+"""How much an export may hold: what fits through a narrow door of 64 MiB."""
 
 
 def export(work: Path, out: Path) -> None:
