@@ -48,6 +48,8 @@ class ModelNew(torch.nn.Module):
 """
 
 QUICK = "processes_min = 2\nprocesses_max = 2\nblocks = 3\naudits = 3\nwarmup_calls = 2\nrun_limit_s = 5.0\n"
+# On a busy machine the outer clock sees others' work, and an honest candidate would be rejected for it.
+QUICK += "excess_limit_us = 1e6\naudit_limit_us = 1e6\nidle_limit_us = 1e7\n"
 
 
 @pytest.fixture

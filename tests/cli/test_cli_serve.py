@@ -55,7 +55,11 @@ warmup_calls = 1
 build_limit_s = 5
 run_limit_s = 5
 threads = 1
+excess_limit_us = 1e6
+audit_limit_us = 1e6
+idle_limit_us = 1e7
 """
+"""Of these the last three: on a busy machine the outer clock sees others' work, and honest candidates would be rejected."""
 
 
 def request(candidate: str = GOOD) -> EvaluationRequest:
