@@ -231,7 +231,7 @@ class LocalModel:
             text=text,
             prompt_tokens=len(prompt),
             completion_tokens=found.steps,
-            finish_reason="stop" if found.stopped else "length",
+            finish_reason="length" if found.end is None else "stop",
             failure=None if text.strip() else Failure.EMPTY_ANSWER,
         )
 

@@ -63,8 +63,8 @@ class Sampled:
     index: int
     tokens: list[int]
     """Without the token that ended it."""
-    stopped: bool
-    """It ended by itself; else it reached `max_tokens`."""
+    end: int | None
+    """The token that ended it; None where it reached `max_tokens`."""
     steps: int
     """Tokens sampled, the one that ended it included."""
 
@@ -386,8 +386,8 @@ class SlotSampler:
             assert owner is not None
             self._owners[slot] = None
             tokens = row[: lengths[slot]]
-            stopped = tokens[-1] in self.draw.stop_ids
-            yield Sampled(owner.index, tokens[:-1] if stopped else tokens, stopped, len(tokens))
+            end = tokens[-1] if tokens[-1] in self.draw.stop_ids else None
+            yield Sampled(owner.index, tokens if end is None else tokens[:-1], end, len(tokens))
 
     def _shrink(self, count: int) -> int:
         """With nothing left to refill from, move what still runs together once that halves the work of a step."""

@@ -277,3 +277,26 @@ def test_the_real_judge_is_warmed_by_what_it_accepts():
             [Job(warming._TASK, warming._CANDIDATE, Settings.quick(timed=False, thorough=False))]
         )
     assert outcome.accepted
+
+
+def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled():
+    """Of Qwen's chat models the tokenizer's end of sequence is another token than the one that ends a turn."""
+    from types import SimpleNamespace
+
+    from kernelwright.policies.slots import Sampled
+    from kernelwright.rl.training.config import SamplingSection
+    from kernelwright.rl.training.grpo import LocalRollouts
+
+    class Sampler:
+        def prompt_ids(self, messages):
+            return [5, 6]
+
+        def sample_ids(self, asked, *, count, sampling):
+            yield 0, 0, Sampled(0, [7, 8], 99, 3)
+            yield 0, 1, Sampled(1, [7, 8, 9], None, 3)
+            yield 0, 2, None
+
+    rollouts = LocalRollouts(Sampler(), 1, SamplingSection(), 0)
+    trainer = SimpleNamespace(num_generations=3, state=SimpleNamespace(global_step=0))
+    found = rollouts([[{"role": "user", "content": "x"}]] * 3, trainer)
+    assert found["completion_ids"] == [[7, 8, 99], [7, 8, 9], [1]]

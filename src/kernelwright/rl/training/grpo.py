@@ -156,9 +156,10 @@ class LocalRollouts:
         sampling = self._sampling.of(self._seed * 1_000_003 + int(trainer.state.global_step))
         answers = [[self._eos_id]] * len(prompts)
         for group, number, found in self._local.sample_ids(asked, count=size, sampling=sampling):
-            # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor.
+            # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor. What ends an
+            # answer is what was sampled: a model may end turns with another token than its tokenizer's end of sequence.
             if found is not None and found.tokens:
-                answers[group * size + number] = [*found.tokens, self._eos_id] if found.stopped else found.tokens
+                answers[group * size + number] = found.tokens if found.end is None else [*found.tokens, found.end]
         free_memory()
         return {
             "prompt_ids": [ids for ids in asked for _ in range(size)],
