@@ -252,12 +252,35 @@ def test_helpers_are_the_other_members_of_the_session(made, monkeypatch):
     assert worker.helpers_cpu_us() == 0
 
 
-def test_pausing_and_resuming_signal_the_whole_session(made, monkeypatch):
-    sent = []
-    monkeypatch.setattr(process, "signal_session", lambda pid, number: sent.append((pid, number)))
-    made[0].pause()
-    made[0].resume()
-    assert sent == [(made[0].pid, signal.SIGSTOP), (made[0].pid, signal.SIGCONT)]
+@pytest.fixture
+def sent(made, monkeypatch):
+    """Signals that went to the worker, which has one child."""
+    signals = []
+    monkeypatch.setattr(process, "session_members", lambda pid: [pid, 17])
+    monkeypatch.setattr(process, "signal_each", lambda pids, number: signals.append((pids, number)))
+    return signals
+
+
+def test_pausing_and_resuming_signal_the_whole_session_and_the_worker_at_once(made, sent):
+    worker, _ = made
+    worker.pause()
+    worker.resume()
+    assert sent == [([worker.pid], signal.SIGSTOP), ([worker.pid, 17], signal.SIGSTOP), ([worker.pid, 17], signal.SIGCONT)]
+
+
+def test_a_worker_that_is_kept_still_runs_only_while_it_is_asked(made, sent):
+    moment = []
+    worker = answering(made, lambda request: moment.append(sent[-1:]) or good(request))
+    worker.request("call", 5.0)
+    assert sent == []
+    worker.keep_still()
+    asked_us = worker.asked_us
+    for _ in range(2):
+        assert sent[-1][1] == signal.SIGSTOP
+        worker.request("call", 5.0)
+    assert moment == [[], *[[([worker.pid, 17], signal.SIGCONT)]] * 2]
+    assert sent[-1][1] == signal.SIGSTOP
+    assert worker.asked_us > asked_us > 0
 
 
 def test_discarding_removes_what_it_wrote(made):

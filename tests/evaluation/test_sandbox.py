@@ -460,6 +460,23 @@ def test_other_processes_are_out_of_reach(places):
     assert outcome in (f"errno {errno.EACCES}", f"errno {errno.EPERM}")
 
 
+def test_other_processes_are_neither_slowed_nor_placed_nor_met_in_memory_by_name(places):
+    parent = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = f"errno {errno.EPERM}"
+
+    def called(result):
+        return result >= 0 or f"errno {ctypes.get_errno()}"
+
+    assert restricted(places, lambda: os.setpriority(os.PRIO_PROCESS, parent, 5)) == refused
+    assert restricted(places, lambda: os.sched_setaffinity(parent, {0})) == refused
+    assert restricted(places, lambda: os.sched_setscheduler(parent, os.SCHED_BATCH, os.sched_param(0))) == refused
+    assert restricted(places, lambda: os.sched_setaffinity(0, os.sched_getaffinity(0))) is None
+    assert restricted(places, lambda: called(libc.shmget(0x6B77, 4096, 0o1600))) == refused
+    assert restricted(places, lambda: called(libc.msgget(0x6B77, 0o1600))) == refused
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 0
+
+
 def test_its_own_children_and_threads_work(places):
     def attempt():
         child = os.fork()

@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 
 
 class FakeSubject:
-    def __init__(self):
+    def __init__(self, device=CPU):
+        self.device = device
         self.settings = Settings.quick(
             threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
         )
@@ -41,7 +42,7 @@ class FakeSide:
     """Its worker's children have used this much processor time."""
 
     def __init__(self, helpers_us=0.0, held=None):
-        self.worker = SimpleNamespace(helpers_cpu_us=lambda: helpers_us)
+        self.worker = SimpleNamespace(helpers_cpu_us=lambda: helpers_us, asked_us=1e6)
         self.held = held
 
     def recopy(self, index):
@@ -69,6 +70,17 @@ def filled(subject=None, helpers_us=0.0, **candidate):
     for name in timing._SIDES:
         fill(run, name, **(candidate if name == "candidate" else {}))
     return run
+
+
+@pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])
+def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
+    subject = FakeSubject(torch.device(device))
+    subject.settings = subject.settings.model_copy(update={"warmup_calls": 1})
+    run, stopped = run_of(subject), []
+    for name, side in run._sides.items():
+        side.worker.keep_still = lambda name=name: stopped.append(name)
+    run.warm_up()
+    assert sorted(stopped) == sorted(timing._SIDES)[:still]
 
 
 def test_equal_clocks_are_charged_nothing():
@@ -118,17 +130,28 @@ def test_work_between_calls_rejects():
     filled(idle_us=2000.0).finish(0)
 
 
-def test_work_of_children_rejects():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_work_of_children_rejects(device):
+    subject = FakeSubject(torch.device(device))
     with pytest.raises(Rejection, match="child processes") as caught:
-        filled(helpers_us=1e15).finish(0)
+        filled(subject, helpers_us=1e15).finish(0)
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
 
 
+def test_children_may_use_a_tenth_of_the_time_in_which_the_worker_ran():
+    with pytest.raises(Rejection, match="child processes"):
+        filled(helpers_us=110_000.0).finish(0)
+    filled(helpers_us=90_000.0).finish(0)
+
+
 def test_a_device_that_is_busy_after_the_call_rejects():
+    gpu = FakeSubject(torch.device("cuda"))
     with pytest.raises(Rejection) as caught:
-        filled(quiet_us=2000.0).finish(0)
+        filled(gpu, quiet_us=2000.0).finish(0)
     assert caught.value.reason is Reason.DEVICE_NOT_QUIET
-    filled(quiet_us=600.0).finish(0)
+    filled(gpu, quiet_us=600.0).finish(0)
+    # Nothing of a worker that is kept still can slow what follows its call: that is another's doing.
+    filled(quiet_us=2000.0).finish(0)
 
 
 def test_outputs_of_timed_calls_must_be_near():
@@ -193,6 +216,45 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     if noise == 0:
         assert found.speedup.estimate == pytest.approx(2.0)
         assert found.noise_floor == 0.0
+
+
+def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
+    """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
+
+    def one(subject, flush, odd, process):
+        block = TimingBlock(
+            process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
+        )
+        single, series = ([1.0 + hidden_us(process)] * 4, [1.0] * 4), ([1.0] * 4, [1.0] * 4)
+        return [block], timing._Outside(100.0, single, series, [math.log(speedup)] * 2), {"process": process}
+
+    return one
+
+
+def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=1, processes_max=1)
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
+    assert len(timing.time_candidate(subject, None).blocks) == 2
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
+    with pytest.raises(Rejection) as caught:
+        timing.time_candidate(subject, None)
+    assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
+
+
+def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
+    for speedup, processes in ((0.5, 2), (2.0, 9)):
+        made = one_process(speedup)
+
+        def noisy(subject, flush, odd, process, made=made):
+            blocks, outside, seen = made(subject, flush, odd, process)
+            latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
+            return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
+
+        monkeypatch.setattr(timing, "_time_process", noisy)
+        assert len(timing.time_candidate(subject, None).blocks) == processes
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():

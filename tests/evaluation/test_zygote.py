@@ -79,14 +79,14 @@ def test_an_ending_says_how():
 
 def test_a_signal_reaches_every_member():
     pid = session(children=1)
-    zygote.signal_session(pid, signal.SIGKILL)
+    zygote.signal_each(zygote.session_members(pid), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
 def test_processes_that_end_meanwhile_are_no_error(monkeypatch):
     gone = 2**22 + 1
     monkeypatch.setattr(zygote, "session_members", lambda pid, zombies=False: [gone])
-    zygote.signal_session(1, signal.SIGKILL)
+    zygote.signal_each([gone], signal.SIGKILL)
     zygote._kill_session(1)
     assert zygote._anonymous_bytes(gone) == 0
     assert zygote._anonymous_bytes(os.getpid()) > 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -20,40 +20,47 @@ _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (10, 7), "float16": (3,), "
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far one output is from another; both numbers are relative, 0 is equal."""
+    """How far one output is from another; all numbers are relative, 0 is equal."""
 
     rms: float
     """Root mean square of the error over that of the truth."""
     worst: float
     """Largest error over the size of its element and its row."""
+    differing: float = 0.0
+    """Share of the elements that differ, of integers and booleans, which have no other distance."""
+
+    def __str__(self) -> str:
+        text = f"{self.rms:.2e} rms, {self.worst:.2e} worst"
+        return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
 
     def within(self, other: Distance) -> bool:
-        """Whether neither number exceeds the other's. A NaN never does not exceed."""
-        return self.rms <= other.rms and self.worst <= other.worst
+        """Whether no number exceeds the other's. A NaN never does not exceed."""
+        return self.rms <= other.rms and self.worst <= other.worst and self.differing <= other.differing
 
     def __add__(self, other: Distance) -> Distance:
-        return Distance(self.rms + other.rms, self.worst + other.worst)
+        return Distance(self.rms + other.rms, self.worst + other.worst, self.differing + other.differing)
 
     def __mul__(self, factor: float) -> Distance:
-        return Distance(self.rms * factor, self.worst * factor)
+        return Distance(self.rms * factor, self.worst * factor, self.differing * factor)
 
     def to_json(self) -> dict[str, float | None]:
         """As JSON, which has no infinity."""
-        return {name: value if math.isfinite(value) else None for name, value in (("rms", self.rms), ("worst", self.worst))}
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
-INFINITELY_FAR = Distance(math.inf, math.inf)
+INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
 
 
 def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     """Distance of `actual` from `truth`, which has the same shape and no NaN.
 
-    Integers and booleans must be equal. Infinities must be equal and then count as no error. NaN is infinitely far.
+    Of integers and booleans it is counted how many differ. Infinities must be equal and then count as no error. NaN is
+    infinitely far.
     """
-    if not truth.is_floating_point() and not truth.is_complex():
-        return Distance(0.0, 0.0) if torch.equal(actual.to(truth.dtype), truth) else INFINITELY_FAR
     if truth.numel() == 0:
         return Distance(0.0, 0.0)
+    if not truth.is_floating_point() and not truth.is_complex():
+        return Distance(0.0, 0.0, float((actual.to(truth.dtype) != truth).double().mean()))
     if truth.is_complex():
         return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
     expected, found = truth.double(), actual.double()
@@ -74,7 +81,7 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
 
 def farthest(distances: Sequence[Distance]) -> Distance:
     """The larger of each number over several outputs."""
-    return Distance(max((d.rms for d in distances), default=0.0), max((d.worst for d in distances), default=0.0))
+    return Distance(*(max((getattr(d, name) for d in distances), default=0.0) for name in ("rms", "worst", "differing")))
 
 
 def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
@@ -132,7 +139,7 @@ def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
 def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Outputs of the right shape that need no computation."""
     made = {"zeros": torch.zeros_like(truth), "ones": torch.ones_like(truth)}
-    if truth.is_floating_point() and truth.numel():
+    if truth.is_floating_point() and truth.numel() > 1:
         made["mean"] = truth.mean().expand(truth.shape)
     if truth.dim() > 1 and truth.shape[0] > 1:
         made["first-row"] = truth[:1].expand(truth.shape)

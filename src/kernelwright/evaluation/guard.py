@@ -43,6 +43,10 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
 }
 
 
+_MODES = re.compile(r"BatchNorm|InstanceNorm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|\.training\b")
+"""Of a reference that does one thing in training and another in evaluation."""
+
+
 def advice(source: str) -> tuple[str, ...]:
     """Patterns known from cheats that occur in the code, comments and docstrings left out."""
     text = _code_only(source)
@@ -60,7 +64,8 @@ def static_labels(source: str, reference: str) -> set[Label]:
         labels.add(Label.CUDA_GRAPH)
     if _WRAPPER.search(text) and not custom and _same_operators(source, reference):
         labels.add(Label.WRAPPER_ONLY)
-    if advice(source):
+    usual = {"depends on the training flag"} if _MODES.search(_code_only(reference)) else set()
+    if set(advice(source)) - set(advice(reference)) - usual:
         labels.add(Label.SUSPICIOUS_SOURCE)
     return labels
 

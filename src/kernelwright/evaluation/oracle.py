@@ -29,12 +29,18 @@ class Oracle:
         self.model = live.model(seed, device)
         self.training = self.model.training
         self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
-        self.parameter_names = {name for name, _ in self.model.named_parameters()}
+        owners: dict[int, str] = {}
+        self._owner = {
+            name: owners.setdefault(id(parameter), name)
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+        }
+        """For every name of a parameter the first one: tied parameters have several."""
+        self.parameter_names = set(self._owner)
         with _float64_default():
             self._double = copy.deepcopy(self.model).double()
 
     def truth(
-        self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None
+        self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None, noise: float = 0.0
     ) -> list[torch.Tensor]:
         """Outputs in float64, flat.
 
@@ -43,6 +49,7 @@ class Oracle:
             state: Weights and buffers.
             training: Mode of the module.
             mantissa_bits: Round inputs and weights to this precision first.
+            noise: Move inputs and weights at random by this share of themselves and of their tensor's size first.
 
         Raises:
             OutOfDomain: the reference raised or gave NaN.
@@ -51,7 +58,8 @@ class Oracle:
         def convert(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            return (tensor if mantissa_bits is None else round_mantissa(tensor, mantissa_bits)).double()
+            exact = (tensor if mantissa_bits is None else round_mantissa(tensor, mantissa_bits)).double()
+            return _disturbed(exact, noise) if noise else exact
 
         skeleton, tensors = flatten(inputs)
         with _float64_default():
@@ -110,7 +118,11 @@ class Oracle:
         Parameters and batch-norm statistics are drawn anew; other buffers (masks, tables, counters) stay, since a
         module may rely on what it built.
         """
-        return {key: self._redraw(key, value, generator) for key, value in self.initial_state.items()}
+        return self.tied({key: self._redraw(key, value, generator) for key, value in self.initial_state.items()})
+
+    def tied(self, state: State) -> State:
+        """The same with one value under all names of one parameter: otherwise the order of loading would decide."""
+        return {key: state[self._owner.get(key, key)] for key in state}
 
     def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         leaf = key.rpartition(".")[2]
@@ -127,6 +139,12 @@ class Oracle:
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among inputs, flat."""
     return flatten(list(inputs))[1]
+
+
+def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
+    finite = torch.isfinite(x)
+    size = x.masked_fill(~finite, 0.0).square().mean().sqrt()
+    return torch.where(finite, x + noise * (x.abs() + size) * torch.randn_like(x), x)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from kernelwright.evaluation.channel import (
     encode,
 )
 from kernelwright.evaluation.settings import Settings
-from kernelwright.evaluation.zygote import Zygote, session_members, signal_session
+from kernelwright.evaluation.zygote import Zygote, session_members, signal_each
 from kernelwright.records import Reason
 
 
@@ -108,6 +108,10 @@ class Worker:
         self._channel = Channel(ours)
         self._cpu_clock = _process_clock(self.pid)
         self._answered_cpu_us: float | None = None
+        self._still = False
+        self._paused: list[int] = []
+        self.asked_us = 0.0
+        """How long its requests have taken so far, by the parent's clock."""
         self._ended = False
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
@@ -136,6 +140,8 @@ class Worker:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
         cpu_before = self._cpu_us()
         deadline = time.monotonic() + timeout_s
+        if self._still:
+            self.resume()
         try:
             start_ns = time.perf_counter_ns()
             self._channel.send_encoded(data)
@@ -152,6 +158,10 @@ class Worker:
         if answer.get("nonce") != nonce:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
         cpu_after = self._cpu_us()
+        if self._still:
+            self.pause()
+        outer_us = (stop_ns - start_ns) / 1e3
+        self.asked_us += outer_us
         if "error" in answer:
             raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
         idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
@@ -159,7 +169,7 @@ class Worker:
         inner = answer.get("inner_us", 0.0)
         if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
-        return answer, CallClocks(float(inner), (stop_ns - start_ns) / 1e3, cpu_after - cpu_before, idle)
+        return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
 
     def _cpu_us(self) -> float:
         try:
@@ -178,13 +188,21 @@ class Worker:
                     continue  # it ended while we looked
         return total
 
+    def keep_still(self) -> None:
+        """From now on nothing of the worker runs but while it is being asked: inputs lie in its memory before a call
+        begins, and what it does between calls is seen by neither clock."""
+        self._still = True
+        self.pause()
+
     def pause(self) -> None:
         """Stop every process of the worker: it must not disturb what is timed beside it."""
-        signal_session(self.pid, signal.SIGSTOP)
+        signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes a millisecond
+        self._paused = session_members(self.pid)
+        signal_each(self._paused, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused worker go on."""
-        signal_session(self.pid, signal.SIGCONT)
+        signal_each(self._paused, signal.SIGCONT)
 
     def _failure(self, reason: Reason, detail: str) -> WorkerFailure:
         self.close()

@@ -125,10 +125,19 @@ class Side:
 
     def load_state(self, state: State) -> None:
         """Put weights into the module through `load_state_dict`."""
+        self._place_state(state)
+        self._ask("load_state", self._settings.build_limit_s, state=self._state_json())
+
+    def step(self, state: State, parameters: set[str]) -> None:
+        """Change parameters where they are, as an optimiser does."""
+        self._place_state(state)
+        chosen = [entry for entry in self._state_json() if entry[0] in parameters]
+        self._ask("step", self._settings.run_limit_s, state=chosen)
+
+    def _place_state(self, state: State) -> None:
         for key, spec in self._shapes.state:
             spec.view(self.worker.arenas["state"].memory).copy_(state[key])
         self._settle()
-        self._ask("load_state", self._settings.build_limit_s, state=self._state_json())
 
     def read_state(self) -> State:
         """The module's state as it is now."""

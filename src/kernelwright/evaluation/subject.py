@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from kernelwright.errors import TaskError
-from kernelwright.evaluation.compare import Distance, distance
+from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.oracle import Oracle, OutOfDomain, State, tensors_of
 from kernelwright.evaluation.replies import Built
 from kernelwright.evaluation.settings import Settings
@@ -82,8 +83,15 @@ class Subject:
                 f"Wanted tensors, numbers, strings, lists, tuples and dicts as inputs of {self.live.task.id}; found {error}."
             ) from error
         self.output_skeleton, outputs = self.oracle.output_skeleton(example)
+        late = self.oracle.model.state_dict().keys() ^ self.oracle.initial_state.keys()
+        if late:
+            raise TaskError(
+                f"Wanted a reference for {self.live.task.id} whose state_dict has the same names before and after a call; "
+                f"forward adds or removes {', '.join(sorted(late)[:5])}. Register them in the constructor."
+            )
         self.shapes = Shapes.measure(example_tensors, outputs, self.oracle.initial_state)
-        self.output_dtypes = [output.dtype for output in outputs]
+        self.output_dtypes = [output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs]
+        """Of complex outputs, that of their parts."""
         if argument_tensors:
             raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {self.live.task.id}; found tensors.")
         self._generator = torch.Generator(device=self.device).manual_seed(secret_seed())
@@ -105,7 +113,7 @@ class Subject:
             )
         except OutOfDomain:
             return False
-        return any(distance(a, b).rms > 1e-3 for a, b in zip(first, second, strict=True))
+        return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
 
     def draw(self, inputs: InputSet | None = None, base: list[Any] | None = None) -> list[Any]:
         """Fresh inputs from the task's own distribution, or those of `base`, varied by an input set."""
@@ -119,14 +127,16 @@ class Subject:
     def slightly_changed(self, state: State) -> State:
         """A state of which a few elements are new: a cache of weights that samples them takes it for the old one."""
         other = self.new_weights()
-        return {
-            key: torch.where(
-                torch.rand(value.shape, generator=self._generator, device=value.device) < 0.01, other[key], value
-            )
-            if key in self.oracle.parameter_names
-            else value
-            for key, value in state.items()
-        }
+        return self.oracle.tied(
+            {
+                key: torch.where(
+                    torch.rand(value.shape, generator=self._generator, device=value.device) < 0.01, other[key], value
+                )
+                if key in self.oracle.parameter_names
+                else value
+                for key, value in state.items()
+            }
+        )
 
     def call_seed(self) -> int | None:
         """A seed for both sides' random generators before a call; None when the reference draws nothing."""

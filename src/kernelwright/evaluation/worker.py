@@ -281,9 +281,20 @@ class Harness:
     def op_load_state(self, message: dict[str, Any]) -> dict[str, Any]:
         """Load weights that the parent has put into the state arena."""
         assert self.model is not None
-        state = {key: TensorSpec.from_json(spec).view(self.memory["state"]).clone() for key, spec in message["state"]}
-        self.model.load_state_dict(state, strict=True)
+        self.model.load_state_dict(self._placed_state(message), strict=True)
         return {}
+
+    def op_step(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Change parameters where they are, as an optimiser does."""
+        assert self.model is not None
+        own = self.model.state_dict()
+        with _no_grad():
+            for key, value in self._placed_state(message).items():
+                own[key].copy_(value)
+        return {}
+
+    def _placed_state(self, message: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {key: TensorSpec.from_json(spec).view(self.memory["state"]).clone() for key, spec in message["state"]}
 
     def op_save_state(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the module's present state into the state arena."""
@@ -385,7 +396,7 @@ class Harness:
             return None
 
         skeleton = walk(result)
-        descriptions = [self._describe(item) for item in flat]
+        descriptions = [self._describe(item, flat[:index] + flat[index + 1 :]) for index, item in enumerate(flat)]
         if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
                 for item, target in zip(flat, region, strict=True):
@@ -393,18 +404,18 @@ class Harness:
                         _copy_into(target, item)
         return {"skeleton": skeleton, "strange": strange, "outputs": descriptions}, flat
 
-    def _describe(self, item: torch.Tensor) -> dict[str, Any]:
+    def _describe(self, item: torch.Tensor, others: list[torch.Tensor]) -> dict[str, Any]:
         storage = _storage(item)
         return {
             "dtype": str(item.dtype).removeprefix("torch."),
             "shape": list(item.shape),
             "stride": list(_stride(item)),
             "device": str(item.device),
-            "aliases": self._aliases(storage),
+            "aliases": self._aliases(storage, others),
         }
 
-    def _aliases(self, storage: torch.UntypedStorage) -> list[str]:
-        """Which of the module's inputs or state share memory with `storage`."""
+    def _aliases(self, storage: torch.UntypedStorage, others: list[torch.Tensor]) -> list[str]:
+        """Which of the module's inputs, state and outputs share memory with `storage`."""
         if storage.device.type == "meta" or storage.nbytes() == 0:
             return []
         start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -417,6 +428,10 @@ class Harness:
         found = ["input"] if overlaps(self.memory["inputs"]) else []
         if any(overlaps(value) for value in (*self.model.parameters(), *self.model.buffers())):
             found.append("state")
+        if any(overlaps(other) for other in others):
+            found.append("other output")
+        if any(overlaps(earlier) for outputs in self.held for earlier in outputs):
+            found.append("earlier output")
         return found
 
 

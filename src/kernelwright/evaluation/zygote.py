@@ -247,9 +247,9 @@ def session_members(session: int, *, zombies: bool = False) -> list[int]:
     return members
 
 
-def signal_session(session: int, number: int) -> None:
-    """Send a signal to every process of a session."""
-    for pid in session_members(session):
+def signal_each(pids: list[int], number: int) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
@@ -267,7 +267,7 @@ def _anonymous_bytes(pid: int) -> int:
 
 def _kill_session(session: int) -> None:
     """Kill until nothing is left: a process may fork while it is being looked for, but stopped ones may not."""
-    signal_session(session, signal.SIGSTOP)
+    signal_each(session_members(session), signal.SIGSTOP)
     for _ in range(_KILL_ROUNDS):
         members = session_members(session)
         if not members:
