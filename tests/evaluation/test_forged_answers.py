@@ -14,7 +14,7 @@ SETTINGS = Settings.quick(threads=1, timed=False)
 DELIVERED = "_deliver = lambda *a: ({{'strange': [], 'skeleton': {{'tensor': 0}}, 'outputs': {}}}, [])"
 FORGED = {
     "strides of another length": (
-        "_describe = lambda self, item: "
+        "_describe = lambda self, item, others: "
         "{'dtype': 'float32', 'shape': [32, 16], 'stride': [1], 'device': 'cpu', 'aliases': []}"
     ),
     "no description": "op_call = lambda self, message: {}",

@@ -336,7 +336,7 @@ def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(
 
 def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch: Patch) -> None:
     found = evaluate(timed, "t11_clock_detour")
-    assert not found.accepted or found.checks["clocks"]["processes"][0]["charged_us"] > 0
+    assert not found.accepted or (found.speedup_low or 0.0) < 2
     inner_clock_believed(monkeypatch)
     found = evaluate(timed, "t11_clock_detour")
     assert found.accepted, found.detail

@@ -93,7 +93,6 @@ PASSED = {
     "openat": (257, 56),
     "execve": (59, 221),
     "futex": (202, 98),
-    "sched_setaffinity": (203, 122),
     "exit_group": (231, 94),
     "getpid": (39, 172),
     "recvmsg": (47, 212),

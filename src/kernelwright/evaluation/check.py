@@ -14,7 +14,6 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import (
-    INFINITELY_FAR,
     Distance,
     Tolerance,
     VacuityGate,
@@ -132,7 +131,7 @@ class Checker:
         drawn: list[Any] | None = None,
     ) -> _Posed:
         with self._subject.gate():
-            posed = self._pose(inputs, slot=slot, state=state, training=training, base=drawn)
+            posed = self._pose(inputs, slot=slot, state=state, training=training, base=drawn, hold=hold)
             answer = self._call(self._candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
             posed = self._judge(posed, answer)
             self._earlier_truth = posed.truth
@@ -144,14 +143,23 @@ class Checker:
         except OutOfDomain as error:
             self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
 
-    def _pose(self, inputs: InputSet, *, slot: int, state: State, training: bool, base: list[Any] | None = None) -> _Posed:
+    def _pose(
+        self,
+        inputs: InputSet,
+        *,
+        slot: int,
+        state: State,
+        training: bool,
+        base: list[Any] | None = None,
+        hold: bool = False,
+    ) -> _Posed:
         """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance."""
         subject = self._subject
         state = state if subject.reloads_state else self._oracle.initial_state
         drawn, seed = subject.draw(inputs, base), subject.call_seed()
         truth = self._truth(drawn, state, training)
         try:
-            reference = self._call(self._reference, drawn, slot=slot, seed=seed)
+            reference = self._call(self._reference, drawn, slot=slot, seed=seed, hold=hold)
         except TaskError as error:
             if inputs is INPUT_SETS[0]:
                 raise
@@ -166,7 +174,7 @@ class Checker:
             self._subject.checks["truth"] = "reference: its output has another shape in float64"
             truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
         own = apart(reference.outputs, truth)
-        if own == INFINITELY_FAR or own.differing > 0.5:
+        if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
         dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
         lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
@@ -409,6 +417,7 @@ class Checker:
         self._subject.output_follows_input = any(
             "input" in output.aliases for posed in held for output in posed.reference.described.outputs
         )
+        self._reference.release()
         if self._subject.output_follows_input:
             self._candidate.release()
             return  # the reference itself returns views of its inputs, which later calls overwrite
@@ -471,9 +480,8 @@ def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.
     return torch.where(chosen, x + 6 * size, x)
 
 
-def overwritten(subject: Subject) -> None:
-    """A later call changed an earlier output: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
-    detail = "the first call's output was changed by a later call"
+def overwritten(subject: Subject, detail: str = "the first call's output was changed by a later call") -> None:
+    """Calls share the memory of their outputs: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
     if Label.CUDA_GRAPH not in subject.labels:
         raise Rejection(Reason.OUTPUT_OVERWRITTEN, detail)
     subject.label(Label.ALIASED_OUTPUT, detail)
@@ -497,8 +505,11 @@ def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: 
         if strides and not _strides_equal(mine, theirs):
             subject.label(Label.STRIDES_DIFFER, f"returned strides {mine.stride}; wanted {theirs.stride}")
         extra = set(mine.aliases) - set(theirs.aliases)
-        if extra == {"earlier output"} and Label.CUDA_GRAPH in subject.labels:
-            subject.label(Label.ALIASED_OUTPUT, "an output lies where an earlier one does")
+        subject.reuses_output |= "earlier output" in theirs.aliases
+        if theirs.aliases or subject.reuses_output:
+            extra.discard("earlier output")  # memory of its input or state, or kept by the reference as well
+        if extra == {"earlier output"}:
+            overwritten(subject, "an output lies where an earlier one does, which the caller still has")
         elif extra:
             raise Rejection(Reason.OUTPUT_ALIASES, f"an output shares memory with the call's {' and '.join(sorted(extra))}")
     if not answer.inputs_intact and reference.inputs_intact:

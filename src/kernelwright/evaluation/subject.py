@@ -101,6 +101,8 @@ class Subject:
         self.reloads_state = True
         self.output_follows_input = False
         """Whether the reference returns views of its inputs; set by the check."""
+        self.reuses_output = False
+        """Whether the reference hands out memory that an earlier output of it lies in; set by the check."""
         self.stochastic = self._is_stochastic(example)
         self.timed_tolerance: Distance | None = None
         self.tolerances: dict[InputSet, Distance] = {}
