@@ -53,4 +53,7 @@ def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}."
         return f"Wanted a setting that exists, found `{path}`; {hint}"
+    if not path:
+        found = problem["msg"].removeprefix("Value error, ")
+        return f"Wanted settings that agree with one another; {found}. Correct one of them."
     return f"Wanted a valid `{path}`, found {problem['input']!r}: {problem['msg']}. Correct the setting."

@@ -215,7 +215,14 @@ def test_an_interrupt_from_the_keyboard_ends_a_real_process_with_130(tmp_path):
     (tmp_path / "candidate.py").write_text("class ModelNew: pass\n")
     command = [*KERNELWRIGHT, "evaluate", str(task), str(tmp_path / "candidate.py"), "--device", "cpu"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, process_group=0
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        process_group=0,
+        # Who runs these tests in a shell's background has interrupts ignored, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for _ in range(1200):
         if ready.exists() or process.poll() is not None:

@@ -528,6 +528,8 @@ def test_devices_by_name(monkeypatch):
         resolve_device("cuda")
     with pytest.raises(DeviceError, match="`tpu`"):
         resolve_device("tpu")
+    with pytest.raises(DeviceError, match="cuda:N"):
+        resolve_device("cuda:99999999999999999999")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)

@@ -97,10 +97,6 @@ def usual_buffer_tolerance(patch: Patch) -> None:
     patch.setattr(check, "_buffer_limit", lambda dtype: Distance(1e-4, 1e-3))
 
 
-def steps_are_loads(patch: Patch) -> None:
-    patch.setattr(stage.Side, "step", lambda self, state, parameters: self.load_state(state))
-
-
 def not_a_number_taken_for_right(patch: Patch) -> None:
     original = compare.distance
 
@@ -190,7 +186,6 @@ MUTATIONS = [
     Mutation("outputs with memory of their own", "one_memory_for_two_outputs", aliases_unseen),
     Mutation("outputs that belong to the caller", "same_output_again", aliases_unseen),
     Mutation("statistics as exact as rounding allows", "biased_running_variance", usual_buffer_tolerance),
-    Mutation("parameters changed where they are", "folded_when_loaded", steps_are_loads),
     Mutation("state_dict of the same names", "n07_renamed_state", every_label_allowed),
     Mutation("replaced library functions", "t20_slow_reference_patch", replaced_functions_unseen),
     Mutation("process-wide settings: hooks", "h15_tracer", global_state_unseen),
@@ -222,6 +217,12 @@ def test_a_cheat_passes_without_its_defence(judge: Judge, monkeypatch: Patch, mu
     mutation.take_out(monkeypatch)
     found = evaluate(judge, mutation.hack)
     assert found.accepted, f"{found.reason}: {found.detail}"
+
+
+def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
+    assert Label.PREPACKED_WEIGHTS in evaluate(judge, "folded_when_loaded").labels
+    monkeypatch.setattr(stage.Side, "step", lambda self, state, parameters: self.load_state(state))
+    assert Label.PREPACKED_WEIGHTS not in evaluate(judge, "folded_when_loaded").labels
 
 
 def test_without_its_gate_a_vacuous_task_goes_unnoticed(judge: Judge, monkeypatch: Patch) -> None:

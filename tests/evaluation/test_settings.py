@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from kernelwright.config import build
+from kernelwright.errors import ConfigError
 from kernelwright.evaluation import Settings
 from kernelwright.records import Label
 
@@ -27,10 +29,12 @@ def test_an_unknown_key_is_refused():
         ("target_half_width", 1),
         ("build_limit_s", 0),
         ("run_limit_s", -1),
+        ("run_limit_s", float("inf")),
         ("memory_limit_bytes", 0),
         ("process_limit", 0),
         ("file_limit_bytes", 0),
         ("threads", 0),
+        ("threads", 10**9),
         ("error_ratio", 1),
         ("error_floor_eps", 0),
         ("lower_precision_share", 1),
@@ -73,3 +77,8 @@ def test_the_quick_settings_are_never_less_strict_than_the_usual_ones():
     assert [getattr(quick, name) for name in strictness] == [getattr(usual, name) for name in strictness]
     assert quick.timed
     assert not Settings.quick(timed=False).timed
+
+
+def test_settings_that_contradict_one_another_say_so():
+    with pytest.raises(ConfigError, match="processes_max is 2, less than processes_min, which is 9"):
+        build(Settings, {"processes_min": 9, "processes_max": 2})

@@ -60,6 +60,7 @@ def fill(
 ):
     samples = run._samples[name]
     samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
+    samples.idle_us += [idle_us] * calls
     samples.quiet_us += [quiet_us] * calls
     samples.audited_us += [audited_us] * 5
     samples.series_us += [(inner_us if series_us is None else series_us) + audited_us] * 5
@@ -79,8 +80,25 @@ def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
     run, stopped = run_of(subject), []
     for name, side in run._sides.items():
         side.worker.keep_still = lambda name=name: stopped.append(name)
+        run._samples[name].idle_us.append(0.0)
+    rounds = []
+    run._round = lambda order, *, hold, keep: [
+        rounds.append(stopped[:]), *(samples.idle_us.append(0.0) for samples in run._samples.values())
+    ]
     run.warm_up()
     assert sorted(stopped) == sorted(timing._SIDES)[:still]
+    assert rounds == ([[]] * timing._WATCHED_ROUNDS if still else [])
+
+
+def test_what_works_between_calls_is_seen_before_it_is_kept_still():
+    run = run_of()
+    idle_us = {"reference": 10.0, "candidate": 9000.0, "null": 10.0}
+    run._round = lambda order, *, hold, keep: [
+        samples.idle_us.append(idle_us[name]) for name, samples in run._samples.items()
+    ]
+    with pytest.raises(Rejection) as caught:
+        run.warm_up()
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
 
 
 def test_equal_clocks_are_charged_nothing():
@@ -245,7 +263,7 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
 def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     subject = FakeSubject()
     subject.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
-    for speedup, processes in ((0.5, 2), (2.0, 9)):
+    for speedup, processes in ((0.5, 3), (2.0, 9)):
         made = one_process(speedup)
 
         def noisy(subject, flush, odd, process, made=made):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import datetime
+import re
 import shutil
 import tempfile
 import time
@@ -39,7 +40,7 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not name.startswith(("cpu", "cuda")):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise DeviceError(f"Wanted a device auto, cpu, cuda or cuda:N; found `{name}`.")
     device = torch.device(name)
     if device.type == "cuda":

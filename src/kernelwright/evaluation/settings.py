@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from kernelwright.records import Label
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 class Settings(BaseModel):
     """How strict, how patient and how precise the judge is. Numbers without a source are chosen, not tuned."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     thorough: bool = True
     """False checks the task's own distribution only: for a first look, since it proves little."""
@@ -36,7 +36,7 @@ class Settings(BaseModel):
     """Anonymous memory of a worker's whole process group."""
     process_limit: int = Field(default=128, ge=1)
     file_limit_bytes: int = Field(default=2 * GIB, gt=0)
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """Intra-operator threads of both sides; None is all cores this process may use."""
 
     strict_fp32: bool = False
@@ -63,6 +63,14 @@ class Settings(BaseModel):
     """As `excess_limit_us`, for a call in a series, where the outer clock is that much quieter."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Settings:
+        if self.processes_max < self.processes_min:
+            raise ValueError(
+                f"processes_max is {self.processes_max}, less than processes_min, which is {self.processes_min}"
+            )
+        return self
 
     @field_serializer("forbid", when_used="json")
     def _in_order(self, labels: frozenset[Label]) -> list[str]:

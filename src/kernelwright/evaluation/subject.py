@@ -43,6 +43,7 @@ class Rejection(Exception):
 
 _LABEL_REASONS = {
     Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
+    Label.PREPACKED_WEIGHTS: Reason.STALE_WEIGHTS,
     Label.STRIDES_DIFFER: Reason.WRONG_STRIDES,
     Label.ALIASED_OUTPUT: Reason.OUTPUT_OVERWRITTEN,
 }

@@ -41,6 +41,9 @@ _SECOND_CHANCES = 2
 _SIDES = ("reference", "candidate", "null")
 _SERIES_US = 2000.0
 _SERIES_SHARE = 0.9
+_PROCESSES_TO_BE_SURE = 3
+_WATCHED_ROUNDS = 2
+"""On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
 _HELPERS_SHARE = 0.1
 """Of the time in which a candidate's processes run, this much may be its children's."""
 _QUIET_RATIO, _QUIET_SLACK_US = 1.5, 100.0
@@ -99,6 +102,8 @@ class _Samples:
     """Clocks of one side in one process triple, in call order."""
 
     clocks: list[CallClocks] = field(default_factory=list)
+    idle_us: list[float] = field(default_factory=list)
+    """Processor time between calls."""
     quiet_us: list[float] = field(default_factory=list)
     audited_us: list[float] = field(default_factory=list)
     """Per call, the time outside the inner clock in each series."""
@@ -140,7 +145,8 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
         by_series = ratio_interval([one.log_ratios for one in outside], looks=looks)
         interval = _confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
-        if process >= settings.processes_max or interval.half_width < settings.target_half_width or interval.high < 1:
+        slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
+        if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower:
             try:
                 _reject_hidden_time(outside, settings)
             except Rejection:
@@ -326,14 +332,24 @@ class _Run:
 
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
-        for side in self._sides.values():
-            if self._still:
-                side.worker.keep_still()
         for index in range(1, self._subject.settings.warmup_calls):
             self._round(_SIDES, hold=index == self._hold_at, keep=False)
+        self._watch_idle_work()
+        if self._still:
+            for _ in range(_WATCHED_ROUNDS):
+                self._round(_SIDES, hold=False, keep=False)
+            self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
+            for side in self._sides.values():
+                side.worker.keep_still()
+            self._watch_idle_work()
+
+    def _watch_idle_work(self) -> None:
+        """From now on."""
         worker = self._sides["candidate"].worker
         self._helpers_us, self._asked_us = worker.helpers_cpu_us(), worker.asked_us
         self._started_s = time.perf_counter()
+        for samples in self._samples.values():
+            samples.idle_us.clear()
 
     def block(self) -> None:
         """Every side on one fresh input, and in the mirrored order on another."""
@@ -351,6 +367,7 @@ class _Run:
             answer = side.call(layout, seed=seed, hold=hold)  # all sides: it changes how the heap is reused
             quiet_us = self._flush()
             answers[name] = answer
+            self._samples[name].idle_us.append(answer.clocks.idle_us)
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us.append(quiet_us)
@@ -451,10 +468,7 @@ class _Run:
 
     def _reject_idle_work(self, ran_us: float) -> None:
         """`ran_us`: for how long the candidate's processes could run."""
-        candidate, reference = (
-            [clock.idle_us for clock in self._samples[name].clocks] for name in ("candidate", "reference")
-        )
-        excess_us = _certain_excess(candidate, reference)
+        excess_us = _certain_excess(self._samples["candidate"].idle_us, self._samples["reference"].idle_us)
         if excess_us > self._subject.settings.idle_limit_us:
             raise Rejection(
                 Reason.WORK_OUTSIDE_TIMING,

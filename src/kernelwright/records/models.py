@@ -113,6 +113,8 @@ class Label(StrEnum):
     """It sets process-wide performance flags, such as cudnn.benchmark."""
     STATE_DIFFERS = "state-differs"
     """Its `state_dict` differs from the reference's; judged with its own weights from the same seed."""
+    PREPACKED_WEIGHTS = "prepacked-weights"
+    """It prepares weights when they are loaded, and does not notice when a parameter is changed where it is."""
     STRIDES_DIFFER = "strides-differ"
     STOCHASTIC_TASK = "stochastic-task"
     """The reference draws random numbers in `forward`; both sides were seeded alike before each call."""
