@@ -84,6 +84,17 @@ def test_what_does_not_parse_is_searched_as_it_is():
     assert guard.static_labels("def ( torch.compile", REFERENCE) == set()
 
 
+def test_what_the_reference_does_itself_is_not_suspicious():
+    suspicious = module("return x.half() if self.training else x")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(suspicious, REFERENCE)
+    halves = module("return x.to(torch.float16)")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(halves, REFERENCE)
+    assert Label.SUSPICIOUS_SOURCE not in guard.static_labels(halves, REFERENCE + "\nx = torch.bfloat16\n")
+    by_mode = module("if self.training: pass")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(by_mode, REFERENCE)
+    assert Label.SUSPICIOUS_SOURCE not in guard.static_labels(by_mode, REFERENCE + "\nnn.BatchNorm2d(3)\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [

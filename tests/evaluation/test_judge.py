@@ -480,6 +480,10 @@ BROKEN = {
         Task(id="t", source=RELU.source.replace("return [16]", "return 1 / 0")),
         "ZeroDivisionError",
     ),
+    "a buffer from forward": (
+        task("self.register_buffer('mean', torch.zeros(3))\n        return inputs[0] * 2"),
+        "adds or removes mean. Register",
+    ),
     "tensors for init": (
         Task(id="t", source=RELU.source.replace("return [16]", "return [torch.tensor(16)]")),
         "get_init_inputs",

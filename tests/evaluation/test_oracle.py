@@ -129,3 +129,18 @@ def test_new_weights_are_another_draw_of_the_same_size_and_nowhere_at_a_default(
 def test_tensors_among_inputs():
     a, b = torch.zeros(1), torch.ones(1)
     assert [id(tensor) for tensor in tensors_of([a, 3, {"x": (b,)}])] == [id(a), id(b)]
+
+
+def test_tied_parameters_get_one_value_under_all_their_names():
+    made = task("return self.second(self.first(inputs[0]))", init=(
+        "self.first = torch.nn.Linear(16, 16, bias=False)\n"
+        "        self.second = torch.nn.Linear(16, 16, bias=False)\n"
+        "        self.second.weight = self.first.weight"
+    ))
+    tied = Oracle(bring_to_life(made), torch.device("cpu"), seed=1)
+    state = tied.random_state(torch.Generator().manual_seed(2))
+    assert tied.parameter_names == {"first.weight", "second.weight"}
+    assert torch.equal(state["first.weight"], state["second.weight"])
+    assert not torch.equal(state["first.weight"], tied.initial_state["first.weight"])
+    torn = state | {"second.weight": state["first.weight"] + 1}
+    assert torch.equal(tied.tied(torn)["second.weight"], state["first.weight"])
