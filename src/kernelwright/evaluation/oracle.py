@@ -49,13 +49,14 @@ class Oracle:
             state: Weights and buffers.
             training: Mode of the module.
             mantissa_bits: Round inputs and weights to this precision first.
-            noise: Move inputs and weights at random by this share of themselves and of their tensor's size first.
+            noise: Move inputs and parameters at random by this share of themselves and of their tensor's size first.
+                Buffers stay, since they may be masks.
 
         Raises:
             OutOfDomain: the reference raised or gave NaN.
         """
 
-        def convert(tensor: torch.Tensor) -> torch.Tensor:
+        def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
             exact = (tensor if mantissa_bits is None else round_mantissa(tensor, mantissa_bits)).double()
@@ -63,7 +64,9 @@ class Oracle:
 
         skeleton, tensors = flatten(inputs)
         with _float64_default():
-            self._double.load_state_dict({key: convert(value) for key, value in state.items()})
+            self._double.load_state_dict(
+                {key: convert(value, noise if key in self.parameter_names else 0.0) for key, value in state.items()}
+            )
             self._double.train(training)
             return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
 
