@@ -182,7 +182,8 @@ def test_every_job_has_one_outcome_and_its_actors_stay(pool):
     found = run(pool, (job(n) for n in range(9)))
     assert set(found) == {str(n) for n in range(9)}
     assert all(outcome.accepted and outcome.device == "cpu" and outcome.checks["node"] for outcome in found.values())
-    assert pids(run(pool, [job(n) for n in range(3)])) <= pids(found)
+    # One actor may have been quick enough to do all nine; a new one for each job would show.
+    assert len(pids(found) | pids(run(pool, [job(n) for n in range(3)]))) <= pool.slots
 
 
 def test_every_place_of_the_cluster_is_a_slot(cluster):
