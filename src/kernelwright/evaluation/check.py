@@ -176,7 +176,7 @@ class Checker:
         own = apart(reference.outputs, truth)
         if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
-        dtype = next((d for d in subject.output_dtypes if d.is_floating_point), torch.int64)
+        dtype = self._float_dtype or torch.int64
         lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
         tolerance = calibrate(own, lower, dtype, subject.settings)
         if not self._has_float64 and dtype.is_floating_point:
@@ -207,7 +207,7 @@ class Checker:
 
     def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
         """Errors of lower precisions, highest first, each computed only when asked for."""
-        dtype = next((d for d in self._subject.output_dtypes if d.is_floating_point), None)
+        dtype = self._float_dtype
         for bits in lower_precisions(dtype) if dtype is not None else ():
             try:
                 outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
@@ -241,7 +241,7 @@ class Checker:
 
         It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
         """
-        dtype = next((d for d in self._subject.output_dtypes if d.is_floating_point), None)
+        dtype = self._float_dtype
         if dtype is None or not self._has_float64:
             return posed.tolerance
 
@@ -262,6 +262,11 @@ class Checker:
         wider = calibrate(farthest([posed.tolerance.reference, rounding]), lower, dtype, self._subject.settings)
         before = posed.tolerance.allowed
         return replace(posed.tolerance, allowed=replace(before, worst=max(before.worst, wider.allowed.worst)))
+
+    @property
+    def _float_dtype(self) -> torch.dtype | None:
+        """Of the first output that has a rounding error; None where all are integers."""
+        return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
 
     def _call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> Answer:
         return side.call(side.place(inputs, slot), seed=seed, hold=hold)
@@ -457,7 +462,7 @@ class Checker:
         if self._gate.passing:
             subject.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(self._gate.passing)}")
             subject.checks["vacuous"] = list(self._gate.passing)
-        if not self._calibrated and any(dtype.is_floating_point for dtype in subject.output_dtypes):
+        if not self._calibrated and self._float_dtype is not None:
             subject.label(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
 
 
