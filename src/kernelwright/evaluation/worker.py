@@ -451,7 +451,7 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
         except SystemExit as error:
             answer = {"error": {"type": "SystemExit", "message": f"exit status {error.code}", "trace": ""}}
         except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its answer
-            answer = {"error": _error(error)}
+            answer = {"error": _error(error, config)}
         answer["nonce"] = message["nonce"]
         try:
             channel.send(answer)
@@ -459,13 +459,24 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
             return
 
 
-def _error(error: BaseException) -> dict[str, str]:
+def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
+    """What is told of an exception: its words, and where the module's own code was, its file by name only.
+
+    Frames of this harness and of libraries say nothing about the candidate, and their paths are this machine's.
+    """
+    name = f"{config['role']}.py"
+    path = str(Path(config["private"]) / name)
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
         text = "(no message)"
-    trace = "".join(traceback.format_exception(error)[-6:])
-    return {"type": type(error).__name__, "message": text[:2000], "trace": trace[-4000:]}
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
+    trace = "".join(traceback.StackSummary.extract(iter(own[-6:])).format())
+    return {
+        "type": type(error).__name__,
+        "message": text.replace(path, name)[:2000],
+        "trace": trace.replace(path, name)[-4000:],
+    }
 
 
 def prepare_directories(private: Path, build: Path) -> None:
