@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.cli import doctor
+from kernelwright.errors import UsageError
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.toolchain import Disassembler, compile_triton, disassemble, installed_disassemblers
 from kernelwright.toolchain.disassembler import ENVIRONMENT_VARIABLE
@@ -76,12 +78,29 @@ def test_the_named_disassembler_comes_first(monkeypatch, tmp_path):
     assert Disassembler.for_cubin(compiled("softmax", 80)).path == named
 
 
-def test_what_is_not_nvdisasm_is_passed_over(nothing_installed, monkeypatch):
-    other = nothing_installed / "nvdisasm"
+@pytest.fixture
+def no_disassembler(tmp_path):
+    """A program by that name that says something else."""
+    other = tmp_path / "bin" / "nvdisasm"
+    other.parent.mkdir()
     other.write_text("#!/bin/sh\necho hello\n")
     other.chmod(0o755)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(other))
+    return other
+
+
+def test_what_is_not_nvdisasm_is_passed_over(nothing_installed, no_disassembler, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(no_disassembler.parent.parent))
     assert installed_disassemblers() == ()
+
+
+def test_one_that_is_named_and_does_not_run_is_not_replaced_in_silence(no_disassembler, monkeypatch):
+    for path in (no_disassembler.parent, no_disassembler.parent / "nowhere", no_disassembler):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
+        with pytest.raises(DisassemblerMissing, match=f"{ENVIRONMENT_VARIABLE} names.* {path}; correct"):
+            disassemble(b"whatever")
+    (found,) = (probe() for probe in doctor.PROBES if "disassembler" in probe.__name__)
+    assert not found.present
+    assert str(no_disassembler) in found.found
 
 
 def test_a_failing_disassembler_blames_the_file(tmp_path):
@@ -113,3 +132,10 @@ def test_kernels_that_do_not_compile():
         compile_triton(spec.function, {"out_ptr": "*fp32"}, spec.constants, 80)
     with pytest.raises(CompilationFailed, match="wanted softmax for sm_80, found"):
         compile_triton(spec.function, spec.signature, {"BLOCK": 1000}, 80)
+
+
+@pytest.mark.parametrize("architecture", [0, 95, 12345])
+def test_an_architecture_that_does_not_exist_is_refused_before_it_ends_the_process(architecture):
+    spec = CORPUS["row_sum"]
+    with pytest.raises(UsageError, match=f"wanted a compute capability.*, found {architecture}"):
+        compile_triton(spec.function, spec.signature, spec.constants, architecture)

@@ -37,6 +37,7 @@ def test_the_signature_holds_what_a_launch_looks_like_and_not_what_it_runs_on(ro
         ({"arguments": []}, "nothing could be checked"),
         ({"input_sets": 0}, "input_sets"),
         ({"threads": 3}, "threads"),
+        ({"architecture": 12345}, "architecture.*wanted one of 70, "),
     ],
 )
 def test_an_impossible_spec_is_refused(changes, said, tmp_path):

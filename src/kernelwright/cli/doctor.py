@@ -123,11 +123,16 @@ def _triton() -> Finding:
 
 def _disassembler() -> Finding:
     from kernelwright.toolchain.disassembler import installed_disassemblers
+    from kernelwright.toolchain.errors import DisassemblerMissing
 
-    tools = installed_disassemblers()
+    needed = "reading machine code"
+    try:
+        tools = installed_disassemblers()
+    except DisassemblerMissing as error:
+        return Finding("disassembler", False, str(error), needed)
     found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in tools]
     words = "; ".join(found) or "no nvdisasm on PATH nor beside Triton"
-    return Finding("disassembler", bool(found), words, "reading machine code")
+    return Finding("disassembler", bool(found), words, needed)
 
 
 def _models() -> Finding:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CUBIN_LIMIT_BYTES = 256 << 20
 NOT_LEGAL = 1
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
-"""What docs/sass.md speaks of. A compiler that is asked for another one may end the process."""
+"""What docs/sass.md speaks of."""
 
 _cubin = click.Path(path_type=Path)
 _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="Only this kernel.")

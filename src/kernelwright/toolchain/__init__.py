@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernelwright.toolchain.disassembler import Disassembler, disassemble, installed_disassemblers
-from kernelwright.toolchain.triton_compiler import ARCHITECTURES, CompiledKernel, compile_triton
+from kernelwright.toolchain.triton_compiler import ARCHITECTURES, KNOWN_ARCHITECTURES, CompiledKernel, compile_triton
 
 __all__ = [
     "ARCHITECTURES",
+    "KNOWN_ARCHITECTURES",
     "CompiledKernel",
     "Disassembler",
     "compile_triton",

@@ -48,7 +48,7 @@ class Disassembler:
         """Return the first installed nvdisasm whose generation fits the cubin.
 
         Raises:
-            DisassemblerMissing: none is installed.
+            DisassemblerMissing: none is installed, or the one that the environment names does not run.
             DisassemblerMismatch: none of those installed fits.
         """
         installed = installed_disassemblers()
@@ -112,18 +112,33 @@ def installed_disassemblers() -> tuple[Disassembler, ...]:
 
     `KERNELWRIGHT_NVDISASM` comes first, then Triton's, then that of the package nvidia-cuda-nvdisasm, then PATH,
     then the CUDA toolkit.
+
+    Raises:
+        DisassemblerMissing: what `KERNELWRIGHT_NVDISASM` names is no nvdisasm that runs.
     """
     found: dict[Path, Disassembler] = {}
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        chosen = _at(Path(named))
+        if chosen is None:
+            raise DisassemblerMissing(
+                f"wanted the nvdisasm that {ENVIRONMENT_VARIABLE} names, found none that runs at {named}; "
+                "correct or unset it"
+            )
+        found[chosen.path] = chosen
     for path in _candidates():
-        version = _version(path.resolve()) if path.is_file() else None
-        if version is not None:
-            found.setdefault(path.resolve(), Disassembler(path.resolve(), version))
+        tool = _at(path)
+        if tool is not None:
+            found.setdefault(tool.path, tool)
     return tuple(found.values())
 
 
+def _at(path: Path) -> Disassembler | None:
+    """Return the nvdisasm at a path, or None where there is none that runs."""
+    version = _version(path.resolve()) if path.is_file() else None
+    return None if version is None else Disassembler(path.resolve(), version)
+
+
 def _candidates() -> Iterator[Path]:
-    if named := os.environ.get(ENVIRONMENT_VARIABLE):
-        yield Path(named)
     triton = importlib.util.find_spec("triton")
     for location in (triton.submodule_search_locations or []) if triton else []:
         yield Path(location) / "backends" / "nvidia" / "bin" / "nvdisasm"

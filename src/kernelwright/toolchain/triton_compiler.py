@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernelwright.errors import UsageError
 from kernelwright.toolchain.errors import CompilationFailed, CompilerMissing
 
 ARCHITECTURES = (80, 86, 89, 90)
 """Compute capabilities, times ten, for which the machine-code tools are tested."""
+KNOWN_ARCHITECTURES = (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+"""Compute capabilities, times ten, that NVIDIA has made since the instruction format that is read here; not every compiler
+serves each."""
 _WARP_SIZE = 32
 
 
@@ -57,9 +61,14 @@ def compile_triton(
         aligned: arguments promised to be divisible by 16.
 
     Raises:
+        UsageError: there is no such architecture.
         CompilerMissing: Triton is not installed.
         CompilationFailed: Triton or ptxas refused the kernel.
     """
+    if architecture not in KNOWN_ARCHITECTURES:
+        # LLVM ends the process over a number that it does not know.
+        known = ", ".join(map(str, KNOWN_ARCHITECTURES))
+        raise UsageError(f"wanted a compute capability times ten out of {known}, found {architecture}; name one of them")
     try:
         import triton
         from triton.backends.compiler import GPUTarget

@@ -29,10 +29,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kernelwright.config import build, read_toml
 from kernelwright.errors import UsageError
+from kernelwright.toolchain import KNOWN_ARCHITECTURES
 
 Dtype = Literal["fp16", "bf16", "fp32", "fp64", "i8", "u8", "i16", "i32", "i64", "i1"]
 ScalarType = Literal["i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "i1", "fp16", "bf16", "fp32", "fp64"]
@@ -170,6 +171,13 @@ class LaunchFile(LaunchSpec):
     """Compute capability times ten to compile `source` for; the GPU's own when it is not given."""
     options: tuple[str, ...] = ()
     """Options of nvcc."""
+
+    @field_validator("architecture")
+    @classmethod
+    def _exists(cls, architecture: int | None) -> int | None:
+        if architecture is not None and architecture not in KNOWN_ARCHITECTURES:
+            raise ValueError(f"wanted one of {', '.join(map(str, KNOWN_ARCHITECTURES))}")
+        return architecture
 
     @model_validator(mode="after")
     def _names_one_origin(self) -> LaunchFile:
