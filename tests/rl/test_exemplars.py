@@ -50,7 +50,7 @@ def test_tasks_and_devices_are_kept_apart(database):
     assert [found.score for found in database.exemplars(TASK.sha256, device="cpu")] == [1.9]
     assert [found.score for found in database.exemplars(TASK.sha256, device="cuda:1")] == [4.75]
     assert database.best("unknown", device="cpu") is None
-    assert database.counts().tasks == 2
+    assert (database.counts().tasks, database.counts("t").candidates) == (2, 1)
 
 
 def measurements():
@@ -135,6 +135,9 @@ def test_other_files_are_refused_and_left_alone(tmp_path):
         ExemplarDatabase(other)
     with pytest.raises(ExemplarDatabaseError, match="Choose another path"):
         ExemplarDatabase(text / "below-a-file.sqlite").counts()
+    with pytest.raises(ExemplarDatabaseError, match="found a folder") as error:
+        ExemplarDatabase(tmp_path)
+    assert error.value.exit_status == 2
 
 
 def _write(path, barrier, writer):

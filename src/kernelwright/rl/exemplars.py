@@ -124,6 +124,9 @@ class ExemplarDatabase:
         self.path = path
         if not path.exists():
             return
+        if not path.is_file():
+            found = "a folder" if path.is_dir() else "something else than a file"
+            raise ExemplarDatabaseError(f"Wanted an exemplar database at {path}; found {found}. Name a file.")
         with self._connection() as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -198,8 +201,8 @@ class ExemplarDatabase:
         with self._connection() as connection:
             row = connection.execute(
                 "SELECT COUNT(DISTINCT task_sha256), COUNT(*), COALESCE(SUM(verdict = 'accepted'), 0), "
-                "COALESCE(SUM(improvement), 0) FROM candidates WHERE ?1 IS NULL OR task_sha256 = ?1",
-                (task_sha256,),
+                "COALESCE(SUM(improvement), 0) FROM candidates WHERE :task IS NULL OR task_sha256 = :task",
+                {"task": task_sha256},
             ).fetchone()
         return Counts(*row)
 
