@@ -60,11 +60,15 @@ def test_the_page_of_such_a_run_is_made_again_by_report(cubin, tmp_path, capsys)
     assert (out / "report.html").read_text() == first
 
 
-def test_without_a_gpu_it_says_so_and_invents_nothing(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def no_gpu(monkeypatch):
     def absent(device=0):
         raise DeviceError("wanted the CUDA driver, found none; run on a machine with an NVIDIA GPU")
 
     monkeypatch.setattr("kernelwright.toolchain.driver.gpu_identity", absent)
+
+
+def test_without_a_gpu_it_says_so_and_invents_nothing(no_gpu, tmp_path, capsys):
     status, text, error = run(capsys, "optimize", "corpus:softmax", "--agent", "greedy", "--out", tmp_path / "run", "--json")
     assert (status, text) == (3, "")
     assert error.startswith("error: wanted the CUDA driver")
@@ -75,6 +79,11 @@ def test_without_a_gpu_it_says_so_and_invents_nothing(monkeypatch, tmp_path, cap
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["nothing.cubin"],
+        ["nothing.toml"],
+        ["nothing.py:kernel"],
+        ["."],
+        ["corpus:nothing"],
         ["nothing.cubin", "--backend", "simulated-issue"],
         ["nothing.toml", "--backend", "simulated-issue"],
         ["corpus:nothing", "--backend", "simulated-issue"],
@@ -84,7 +93,7 @@ def test_without_a_gpu_it_says_so_and_invents_nothing(monkeypatch, tmp_path, cap
         ["corpus:softmax", "--moves", "all"],
     ],
 )
-def test_wrong_usage(arguments, tmp_path, monkeypatch, capsys):
+def test_wrong_usage(arguments, no_gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, text, error = run(capsys, "optimize", *arguments)
     assert (status, text) == (2, "")

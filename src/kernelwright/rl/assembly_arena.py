@@ -321,15 +321,17 @@ def open_game(
     path = Path(text)
     if backend == GPU_BACKEND:
         from kernelwright.toolchain.driver import gpu_identity
-        from kernelwright.tuning.target import load_target
+        from kernelwright.tuning.target import find_target
 
-        identity = gpu_identity(0)
         if path.suffix == ".cubin":
             raise UsageError(
                 f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
                 f"file (docs/assembly-game.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
             )
-        target = load_target(text, architecture or identity.architecture)
+        # A mistyped name is told wherever it is typed, also where there is no GPU.
+        build = find_target(text)
+        identity = gpu_identity(0)
+        target = build(architecture or identity.architecture)
         program = load(target.cubin, disassemble)
         return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
     if path.suffix == ".cubin":

@@ -9,14 +9,16 @@ A target is named in one of these ways:
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import UsageError
+from kernelwright.sass.corpus import CORPUS
 from kernelwright.sass.elf import read_cubin
 from kernelwright.toolchain import compile_triton
 from kernelwright.toolchain.nvcc import compile_cuda
@@ -122,24 +124,43 @@ def load_target(text: str, architecture: int) -> Target:
         UsageError: it cannot be found or read.
         ToolchainError: a compiler is missing or refused the kernel.
     """
-    if text.startswith(_CORPUS_PREFIX):
-        from kernelwright.tuning.corpus import corpus_specs
+    return find_target(text)(architecture)
 
-        return _chosen(corpus_specs(), text.removeprefix(_CORPUS_PREFIX), text).build(
-            text.removeprefix(_CORPUS_PREFIX), architecture
-        )
+
+def find_target(text: str) -> Callable[[int], Target]:
+    """Look a target's name up and return what makes it for an architecture, as `load_target` does.
+
+    Raises:
+        UsageError: it cannot be found or read.
+    """
+    if text.startswith(_CORPUS_PREFIX):
+        kernel = text.removeprefix(_CORPUS_PREFIX)
+        _see_that_it_is_there(CORPUS, kernel, text)
+        return functools.partial(_from_corpus, kernel)
     file, _, name = text.partition(":")
     path = Path(file)
     if path.suffix == ".py":
         specs = read_specs(path)
         chosen = name or (next(iter(specs)) if len(specs) == 1 else "")
-        return _chosen(specs, chosen, text).build(chosen, architecture)
+        _see_that_it_is_there(specs, chosen, text)
+        return functools.partial(specs[chosen].build, chosen)
     described = read_launch_file(Path(text))
     if described.cubin is not None:
         cubin = _read(path.parent / described.cubin)
-        return Target(described.spec(), cubin, read_cubin(cubin).architecture)
-    wanted = described.architecture or architecture
+        target = Target(described.spec(), cubin, read_cubin(cubin).architecture)
+        return lambda architecture: target
     source = _read(path.parent / (described.source or "")).decode("utf-8", errors="replace")
+    return functools.partial(_from_source, described, source)
+
+
+def _from_corpus(name: str, architecture: int) -> Target:
+    from kernelwright.tuning.corpus import corpus_specs
+
+    return corpus_specs()[name].build(name, architecture)
+
+
+def _from_source(described: LaunchFile, source: str, architecture: int) -> Target:
+    wanted = described.architecture or architecture
     return Target(described.spec(), compile_cuda(source, wanted, described.options), wanted)
 
 
@@ -175,10 +196,9 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
     return specs
 
 
-def _chosen(specs: Mapping[str, TritonSpec], name: str, text: str) -> TritonSpec:
-    if name not in specs:
-        raise UsageError(f"Wanted one of {', '.join(specs)}, found {text!r}. Name one after a colon.")
-    return specs[name]
+def _see_that_it_is_there(names: Collection[str], name: str, text: str) -> None:
+    if name not in names:
+        raise UsageError(f"Wanted one of {', '.join(names)}, found {text!r}. Name one after a colon.")
 
 
 def _triton_type(argument: Argument) -> str:
