@@ -269,11 +269,17 @@ def test_a_request_that_cannot_be_used_is_refused_before_anything_is_judged(serv
     assert service.judge.jobs == []
 
 
-def test_a_reward_that_needs_a_time_is_refused_where_there_is_none(service, monkeypatch):
+def test_a_reward_that_needs_a_time_is_refused_where_there_is_none_before_anything_is_judged(service):
+    refused(service.post(reward="speedup", settings={"timed": False}), 422, "invalid-request", "speedup", "`success`")
+    assert service.judge.jobs == []
+    assert service.post(reward="success", settings={"timed": False}).json()["reward"]["value"] == 1.0
+
+
+def test_a_reward_that_needs_a_time_is_refused_later_where_there_is_none(service, monkeypatch):
     monkeypatch.setattr(FakeEvaluator, "_find", lambda self, job: Evaluation(
         task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED))
-    refused(service.post(reward="speedup", settings={"timed": False}), 422, "invalid-request", "`success`")
-    assert service.post(reward="success", settings={"timed": False}).json()["reward"]["value"] == 1.0
+    done = service.post(settings={"timed": False}).json()
+    refused(service.get(f"/v1/evaluations/{done['id']}", reward="log"), 422, "invalid-request", "`success`")
 
 
 def test_what_a_request_may_change_of_the_settings(service):
@@ -314,7 +320,8 @@ def test_what_a_page_in_a_browser_can_send_unasked_is_refused(start):
     body = json.dumps({"task": TASK, "candidate": "good"})
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         response = service.http.post("/v1/evaluations", content=body, headers={"Content-Type": kind})
-        assert response.status_code == 422
+        refused(response, 422, "invalid-request", kind, "Content-Type: application/json")
+    refused(service.http.post("/v1/evaluations", content=body), 422, "invalid-request", "no content type")
     refused(service.http.get("/v1/metrics", headers={"Host": "evil.example"}), 421, "wrong-host")
     for host in ("localhost:8730", "127.0.0.1", "[::1]:8730"):
         assert service.http.get("/v1/metrics", headers={"Host": host}).status_code == 200

@@ -75,6 +75,11 @@ class Reward(Protocol):
         """What a rollout gets that failed, was rejected or cheated; no accepted one gets less."""
         ...
 
+    @property
+    def needs_time(self) -> bool:
+        """Whether an accepted candidate must have been timed."""
+        ...
+
     def __call__(self, evaluation: Evaluation | None) -> float:
         """The reward of a rollout; None stands for an answer without a candidate.
 
@@ -89,6 +94,7 @@ class _NamedReward:
     name: str
     floor: float
     accepted: Callable[[Evaluation], float]
+    needs_time: bool = True
 
     def __call__(self, evaluation: Evaluation | None) -> float:
         if evaluation is None or not evaluation.accepted:
@@ -131,7 +137,7 @@ def reward_named(
         "log": _NamedReward("log", LOG_FLOOR, _log),
         "clamped": _NamedReward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
         "milestone": _NamedReward("milestone", -1.0, milestone),
-        "success": _NamedReward("success", 0.0, lambda found: 1.0),
+        "success": _NamedReward("success", 0.0, lambda found: 1.0, needs_time=False),
     }
     if name not in known:
         raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")

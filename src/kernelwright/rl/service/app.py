@@ -79,6 +79,15 @@ def create_app(desk: Desk, token: str | None) -> FastAPI:
     @app.post("/v1/evaluations")
     async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:
         reward = _reward(body.reward)
+        timed = desk.settings.timed if body.settings.timed is None else body.settings.timed
+        if reward is not None and reward.needs_time and not timed:
+            raise Problem(
+                422,
+                ErrorCode.INVALID_REQUEST,
+                f"a timed evaluation, which the reward `{reward.name}` is computed from",
+                "`timed` to be false",
+                "Leave `settings.timed` out, or take the reward `success`.",
+            )
         try:
             ticket = desk.submit(body)
         except QueueFull as full:
@@ -175,13 +184,23 @@ async def _on_error(_: Request, error: Exception) -> Response:
     return _problem(error).response()
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "json_invalid":
         return Problem(
             400, ErrorCode.INVALID_JSON, "a JSON object", f"{where}: {problem['msg']}", "Send JSON, encoded in UTF-8."
+        ).response()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if where == "body" and not kind.endswith("json"):
+        # What a page in a browser may send unasked is never read as JSON.
+        return Problem(
+            422,
+            ErrorCode.INVALID_REQUEST,
+            "a body that says it is JSON",
+            f"the content type {kind}" if kind else "no content type",
+            "Send the header `Content-Type: application/json`.",
         ).response()
     return Problem(
         422,
