@@ -227,6 +227,7 @@ def test_a_worker_is_told_what_it_is_and_nothing_secret(made):
         "threads",
         "strict_fp32",
         "memory_limit_bytes",
+        "device_memory_limit_bytes",
         "process_limit",
         "file_limit_bytes",
         "arenas",

@@ -131,6 +131,12 @@ def open_arena(description: dict[str, Any], files: list[int], device: torch.devi
     return _wrap_cuda(pointer, description["size_bytes"], device)
 
 
+def close_arena(memory: torch.Tensor) -> None:
+    """The worker's side: let go of what `open_arena` returned, of which no view may be used any more."""
+    if memory.device.type == "cuda":
+        _check(_cudart().cudaIpcCloseMemHandle(ctypes.c_void_p(memory.data_ptr())), "close an arena")
+
+
 def _map(handle: int, size_bytes: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(handle, size_bytes), dtype=torch.uint8)
 

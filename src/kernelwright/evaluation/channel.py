@@ -6,6 +6,7 @@ read from shared memory and compared, and latencies are believed only as far as 
 
 from __future__ import annotations
 
+import array
 import json
 import select
 import socket
@@ -83,6 +84,24 @@ class Channel:
             chunks.append(chunk)
             length -= len(chunk)
         return b"".join(chunks)
+
+    def send_files(self, files: list[int]) -> None:
+        """Send file handles; the other side gets duplicates of them.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        try:
+            self.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive_files(self, count: int) -> list[int]:
+        """The file handles of the other side's `send_files`, of which there are `count`."""
+        files = array.array("i")
+        _, ancillary, _, _ = self.socket.recvmsg(1, socket.CMSG_SPACE(files.itemsize * count))
+        files.frombytes(ancillary[0][2][: files.itemsize * count])
+        return list(files)
 
     def pending(self) -> bool:
         """Whether something lies unread, which between calls nobody should have sent."""

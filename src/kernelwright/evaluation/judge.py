@@ -25,6 +25,7 @@ from kernelwright.evaluation.rotation import Rotated, rotate
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import CacheFlush, Timing, time_candidate
+from kernelwright.evaluation.workers import REFERENCES_KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.tasks import LiveTask, bring_to_life
@@ -82,6 +83,7 @@ class Judge:
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self._zygote = Zygote()
+        self._workers = Workers(self._zygote, keep=REFERENCES_KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         self._flush = CacheFlush(self.device)
         self._live: dict[str, LiveTask] = {}
@@ -94,6 +96,7 @@ class Judge:
 
     def close(self) -> None:
         """End the worker processes."""
+        self._workers.close()
         self._zygote.close()
 
     def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
@@ -135,7 +138,7 @@ class Judge:
                 baselines[0],
                 (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})}),
                 self.device,
-                self._zygote,
+                self._workers,
                 directory,
                 DeviceGate(self.device),
             )
@@ -178,7 +181,7 @@ class Judge:
             raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
         gate = DeviceGate(self.device)
         verdict.checks["device_s"] = gate.held_s
-        subject = Subject(live, candidate, settings, self.device, self._zygote, directory, gate)
+        subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate)
         subject.checks, subject.labels = verdict.checks, verdict.labels
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")

@@ -38,6 +38,7 @@ class WorkerFailure(Exception):
         self.detail = detail
 
 
+_FORGET_LIMIT_S = 20.0
 _EXIT_GRACE_S = 0.2
 """A worker that has closed its channel may be on its way out: how it leaves tells more than how it was killed."""
 
@@ -77,32 +78,21 @@ class Worker:
     """A running worker process."""
 
     def __init__(self, zygote: Zygote, spec: WorkerSpec, settings: Settings) -> None:
-        self.spec = spec
         self._zygote = zygote
         self._settings = settings
-        device = torch.device(spec.device)
-        self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+        self._take(spec)
         spec.build.mkdir(mode=0o700, exist_ok=True)
         self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
         self._private.mkdir(mode=0o700)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        config = {
-            "role": spec.role,
-            "source": spec.source,
-            "class": spec.class_name,
+        config = self._task | {
             "device": spec.device,
             "private": str(self._private),
             "build": str(spec.build),
-            "threads": settings.threads or len(os.sched_getaffinity(0)),
-            "strict_fp32": settings.strict_fp32,
-            "memory_limit_bytes": settings.memory_limit_bytes,
-            "process_limit": settings.process_limit,
-            "file_limit_bytes": settings.file_limit_bytes,
-            "arenas": {name: arena.describe() for name, arena in self.arenas.items()},
+            **_of_the_process(settings),
         }
-        files = [theirs.fileno(), *(handle for arena in self.arenas.values() for handle in arena.files)]
         try:
-            self.pid = zygote.spawn(config, files)
+            self.pid = zygote.spawn(config, [theirs.fileno(), *self._files])
         finally:
             theirs.close()
         self._channel = Channel(ours)
@@ -113,6 +103,48 @@ class Worker:
         self.asked_us = 0.0
         """How long its requests have taken so far, by the parent's clock."""
         self._ended = False
+
+    def _take(self, spec: WorkerSpec) -> None:
+        """Make the memory that a task needs."""
+        self.spec = spec
+        device = torch.device(spec.device)
+        self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+
+    @property
+    def _task(self) -> dict[str, Any]:
+        """The part of a worker's configuration that changes with the task."""
+        arenas = {name: arena.describe() for name, arena in self.arenas.items()}
+        return {"role": self.spec.role, "source": self.spec.source, "class": self.spec.class_name, "arenas": arenas}
+
+    @property
+    def _files(self) -> list[int]:
+        return [handle for arena in self.arenas.values() for handle in arena.files]
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether the process is what these settings would start."""
+        return _of_the_process(settings) == _of_the_process(self._settings)
+
+    def forget(self) -> bool:
+        """Let a trusted worker drop its module and its memory, to `adopt` another later.
+
+        Returns:
+            Whether it may: it lives, and its module has left no trace in the process.
+        """
+        if self._ended:
+            return False
+        try:
+            clean = self._exchange("forget", _FORGET_LIMIT_S, {})[0].get("clean") is True
+        except WorkerFailure:
+            return False
+        self._free()
+        return clean
+
+    def adopt(self, spec: WorkerSpec) -> None:
+        """Give a worker that has forgotten its module another one; raises as `request`."""
+        self._take(spec)
+        self._answered_cpu_us = None
+        self.asked_us = 0.0
+        self._exchange("adopt", _FORGET_LIMIT_S, {"config": self._task, "files": len(self._files)}, self._files)
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Ask for something and wait for the answer.
@@ -132,7 +164,9 @@ class Worker:
         """Several calls under one request; the clocks are of all of them together. Raises as `request`."""
         return self._exchange("series", timeout_s, {"layouts": layouts, "seeds": seeds})
 
-    def _exchange(self, op: str, timeout_s: float, fields: dict[str, Any]) -> tuple[dict[str, Any], CallClocks]:
+    def _exchange(
+        self, op: str, timeout_s: float, fields: dict[str, Any], files: list[int] | None = None
+    ) -> tuple[dict[str, Any], CallClocks]:
         nonce = secrets.token_hex(8)
         data = encode({"op": op, "nonce": nonce, **fields})
         if self._channel.pending():
@@ -145,6 +179,8 @@ class Worker:
         try:
             start_ns = time.perf_counter_ns()
             self._channel.send_encoded(data)
+            if files is not None:
+                self._channel.send_files(files)
             body = self._channel.receive_encoded(deadline)
             stop_ns = time.perf_counter_ns()
             answer = decode(body)
@@ -215,7 +251,8 @@ class Worker:
             return WorkerFailure(Reason.SYNTAX_ERROR, detail)
         if kind == "SystemExit":
             return WorkerFailure(Reason.EXITED, text)
-        if kind in ("MemoryError", "OutOfMemoryError"):
+        # The driver's own "CUDA error: out of memory" comes under more general names.
+        if kind in ("MemoryError", "OutOfMemoryError") or "CUDA error: out of memory" in text:
             return WorkerFailure(Reason.OUT_OF_MEMORY, detail)
         where = {"build": Reason.BUILD_FAILED, "load_state": Reason.STATE_MISMATCH, "save_state": Reason.STATE_MISMATCH}
         return WorkerFailure(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
@@ -243,6 +280,9 @@ class Worker:
         """End the session and free the arenas' memory. Safe to call twice."""
         if not self._ended:
             self._finish()
+        self._free()
+
+    def _free(self) -> None:
         for arena in self.arenas.values():
             arena.close()
         self.arenas = {}
@@ -251,6 +291,18 @@ class Worker:
         """Close and remove the private directory."""
         self.close()
         shutil.rmtree(self._private, ignore_errors=True)
+
+
+def _of_the_process(settings: Settings) -> dict[str, Any]:
+    """The part of a worker's configuration that holds as long as its process."""
+    return {
+        "threads": settings.threads or len(os.sched_getaffinity(0)),
+        "strict_fp32": settings.strict_fp32,
+        "memory_limit_bytes": settings.memory_limit_bytes,
+        "device_memory_limit_bytes": settings.device_memory_limit_bytes,
+        "process_limit": settings.process_limit,
+        "file_limit_bytes": settings.file_limit_bytes,
+    }
 
 
 def _process_clock(pid: int) -> int:

@@ -34,6 +34,8 @@ class Settings(BaseModel):
     """One call. The first call gets `build_limit_s`, since just-in-time compilers work there."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
     """Anonymous memory of a worker's whole process group."""
+    device_memory_limit_bytes: int = Field(default=32 * GIB, gt=0)
+    """GPU memory of each process that PyTorch allocates for it; others share the GPU."""
     process_limit: int = Field(default=128, ge=1)
     file_limit_bytes: int = Field(default=2 * GIB, gt=0)
     threads: int | None = Field(default=None, ge=1, le=1024)

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation.arena import TensorSpec, plan
 from kernelwright.evaluation.oracle import State
-from kernelwright.evaluation.process import CallClocks, Worker, WorkerFailure, WorkerSpec
+from kernelwright.evaluation.process import CallClocks, WorkerFailure, WorkerSpec
 from kernelwright.evaluation.replies import Built, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.structure import flatten
-from kernelwright.evaluation.zygote import Zygote
+from kernelwright.evaluation.workers import Workers
 from kernelwright.records import Reason
 
 SLOTS = 2
@@ -82,7 +82,7 @@ class Side:
 
     def __init__(
         self,
-        zygote: Zygote,
+        workers: Workers,
         settings: Settings,
         shapes: Shapes,
         *,
@@ -110,7 +110,8 @@ class Side:
                 "state": shapes.state_bytes,
             },
         )
-        self.worker = Worker(zygote, spec, settings)
+        self._workers = workers
+        self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
         self._called = False
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -227,8 +228,8 @@ class Side:
         self._ask("release", self._settings.run_limit_s)
 
     def close(self) -> None:
-        """End the worker and remove what it wrote."""
-        self.worker.discard()
+        """Give the worker back."""
+        self._workers.stop(self.worker)
 
     def _read_outputs(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         memory = self.worker.arenas["outputs"].memory
@@ -257,6 +258,11 @@ class Side:
         except WorkerFailure as failure:
             if self.role == "candidate":
                 raise
+            if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:
+                raise DeviceError(
+                    f"Wanted memory on {self._device} for the reference; {failure.detail} "
+                    "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes."
+                ) from failure
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
 
     def _settle(self) -> None:

@@ -18,7 +18,7 @@ from kernelwright.evaluation.replies import Built
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Shapes, Side
 from kernelwright.evaluation.structure import StructureError, flatten
-from kernelwright.evaluation.zygote import Zygote
+from kernelwright.evaluation.workers import Workers
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.records.canonical import sha256_of
 from kernelwright.tasks import InputSet, LiveTask
@@ -62,7 +62,7 @@ class Subject:
     candidate: Candidate
     settings: Settings
     device: torch.device
-    zygote: Zygote
+    workers: Workers
     directory: Path
     gate: Gate
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
@@ -162,7 +162,7 @@ class Subject:
 
     def _start(self, role: str, source: str, class_name: str, build: str) -> Side:
         side = Side(
-            self.zygote,
+            self.workers,
             self.settings,
             self.shapes,
             role=role,

@@ -431,9 +431,11 @@ class _Run:
         slack_us = _slack_us(reference.audited_us, candidate.audited_us)
         charge_us = max(0.0, audited_us - slack_us)
         # A lie told in single calls only: they cannot be much faster than the same calls in a series, which the outer
-        # clock sees and which run with warmer caches.
-        series_us = median(candidate.series_us) - own_us - slack_us
-        least_us = _SERIES_SHARE * max(0.0, series_us)
+        # clock sees and which run with warmer caches. Where calls in a series take longer all the same, the reference's
+        # do so too; and only what is certain counts.
+        theirs_us = float(np.quantile(reference.series_us, 0.75)) - own_us
+        mine_us = float(np.quantile(candidate.series_us, 0.25)) - own_us - slack_us
+        least_us = _SERIES_SHARE * max(0.0, mine_us) * min(1.0, latency_us / max(theirs_us, 0.01 * latency_us))
         found = [
             TimingBlock(
                 process=process,

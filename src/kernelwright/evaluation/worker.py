@@ -8,6 +8,7 @@ at import, before candidate code exists, which defeats patching by name and cost
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.evaluation.arena import TensorSpec, open_arena
+from kernelwright.evaluation.arena import TensorSpec, close_arena, open_arena
 from kernelwright.evaluation.channel import Channel, ChannelClosed
 from kernelwright.evaluation.structure import unflatten
 
@@ -39,6 +40,9 @@ _type = type
 
 class _HostClock:
     """Brackets a call with the monotonic clock."""
+
+    def ready(self) -> None:
+        """A processor always is."""
 
     def start(self) -> None:
         self._start_ns = _clock_ns()
@@ -69,6 +73,12 @@ class _DeviceClock:
             if runtime.cudaEventCreate(ctypes.byref(event)) != 0:
                 raise RuntimeError("cudaEventCreate failed")
         self._stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def ready(self) -> None:
+        """Have the device switch to this process before the clock starts: while it does, the host can queue many launches,
+        and what is paid for launching them would be seen in one call and not in the next."""
+        self._record(self._events[0], self._stream)
+        self._synchronize()
 
     def start(self) -> None:
         self._record(self._events[0], self._stream)
@@ -219,6 +229,8 @@ class Harness:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.cuda.init()  # type: ignore[no-untyped-call]
+            limit = config["device_memory_limit_bytes"] / torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit), self.device)
         if config["strict_fp32"]:
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cuda.matmul.allow_tf32 = False
@@ -329,7 +341,8 @@ class Harness:
         """Several calls on different inputs under one request, so that the outer clock's noise is shared among them."""
         total_us, answers = 0.0, []
         for layout, seed, region in zip(message["layouts"], message["seeds"], self.regions, strict=False):
-            described, _ = self._call(layout, seed, region)
+            # No output outlives its call: a second one beside it would be allocated while the clock runs.
+            described = self._call(layout, seed, region)[0]
             total_us += self.clock.elapsed_us()
             answers.append(described)
         return {"inner_us": total_us, "answers": answers}
@@ -342,6 +355,7 @@ class Harness:
         model, clock = self.model, self.clock
         assert model is not None
         with _no_grad():
+            clock.ready()
             clock.start()
             result = model(*inputs)
             clock.stop()
@@ -349,6 +363,21 @@ class Harness:
             delivered = self._deliver(result, region)
         clock.settle()
         return delivered
+
+    def forget(self) -> bool:
+        """Let go of the module and of all memory; returns whether it left the process as it found it."""
+        clean = global_state() == self.before and library_functions() == self.functions
+        self.model = None
+        sys.modules.pop(self.config["role"], None)
+        for views in (self.layouts, self.regions, self.held):
+            views.clear()
+        gc.collect()
+        for memory in self.memory.values():
+            close_arena(memory)
+        self.memory.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return clean
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of PyTorch's operators that one call runs, views and allocations left out."""
@@ -445,9 +474,15 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
         except ChannelClosed:
             return
         try:
-            if harness is None:
-                harness = Harness(config, files)
-            answer = getattr(harness, f"op_{message['op']}")(message)
+            if message["op"] == "forget":
+                answer: dict[str, Any] = {"clean": harness is None or harness.forget()}
+                harness = None
+            elif message["op"] == "adopt":
+                config, files = config | message["config"], channel.receive_files(message["files"])
+                answer = {}
+            else:
+                harness = harness or Harness(config, files)
+                answer = getattr(harness, f"op_{message['op']}")(message)
         except SystemExit as error:
             answer = {"error": {"type": "SystemExit", "message": f"exit status {error.code}", "trace": ""}}
         except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its answer

@@ -8,7 +8,6 @@ disturbing the judge's clock.
 
 from __future__ import annotations
 
-import array
 import gc
 import json
 import os
@@ -99,11 +98,10 @@ class Zygote:
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
-        sent = array.array("i", files)
         try:
             with self._turn:
                 self._channel.send({"spawn": config, "files": len(files)})
-                self._channel.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+                self._channel.send_files(files)
                 answer = self._channel.receive(time.monotonic() + 120)
         except (ChannelClosed, OSError) as error:
             raise self._gone(error) from error
@@ -178,10 +176,7 @@ def main(handle: int) -> None:
 
 
 def _fork(channel: Channel, message: dict[str, Any]) -> int:
-    count = message["files"]
-    _, ancillary, _, _ = channel.socket.recvmsg(1, socket.CMSG_SPACE(4 * count))
-    files = array.array("i")
-    files.frombytes(ancillary[0][2][: 4 * count])
+    files = channel.receive_files(message["files"])
     pid = os.fork()
     if pid:
         for handle in files:
@@ -189,7 +184,7 @@ def _fork(channel: Channel, message: dict[str, Any]) -> int:
         return pid
     status = 1
     try:
-        _become_worker(channel, message["spawn"], list(files))
+        _become_worker(channel, message["spawn"], files)
         status = 0
     finally:
         os._exit(status)

@@ -1,0 +1,81 @@
+"""Who starts workers, and which of them are kept.
+
+On a GPU a fresh process is dear: its context takes about a second to make, under a lock of the driver that all processes of
+the machine share (measured on H200s: 0.7 s alone, 4 s each when twelve start at once, on one GPU or on four). Most processes
+of an evaluation run the reference, which is trusted. There they are kept: each forgets its module, gives back all its
+memory and later builds another module anew, so that memory is laid out afresh each time. A candidate's process never is.
+
+On a processor a fork costs milliseconds, and every process is fresh.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from kernelwright.evaluation.process import Worker, WorkerSpec
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.zygote import Zygote
+
+REFERENCES_KEPT = 3
+"""One for the checks and two for timing: what one evaluation uses at the same time."""
+
+
+class Workers:
+    """Starts the workers of one judge.
+
+    Args:
+        zygote: Forks them.
+        keep: How many of the reference's workers may wait for another task.
+    """
+
+    def __init__(self, zygote: Zygote, keep: int) -> None:
+        self._zygote = zygote
+        self._keep = keep
+        self._lock = threading.Lock()
+        """Of the two lists: the sides of a process triple start beside one another."""
+        self._waiting: list[Worker] = []
+        self._kept: list[Worker] = []
+        """Those in use that may be kept."""
+        self._directory: Path | None = None
+
+    def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
+        """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
+        if not self._keep or spec.role != "reference":
+            return Worker(self._zygote, spec, settings)
+        with self._lock:
+            if self._directory is None:
+                self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-references-"))
+            spec = replace(spec, directory=self._directory, build=self._directory / "build")
+            fitting = [worker for worker in self._waiting if worker.fits(settings)]
+            if fitting:
+                self._waiting.remove(fitting[0])
+        worker = fitting[0] if fitting else Worker(self._zygote, spec, settings)
+        if fitting:
+            worker.adopt(spec)
+        with self._lock:
+            self._kept.append(worker)
+        return worker
+
+    def stop(self, worker: Worker) -> None:
+        """End a worker, or keep it if it may be."""
+        with self._lock:
+            keep = worker in self._kept and len(self._waiting) < self._keep
+            if worker in self._kept:
+                self._kept.remove(worker)
+        if keep and worker.forget():
+            with self._lock:
+                self._waiting.append(worker)
+        else:
+            worker.discard()
+
+    def close(self) -> None:
+        """End those that wait."""
+        while self._waiting:
+            self._waiting.pop().discard()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None

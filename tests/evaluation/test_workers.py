@@ -1,0 +1,124 @@
+"""Workers of the reference that are kept: what they forget, and when they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from kernelwright.evaluation import Judge
+from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.workers import Workers
+from kernelwright.records import Candidate, Reason, Task
+
+MODULE = '''
+import torch
+from torch import nn
+{before}
+
+class Model(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x):
+        {inside}
+        return {body}
+
+def get_inputs():
+    return [torch.randn(4, {size})]
+
+def get_init_inputs():
+    return [{size}]
+'''
+
+
+def task(body: str, *, size: int = 8, before: str = "", inside: str = "pass") -> Task:
+    source = MODULE.format(body=body, size=size, before=before, inside=inside)
+    return Task(id="kept", source=source)
+
+
+def candidate(made: Task) -> Candidate:
+    return Candidate(source=made.source.replace("class Model(", "class ModelNew("), policy="test")
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1)) as made:
+        made._workers = Workers(made._zygote, keep=3)
+        yield made
+
+
+def waiting(judge: Judge) -> list[int]:
+    return [worker.pid for worker in judge._workers._waiting]
+
+
+RELU = task("torch.relu(self.linear(x))")
+WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
+
+
+def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
+    started = []
+    spawn = judge._zygote.spawn
+
+    def counted(config, files):
+        started.append((config["role"], pid := spawn(config, files)))
+        return pid
+
+    monkeypatch.setattr(judge._zygote, "spawn", counted)
+    for made in (RELU, WIDER, RELU):
+        accepted = judge.evaluate(made, candidate(made))
+        assert accepted.verdict == "accepted", accepted.detail
+        wrong = judge.evaluate(made, Candidate(source=candidate(made).source.replace("(x))", "(x)) + 1e-2"), policy="test"))
+        assert wrong.reason is Reason.WRONG_OUTPUT
+    assert len([role for role, _ in started if role == "reference"]) == 3  # one checks, two are timed
+    candidates = [pid for role, pid in started if role == "candidate"]
+    assert len(set(candidates)) == len(candidates) >= 3 * 2 + 3
+    assert len(waiting(judge)) == 3
+
+
+def test_a_kept_worker_has_let_go_of_its_arenas(judge):
+    judge.evaluate(RELU, candidate(RELU))
+    assert all(worker.arenas == {} for worker in judge._workers._waiting)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"before": "torch.set_default_dtype(torch.float32); torch.backends.cudnn.benchmark = True"},
+        {"inside": "nn.functional.kernelwright_was_here = lambda: None"},
+    ],
+    ids=["setting", "patch"],
+)
+def test_one_whose_task_left_a_trace_is_ended(judge, changes):
+    made = task("torch.relu(self.linear(x))", **changes)
+    judge.evaluate(made, candidate(made))
+    assert waiting(judge) == []
+
+
+def test_one_that_died_or_cannot_forget_is_ended(judge):
+    judge.evaluate(RELU, candidate(RELU), settings=judge.settings.model_copy(update={"timed": False}))
+    (worker,) = judge._workers._waiting
+    os.kill(worker.pid, signal.SIGKILL)
+    assert not worker.forget()
+
+
+def test_other_limits_want_other_processes(judge):
+    judge.evaluate(RELU, candidate(RELU))
+    before = waiting(judge)
+    strict = judge.settings.model_copy(update={"strict_fp32": True, "timed": False})
+    assert judge.evaluate(RELU, candidate(RELU), settings=strict).verdict == "accepted"
+    assert waiting(judge) == before  # no room for a fourth
+
+
+def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
+        made._workers = Workers(made._zygote, keep=3)
+        made.evaluate(RELU, candidate(RELU))
+        assert len(list(tmp_path.glob("kernelwright-references-*/*"))) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["kernelwright-cpu.lock"]
