@@ -43,6 +43,7 @@ from kernelwright.rl.training.equipment import Equipment, equipped
 from kernelwright.rl.training.hacks_found import write_hacks
 from kernelwright.rl.training.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
 from kernelwright.rl.training.metrics import hack_reasons, run_metrics
+from kernelwright.rl.training.models import require_base
 from kernelwright.rl.training.run import train_with
 from kernelwright.rl.training.split import TaskSplit, split_of
 from kernelwright.rl.training.supervised import examples_of
@@ -86,6 +87,10 @@ class Recipe:
     equip: Equip
     tasks: TaskSplit | None = None
     """Instead of those that the settings name."""
+
+    def require_base(self) -> None:
+        """See that the model to begin with is there, before hours of augmentation."""
+        require_base(self._stage("sft").model)
 
     # ---- 2.2: data augmentation and supervised fine-tuning
 
@@ -305,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with opened:
             recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
+            if any(part.startswith(("train:", "measure:")) for part in parts_of(given.only)):
+                recipe.require_base()
             finished = run_recipe(recipe, given.only)
             if not finished and not given.only:
                 recipe.summarise()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import click
@@ -60,6 +61,12 @@ def test_the_version_is_told_also_where_the_package_is_only_on_the_path(monkeypa
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"{kernelwright.__version__}\n"
+
+
+def test_the_version_stands_in_one_place():
+    described = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert "version" not in described["project"]
+    assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kernelwright.__version__"}
 
 
 @pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])

@@ -129,11 +129,11 @@ def make_null(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: None, "No such file"),
+        (lambda path: None, "no such file"),
         (Path.mkdir, "directory"),
-        (make_empty, "empty file"),
-        (make_binary, "binary data"),
-        (make_null, "binary data"),
+        (make_empty, "is empty"),
+        (make_binary, "not UTF-8"),
+        (make_null, "null bytes"),
     ],
     ids=["missing", "directory", "empty", "binary", "null bytes"],
 )

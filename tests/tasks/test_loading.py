@@ -89,6 +89,20 @@ def test_a_file_that_is_no_task_says_what_is_wrong(tmp_path, data, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "plain.py").write_text(GOOD)
+    (tmp_path / "marked.py").write_text(GOOD, encoding="utf-8-sig")
+    assert load_task(str(tmp_path / "marked.py")).source == load_task(str(tmp_path / "plain.py")).source
+
+
+def test_a_file_that_is_no_source_by_its_size_is_not_read(tmp_path):
+    path = tmp_path / "task.py"
+    with path.open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(TaskError, match="below 16 MiB"):
+        load_task(str(path))
+
+
 def test_a_directory_is_no_task(tmp_path):
     with pytest.raises(TaskError, match="directory"):
         load_task(str(tmp_path))

@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+import kernelwright
 from kernelwright import sass
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import Interval
@@ -63,6 +64,7 @@ def test_deploying_proves_measures_keeps_and_remembers(winner, cache):
     entry = done.entry
     assert entry.key.gpu == GPU.name
     assert entry.proof.moved > 0
+    assert entry.proof.checker == f"kernelwright {kernelwright.__version__}"
     assert (entry.measurement.speedup_low, entry.measurement.noise_floor) == (1.05, 0.01)
     assert entry.provenance["moves"] == [[1, 2]]
     assert entry.provenance["environment"]["packages"]["triton"]

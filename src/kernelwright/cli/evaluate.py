@@ -43,13 +43,14 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     and 1 when rejected; being accepted means that it may replace the reference, not that it is faster.
     """
     settings = options.judge_settings(**judge)
-    source = options.read_source(candidate)
 
     import kernelwright
+    from kernelwright.errors import CandidateError
     from kernelwright.evaluation import Judge
     from kernelwright.records import Candidate, RunDirectory
-    from kernelwright.tasks import load_task
+    from kernelwright.tasks import load_task, read_source
 
+    source = read_source(candidate, "a candidate that defines ModelNew", CandidateError)
     loaded = load_task(task)
     chosen = options.resolve_device(device, say)
     config = {

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-TEXT_LIMIT_BYTES = 16 << 20
 DEVICE_DIGITS = 3
 
 
@@ -159,33 +158,6 @@ def resolve_device(name: str, say: Callable[[str], None]) -> str:
     if name == "auto" and device == "cpu":
         say("no GPU here: working on the CPU, whose times say nothing about a GPU")
     return device
-
-
-def read_source(path: Path) -> str:
-    """The text of a candidate's file.
-
-    Raises:
-        CandidateError: it is missing, is not a file, is empty, too large, or is not UTF-8 text.
-    """
-    from kernelwright.errors import CandidateError
-
-    wanted = "Wanted a Python file that defines ModelNew"
-    try:
-        if path.is_file() and path.stat().st_size > TEXT_LIMIT_BYTES:
-            size = path.stat().st_size
-            raise CandidateError(f"{wanted}, found {path} of {size} bytes. Give a file below 16 MiB.")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CandidateError(f"{wanted}, found {path}: {error.strerror}. Check the path.") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CandidateError(f"{wanted}, found binary data in {path}. Give a text file in UTF-8.") from error
-    if "\0" in text:
-        raise CandidateError(f"{wanted}, found binary data in {path}. Give a text file in UTF-8.")
-    if not text.strip():
-        raise CandidateError(f"{wanted}, found an empty file {path}. Write the candidate into it.")
-    return text
 
 
 @contextmanager

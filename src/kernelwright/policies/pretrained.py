@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kernelwright.errors import PolicyError
 
@@ -47,6 +47,21 @@ class Weights(BaseModel):
         return f"{name}+{Path(self.adapter).name}" if self.adapter else name
 
 
+def require_pretrained(weights: Weights) -> None:
+    """See that there is a model to load, by its configuration alone; of a GGUF file, that it is there.
+
+    Raises:
+        PolicyError: it is not there, or not a model.
+    """
+    where, options = _location(weights)
+    if options:
+        return
+    try:
+        AutoConfig.from_pretrained(where)
+    except (OSError, ValueError) as error:
+        raise _no_model(weights, error) from error
+
+
 def load_pretrained(weights: Weights) -> tuple[Any, Any]:
     """Model and tokenizer; a GGUF's weights are unpacked, so that the model can be trained and sampled as any other.
 
@@ -70,10 +85,7 @@ def load_pretrained(weights: Weights) -> tuple[Any, Any]:
             f"Wanted to load {weights.path}; {_first_line(error)} Install it with pip install 'kernelwright[local]'."
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise PolicyError(
-            f"Wanted a causal language model from {weights.path}; {_first_line(error)} Give a folder with config.json, "
-            "weights and tokenizer, a GGUF file, or a name on the hub that this machine can reach."
-        ) from error
+        raise _no_model(weights, error) from error
     if options:
         _forget_packing(model)
     return model.eval(), prepare_tokenizer(tokenizer)
@@ -125,6 +137,13 @@ def _with_adapter(model: Any, adapter: str) -> Any:
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+
+
+def _no_model(weights: Weights, error: Exception) -> PolicyError:
+    return PolicyError(
+        f"Wanted a causal language model from {weights.path}; {_first_line(error)} Give a folder with config.json, "
+        "weights and tokenizer, a GGUF file, or a name on the hub that this machine can reach."
+    )
 
 
 def _first_line(error: Exception) -> str:

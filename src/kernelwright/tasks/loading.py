@@ -20,6 +20,7 @@ import torch
 from kernelwright.errors import TaskError, UsageError
 from kernelwright.records import Task
 
+SOURCE_LIMIT_BYTES = 16 << 20
 REQUIRED_NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 
@@ -57,10 +58,12 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
         wrong: What to raise.
 
     Raises:
-        UsageError: it is missing, is a directory, is empty or is not UTF-8 text.
+        UsageError: it is missing, is a directory, is empty, too large or is not UTF-8 text.
     """
     wanted = f"Wanted {what}, a Python file, at {path}"
     try:
+        if path.is_file() and (size := path.stat().st_size) > SOURCE_LIMIT_BYTES:
+            raise wrong(f"{wanted}; found {size} bytes. Name a file below {SOURCE_LIMIT_BYTES >> 20} MiB.")
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise wrong(f"{wanted}; there is no such file. Check the path.") from error
@@ -69,7 +72,7 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
     except OSError as error:
         raise wrong(f"{wanted}; {error.strerror}. Name a file that can be read.") from error
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise wrong(f"{wanted}; found {len(data)} bytes that are not UTF-8 text.") from error
     if "\0" in text:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+import kernelwright
 from kernelwright.config import build
 from kernelwright.errors import UsageError
 from kernelwright.records.run_directory import RunDirectory, capture_environment
@@ -182,7 +182,7 @@ def deploy(
         entry=target.spec.entry,
         original_sha256=hashlib.sha256(target.cubin).hexdigest(),
         tuned_sha256=hashlib.sha256(winner.tuned).hexdigest(),
-        proof=Proof(checker=f"kernelwright {_version()}", moved=report.moved),
+        proof=Proof(checker=f"kernelwright {kernelwright.__version__}", moved=report.moved),
         measurement=_measurement(confirmation),
         deterministic=target.spec.deterministic,
         rtol=target.spec.rtol,
@@ -225,10 +225,3 @@ def _measurement(confirmation: Confirmation | None) -> Measurement | None:
         gpu=confirmation.gpu.name,
         driver=confirmation.gpu.driver,
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kernelwright")
-    except metadata.PackageNotFoundError:
-        return "unknown"

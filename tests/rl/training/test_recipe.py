@@ -149,6 +149,17 @@ def test_changes_reach_the_settings_they_name(recipe_module):
         recipe_module.parts_of(["train:everything"])
 
 
+def test_a_model_that_is_not_there_is_told_before_anything_is_judged(recipe_module, tmp_path, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(recipe_module.Recipe, "augmented", lambda recipe: done.append("augment:sft") or True)
+    arguments = ["--base", f"{tmp_path}/nothing", "--out", f"{tmp_path}/out"]
+    assert recipe_module.main(arguments) == 2
+    assert f"{tmp_path}/nothing" in capsys.readouterr().err
+    assert not done
+    assert recipe_module.main([*arguments, "--only", "augment:sft"]) == 0
+    assert done == ["augment:sft"], "which needs no model"
+
+
 def test_exports_add_up(tmp_path):
     from toys import toy_code, toy_evaluation, toy_task
 

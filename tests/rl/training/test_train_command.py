@@ -34,10 +34,20 @@ def test_a_configuration_that_cannot_work_is_one_line_that_says_why(text, said, 
     assert "Traceback" not in error
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("stage", "base", "expected", "said"),
+    [
+        ("sft", "nothing", 2, "there is none"),
+        ("sft", "empty", 3, "a folder with config.json"),
+        ("contrastive", "nothing", 2, "there is none"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_before_anything_is_judged(
+    stage, base, expected, said, tmp_path, capsys, monkeypatch
+):
     text = f"""
 [model]
-base = "{tmp_path}/nothing"
+base = "{tmp_path}/{base}"
 dtype = "float32"
 [tasks]
 directory = "{tmp_path}"
@@ -46,13 +56,15 @@ held_out = 0
 [judge]
 device = "cpu"
 """
+    monkeypatch.setattr(training, "train_with", lambda *given: pytest.fail("the stage began"))
+    (tmp_path / "empty").mkdir()
     task = (training.Path(__file__).parent / "test_augmentation.py").read_text().split("'''")[1]
     (tmp_path / "small.py").write_text(task)
-    status = cli.main(
-        ["train", "contrastive", "--config", written(tmp_path / "c.toml", text), "--out", str(tmp_path / "run")]
-    )
-    assert status == 2
-    assert f"{tmp_path}/nothing" in capsys.readouterr().err
+    status = cli.main(["train", stage, "--config", written(tmp_path / "c.toml", text), "--out", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert status == expected
+    assert f"{tmp_path}/{base}" in error
+    assert said in error
 
 
 def test_a_missing_package_names_the_extra_to_install(tmp_path, capsys, monkeypatch):

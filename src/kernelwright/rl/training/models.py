@@ -10,6 +10,19 @@ from kernelwright.rl.training.config import ModelSection
 from kernelwright.rl.training.extra import require_training_packages
 
 
+def require_base(section: ModelSection) -> None:
+    """See that there is a model to train, without loading it: what comes before that may take hours.
+
+    Raises:
+        ConfigError, PolicyError, InfrastructureError: as `load_for_training`.
+    """
+    require_training_packages()
+    from kernelwright.policies.pretrained import Weights, require_pretrained
+
+    _check(section)
+    require_pretrained(Weights(path=section.base))
+
+
 def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
     """The model, ready to be trained, and its tokenizer.
 
@@ -28,13 +41,7 @@ def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
 
     from kernelwright.policies.pretrained import Weights, load_pretrained
 
-    if section.adapter is not None and section.tuning == "full":
-        raise ConfigError(
-            'Wanted full tuning, found an adapter to go on from; set model.tuning = "lora", or merge it first.'
-        )
-    if section.adapter is not None and not section.adapter.is_dir():
-        raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
-    _check(section.base)
+    _check(section)
     set_seed(seed)
     model, tokenizer = load_pretrained(Weights(path=section.base, dtype=section.dtype))
     if tokenizer.pad_token is None:
@@ -57,8 +64,15 @@ def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _check(base: str) -> None:
-    """Raises ConfigError for a path without a model; a hub id is left to the hub."""
+def _check(section: ModelSection) -> None:
+    """Raises ConfigError for an adapter that cannot be used, and for a path without a model; a hub id is left to the hub."""
+    if section.adapter is not None and section.tuning == "full":
+        raise ConfigError(
+            'Wanted full tuning, found an adapter to go on from; set model.tuning = "lora", or merge it first.'
+        )
+    if section.adapter is not None and not section.adapter.is_dir():
+        raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
+    base = section.base
     path = Path(base)
     # `owner/name` is a hub id unless such a folder exists; anything with more of a path is a folder.
     local = path.suffix == ".gguf" or path.is_absolute() or base.startswith((".", "~")) or base.count("/") > 1

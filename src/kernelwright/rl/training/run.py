@@ -9,6 +9,7 @@ from kernelwright.records import RunDirectory
 from kernelwright.rl.training.config import ContrastiveConfig, SelfSupervisedConfig, StageConfig, SupervisedConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, equipped
 from kernelwright.rl.training.extra import require_training_packages
+from kernelwright.rl.training.models import require_base
 from kernelwright.rl.training.split import TaskSplit, split_of
 
 
@@ -30,6 +31,8 @@ def train(
     require_training_packages()
     split = split_of(config.tasks)
     with equipped(config.judge, config.checker, say=say, limit_s=limit_s) as equipment:
+        if not (out / "final").is_dir():
+            require_base(config.model)
         return train_with(config, split, RunDirectory(out), equipment)
 
 
