@@ -41,10 +41,11 @@ SHARES = {
     "warps_per_scheduler": "smsp__warps_active.avg.per_cycle_active",
     "multiprocessors_active_pct": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
-_STALLS = (
-    "barrier branch_resolving dispatch_stall drain gmma imc_miss lg_throttle long_scoreboard math_pipe_throttle membar "
-    "mio_throttle misc no_instruction not_selected selected short_scoreboard sleeping tex_throttle wait"
-).split()
+_STALLS = [
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
+    *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
+]
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
 

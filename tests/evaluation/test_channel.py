@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
@@ -174,3 +175,17 @@ def test_nothing_from_a_worker_is_ever_unpickled():
     for module in (channel, process):
         text = Path(module.__file__).read_text(encoding="utf-8")
         assert not any(word in text for word in ("import pickle", "torch.load", "marshal", "eval("))
+
+
+def test_files_cross_as_duplicates_and_none_crosses_as_none(ends):
+    first, second = ends
+    reader, writer = os.pipe()
+    first.send_files([])
+    first.send_files([writer])
+    os.close(writer)
+    (theirs,) = second.receive_files(1)
+    assert second.receive_files(0) == []
+    os.write(theirs, b"x")
+    os.close(theirs)
+    assert os.read(reader, 2) == b"x"
+    os.close(reader)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -161,6 +163,31 @@ def test_a_seed_makes_random_calls_repeat(bench):
         outputs.append(bench.output().clone())
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_no_output_outlives_its_call_unless_it_is_held(bench):
+    """It would be allocated beside the next one's while the clock runs. No garbage collector may be needed for it."""
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, x, mode):
+            seen.append([output() is None for output in made])
+            y = x + 1
+            made.append(weakref.ref(y))
+            return [y, {"nested": (y,)}]
+
+    made = []
+    bench.ready()
+    bench.harness.model = Watching()
+    gc.disable()
+    try:
+        bench.call()
+        bench.harness.op_series({"layouts": [0, 0], "seeds": [None, None]})
+        bench.call(hold=True)
+        bench.call()
+    finally:
+        gc.enable()
+    assert seen == [[], [True], [True] * 2, [True] * 3, [True] * 3 + [False]]
 
 
 def test_a_series_has_an_output_region_for_each_call(bench):

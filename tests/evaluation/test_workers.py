@@ -14,7 +14,7 @@ from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.workers import Workers
 from kernelwright.records import Candidate, Reason, Task
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 {before}
@@ -33,7 +33,7 @@ def get_inputs():
 
 def get_init_inputs():
     return [{size}]
-'''
+"""
 
 
 def task(body: str, *, size: int = 8, before: str = "", inside: str = "pass") -> Task:
@@ -105,6 +105,15 @@ def test_one_that_died_or_cannot_forget_is_ended(judge):
     (worker,) = judge._workers._waiting
     os.kill(worker.pid, signal.SIGKILL)
     assert not worker.forget()
+
+
+def test_one_that_died_while_it_waited_is_replaced(judge):
+    checked = judge.settings.model_copy(update={"timed": False})
+    judge.evaluate(RELU, candidate(RELU), settings=checked)
+    (before,) = waiting(judge)
+    os.kill(before, signal.SIGKILL)
+    assert judge.evaluate(RELU, candidate(RELU), settings=checked).verdict == "accepted"
+    assert waiting(judge) not in ([], [before])
 
 
 def test_other_limits_want_other_processes(judge):

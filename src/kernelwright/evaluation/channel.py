@@ -91,6 +91,8 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone.
         """
+        if not files:
+            return
         try:
             self.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         except OSError as error:
@@ -98,6 +100,8 @@ class Channel:
 
     def receive_files(self, count: int) -> list[int]:
         """The file handles of the other side's `send_files`, of which there are `count`."""
+        if not count:
+            return []
         files = array.array("i")
         _, ancillary, _, _ = self.socket.recvmsg(1, socket.CMSG_SPACE(files.itemsize * count))
         files.frombytes(ancillary[0][2][: files.itemsize * count])

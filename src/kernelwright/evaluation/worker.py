@@ -404,27 +404,7 @@ class Harness:
     def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         flat: list[torch.Tensor] = []
         strange: list[str] = []
-
-        def walk(item: Any) -> Any:
-            kind = _type(item)
-            if kind is _Tensor:
-                if item.__dict__:
-                    strange.append("a torch.Tensor with attributes of its own")
-                if item.layout is not torch.strided:
-                    strange.append(f"a tensor of layout {item.layout}")
-                    return None
-                flat.append(item)
-                return {"tensor": len(flat) - 1}
-            if kind is list or kind is tuple:
-                return {kind.__name__: [walk(part) for part in item]}
-            if kind is dict:
-                return {"dict": {str(key): walk(part) for key, part in item.items()}}
-            if item is None or kind in (bool, int, float, str):
-                return {"value": item}
-            strange.append(f"{kind.__module__}.{kind.__qualname__}")
-            return None
-
-        skeleton = walk(result)
+        skeleton = _walk(result, flat, strange)
         descriptions = [self._describe(item, flat[:index] + flat[index + 1 :]) for index, item in enumerate(flat)]
         if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
@@ -462,6 +442,31 @@ class Harness:
         if any(overlaps(earlier) for outputs in self.held for earlier in outputs):
             found.append("earlier output")
         return found
+
+
+def _walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:
+    """The structure of a result, its tensors in `flat`; what has no business in one goes to `strange`.
+
+    Not a closure: one that calls itself is a cycle, which would keep every output alive until the garbage collector
+    comes by, and each call would allocate anew.
+    """
+    kind = _type(item)
+    if kind is _Tensor:
+        if item.__dict__:
+            strange.append("a torch.Tensor with attributes of its own")
+        if item.layout is not torch.strided:
+            strange.append(f"a tensor of layout {item.layout}")
+            return None
+        flat.append(item)
+        return {"tensor": len(flat) - 1}
+    if kind is list or kind is tuple:
+        return {kind.__name__: [_walk(part, flat, strange) for part in item]}
+    if kind is dict:
+        return {"dict": {str(key): _walk(part, flat, strange) for key, part in item.items()}}
+    if item is None or kind in (bool, int, float, str):
+        return {"value": item}
+    strange.append(f"{kind.__module__}.{kind.__qualname__}")
+    return None
 
 
 def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -> None:

@@ -16,7 +16,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from kernelwright.evaluation.process import Worker, WorkerSpec
+from kernelwright.evaluation.process import Worker, WorkerFailure, WorkerSpec
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.zygote import Zygote
 
@@ -50,15 +50,23 @@ class Workers:
             if self._directory is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-references-"))
             spec = replace(spec, directory=self._directory, build=self._directory / "build")
-            fitting = [worker for worker in self._waiting if worker.fits(settings)]
-            if fitting:
-                self._waiting.remove(fitting[0])
-        worker = fitting[0] if fitting else Worker(self._zygote, spec, settings)
-        if fitting:
-            worker.adopt(spec)
+        worker = self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
         with self._lock:
             self._kept.append(worker)
         return worker
+
+    def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
+        with self._lock:
+            fitting = [worker for worker in self._waiting if worker.fits(settings)]
+            if not fitting:
+                return None
+            self._waiting.remove(fitting[0])
+        try:
+            fitting[0].adopt(spec)
+        except WorkerFailure:  # it died while it waited
+            fitting[0].discard()
+            return None
+        return fitting[0]
 
     def stop(self, worker: Worker) -> None:
         """End a worker, or keep it if it may be."""
