@@ -22,7 +22,9 @@ class Settings(BaseModel):
     """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
     processes_max: int = Field(default=6, ge=1, le=64)
     blocks: int = Field(default=6, ge=2, le=1000)
-    """Randomised mirrored blocks per process triple; each holds two calls of every side."""
+    """Randomised mirrored blocks per process triple, at least; each holds two calls of every side."""
+    triple_s: float = Field(default=0.4, ge=0)
+    """Blocks go on until those of the triple have taken so long: of short calls, one costs less than starting a process."""
     warmup_calls: int = Field(default=3, ge=1, le=1000)
     """Calls before the first timed one in each process, each on a fresh input."""
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
@@ -85,6 +87,7 @@ class Settings(BaseModel):
             "processes_min": 2,
             "processes_max": 2,
             "blocks": 3,
+            "triple_s": 0.0,
             "audits": 3,
             "warmup_calls": 2,
             "build_limit_s": 60.0,

@@ -39,6 +39,8 @@ from kernelwright.tasks.input_sets import InputSet
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
 _SIDES = ("reference", "candidate", "null")
+_BLOCKS_MAX = 64
+"""Short calls get no more blocks than this, if the settings do not want more themselves."""
 _SERIES_US = 2000.0
 _SERIES_SHARE = 0.9
 _PROCESSES_TO_BE_SURE = 3
@@ -247,7 +249,7 @@ def _time_process(
             run.first_calls()
         with subject.gate():
             run.warm_up()
-        for _ in range(subject.settings.blocks):
+        while run.wants_more():
             with subject.gate():
                 run.block()
                 run.odd_inputs(odd.deal())
@@ -296,25 +298,33 @@ class _Run:
         self._helpers_us = 0.0
         self._asked_us = 0.0
         self._started_s = 0.0
+        self._blocks_s = 0.0
+        """How long the blocks so far have taken."""
         self._hold_at = random.randrange(subject.settings.warmup_calls)
         """The warm-up call whose output is kept in the worker and compared again at the end."""
+
+    def wants_more(self) -> bool:
+        """Whether another block is worth its time: there are fewer than wanted, or they were short."""
+        settings, done = self._subject.settings, len(self._samples["reference"].clocks) // 2
+        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < _BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
         able to tell where it is checked from where it is timed."""
         for chosen in sets:
             inputs, seed = self._subject.draw(chosen), self._subject.call_seed()
-            answers = []
+            answers: dict[str, Answer] = {}
             try:
-                for name in ("reference", "candidate"):
+                for name in _SIDES:  # the second reference too: caches must be as warm for all
                     side = self._sides[name]
-                    answers.append(side.call(side.place(inputs, slot=random.randrange(2)), seed=seed))
+                    answers[name] = side.call(side.place(inputs, slot=random.randrange(2)), seed=seed)
             except TaskError:
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
-            if any(bool(torch.isnan(output).any()) for output in answers[0].outputs if output.is_floating_point()):
+            wanted = answers["reference"].outputs
+            if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
                 continue
             allowed = self._subject.tolerances[chosen]
-            self._near(answers[1].outputs, answers[0].outputs, f"the output on `{chosen.name}`", allowed)
+            self._near(answers["candidate"].outputs, wanted, f"the output on `{chosen.name}`", allowed)
 
     def first_calls(self) -> None:
         """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
@@ -353,9 +363,11 @@ class _Run:
 
     def block(self) -> None:
         """Every side on one fresh input, and in the mirrored order on another."""
+        start_s = time.perf_counter()
         order = random.sample(_SIDES, len(_SIDES))
         self._round(order, hold=False, keep=True)
         self._round(order[::-1], hold=False, keep=True)
+        self._blocks_s += time.perf_counter() - start_s
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
