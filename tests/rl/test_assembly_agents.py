@@ -54,7 +54,7 @@ def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agen
     counting = Counting()
     budget = 60 if agent == "guided" else 150
     ledger = ledger_of(program, budget, agent, [counting])
-    play(agent, Table(program, None, ledger, seed=3, moves=moves))
+    play(agent, Table(program, None, ledger, seed=0, moves=moves))
     assert ledger.spent == len(set(counting.digests)) == len(counting.digests) == budget
     assert ledger.stopped_by == "schedules"
     best = ledger.best(1)
@@ -277,3 +277,30 @@ def test_ppo_plays_version_1_on_several_backends_with_the_papers_network(program
     play("ppo", Table(program, None, ledger, seed=1, horizon=8))
     assert ledger.spent == 20
     assert ledger.stopped_by == "schedules"
+
+
+class Contrary(StaticIssueCycles):
+    """Costs the more, the better the simulated issue thinks of a schedule."""
+
+    def __init__(self, sign):
+        self.sign = sign
+
+    def cost(self, schedule):
+        return 1e6 + self.sign * SimulatedIssue(80, warps=2, iterations=2).cost(schedule)
+
+
+def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program, monkeypatch):
+    from kernelwright.rl import assembly_agents
+
+    asked = {}
+    simulated = assembly_agents._simulated
+    for sign in (1, -1):
+        asked[sign] = 0
+
+        def count(schedule, move, architecture, sign=sign):
+            asked[sign] += 1
+            return simulated(schedule, move, architecture)
+
+        monkeypatch.setattr(assembly_agents, "_simulated", count)
+        play("guided", Table(program, None, ledger_of(program, 60, "guided", [Contrary(sign)]), seed=0))
+    assert asked[-1] < 0.8 * asked[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import DeviceError
-from kernelwright.tuning.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, time_blocks
+from kernelwright.tuning.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, _timed, time_blocks
 from tuning.fakes import (
     GPU,
     HANGS,
     ORIGINAL_US,
     SPEC,
     FakeLauncher,
+    Placed,
     fake_launcher,
     launcher_of_a_random_kernel,
     launcher_of_a_trivial_kernel,
@@ -133,12 +135,33 @@ def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
     ("cubin", "blocks"), [(b"us=30", 3), (b"us=20.1", 6), (b"us=19", 9)], ids=["slower", "alike", "faster"]
 )
 def test_only_what_looks_good_is_timed_long(cubin, blocks):
-    samples = time_blocks(FakeLauncher(SPEC), b"original", cubin, PLAN)
+    samples = time_blocks(FakeLauncher(SPEC), [b"original"] * 2, [cubin] * 2, PLAN)
     assert len(samples.ratios) == blocks
     assert len(samples.original_us) == 2 * blocks
 
 
 def test_linear_drift_cancels_in_a_block():
-    samples = time_blocks(FakeLauncher(SPEC), b"original", b"same", PLAN)
+    samples = time_blocks(FakeLauncher(SPEC), [b"original"] * 2, [b"same"] * 2, PLAN)
     assert all(ratio == pytest.approx(1.0, abs=1e-7) for ratio in samples.ratios)
     assert samples.original_us[-1] > samples.original_us[0] * 1.001
+
+
+@pytest.mark.parametrize("sets", [1, 2], ids=["same places again", "places in turns"])
+def test_where_code_lies_cancels_in_a_steady_plan(sets):
+    launcher = Placed(sets)
+    samples = _timed(launcher, b"original", b"same", Plan.steady(40), lambda: None)
+    assert len(samples.ratios) == 10
+    assert samples.ratios == pytest.approx([1.0] * 10, abs=1e-9)
+    assert launcher.loaded == {}
+
+
+def test_where_code_lies_shows_in_a_single_round():
+    samples = _timed(Placed(1), b"original", b"same", PLAN, lambda: None)
+    assert abs(samples.ratios[0] - 1.0) > 0.01
+
+
+@pytest.mark.parametrize("sets", [1, 2], ids=["same places again", "places in turns"])
+def test_what_a_search_compares_lay_in_the_same_places(sets):
+    launcher = Placed(sets)
+    found = [statistics.median(_timed(launcher, b"original", b"same", PLAN, lambda: None).ratios) for _ in range(2 * sets)]
+    assert found[:sets] == found[sets:]

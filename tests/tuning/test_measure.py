@@ -107,7 +107,7 @@ def test_confirmation_takes_fresh_processes_and_an_a_a_control():
         Target(SPEC, b"original", 90),
         b"us=16",
         processes=2,
-        blocks=4,
+        blocks=16,
         factory=fake_launcher,
         on_process=lambda number, samples: seen.append((number, len(samples.ratios))),
     )

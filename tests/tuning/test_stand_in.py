@@ -97,8 +97,8 @@ def test_schedules_of_a_real_kernel_are_measured_and_nothing_leaks(log, row_sum)
         measured = backend.counts[Status.MEASURED]
         assert backend.control().noise_floor == pytest.approx(0.0, abs=1e-6)
     (line,) = [json.loads(text) for text in log.read_text().splitlines()]
-    # The control's five, each schedule twice for its times and its outputs, and the original.
-    assert line["loads"] == 1 + 5 + 2 * measured
+    # The original, four copies for each of the control's five and for each schedule's times, one for its outputs.
+    assert line["loads"] == 1 + 4 * 5 + (4 + 1) * measured
     assert (line["modules"], line["functions"]) == (1, 1)
 
 
@@ -123,7 +123,7 @@ def test_processes_that_share_a_gpu_take_turns(tmp_path, monkeypatch):
     for child in children:
         child.close()
     samples = (tmp_path / "samples").read_text().split()
-    # One launch ahead and four samples of each block belong together.
+    # One launch ahead of each copy and four samples of each block belong together.
     runs = [len(list(run)) for _, run in groupby(samples)]
-    assert all(length % (1 + 4 * plan.coarse) == 0 for length in runs)
-    assert set(Counter(samples).values()) == {20 * (1 + 4 * plan.coarse)}
+    assert all(length % (4 + 4 * plan.coarse) == 0 for length in runs)
+    assert set(Counter(samples).values()) == {20 * (4 + 4 * plan.coarse)}

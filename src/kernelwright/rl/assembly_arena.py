@@ -34,7 +34,7 @@ PROCESSES = 5
 """Fresh processes of a re-measurement; our choice."""
 _CHECK_SEEDS = 2
 """Fresh inputs on which outputs are compared in each process of a re-measurement; our choice."""
-_LONG_PLAN = Plan(coarse=40, fine=40, keen=40)
+_LONG_PLAN = Plan.steady(40)
 """Blocks of original, schedule, schedule, original wherever a decision depends on them; our choice."""
 
 

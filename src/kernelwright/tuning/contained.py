@@ -38,6 +38,9 @@ _SETTLING_SEED = 1
 _OUTPUTS_KEPT = 2
 _LEAST_SAMPLE_US = 40.0
 """A sample of a short kernel has so many launches that it lasts this long: events tick too coarsely for less; our choice."""
+_ORDERS = ("osso", "soos", "soos", "osso")
+"""In which order the copies of original and schedule are loaded. After four rounds each has been where the other was, both
+if the driver puts code into the same places again and again and if it takes turns between two sets of places."""
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 60.0
 
@@ -71,7 +74,8 @@ class ScheduleFailed(Exception):
 class Plan:
     """How often a schedule is timed against the original. The numbers are our choice.
 
-    A block is original, schedule, schedule, original: its ratio is free of linear drift.
+    A block is original, schedule, schedule, original: its ratio is free of linear drift. The two originals of a block are
+    two copies of its code, and so are the two schedules, because the time of a short kernel depends on where its code lies.
 
     Attributes:
         launches: launches of one sample, more where a kernel is short.
@@ -80,6 +84,7 @@ class Plan:
         keen: blocks of a schedule that looks better than what is wanted.
         margin: by how much the first look's median ratio may be below `wanted` without giving up.
         wanted: the speedup to beat.
+        rounds: how often all of that is done, each time with copies that are loaded anew, in another order.
     """
 
     launches: int = 4
@@ -88,11 +93,18 @@ class Plan:
     keen: int = 36
     margin: float = 0.02
     wanted: float = 1.0
+    rounds: int = 1
+
+    @classmethod
+    def steady(cls, blocks: int, launches: int = 4) -> Plan:
+        """Return the plan wherever a decision depends on the times: so many blocks in all, all places exchanged."""
+        each = math.ceil(blocks / len(_ORDERS))
+        return cls(launches, each, each, each, rounds=len(_ORDERS))
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What timing gave: one ratio original / schedule for each block, and the original's times."""
+    """What timing gave: a ratio original / schedule for each block, the mean over rounds, and the original's times."""
 
     ratios: tuple[float, ...]
     original_us: tuple[float, ...]
@@ -312,7 +324,7 @@ def serve(
             if isinstance(request, _TimeIt):
                 plan = replace(request.plan, launches=max(request.plan.launches, least_launches))
                 answer: Samples | str | None = _timed(
-                    launcher, handle, request.cubin, plan, functools.partial(connection.send, _Begun())
+                    launcher, original, request.cubin, plan, functools.partial(connection.send, _Begun())
                 )
             else:
                 answer = _compared(request, launcher, handle, spec, expected)
@@ -346,13 +358,42 @@ def _turn() -> Iterator[None]:
         yield
 
 
-def _timed(launcher: Launcher, original: Any, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> Samples:
-    handle = launcher.load(cubin)
+def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> Samples:
+    """Time a schedule against the original, each with two copies of its code in places that are exchanged."""
+    rounds: list[Samples] = []
+    # The first copies are loaded before it is this process's turn, and the last ones unloaded after it.
+    copies = _Copies(launcher, original, cubin, _ORDERS[0])
     with _turn():
         begun()
-        samples = time_blocks(launcher, original, handle, plan)
-    launcher.unload(handle)
-    return samples
+        for number in range(plan.rounds):
+            if number:
+                copies.unload()
+                copies = _Copies(launcher, original, cubin, _ORDERS[number % len(_ORDERS)])
+            rounds.append(time_blocks(launcher, copies.originals, copies.schedules, plan))
+    copies.unload()
+    # One mean over all places, since a median over blocks would take the side of some of them.
+    blocks = zip(*(samples.ratios for samples in rounds), strict=False)
+    ratios = tuple(statistics.geometric_mean(block) for block in blocks)
+    return Samples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
+
+
+class _Copies:
+    """Two loaded copies of the original and two of a schedule."""
+
+    def __init__(self, launcher: Launcher, original: bytes, schedule: bytes, order: str) -> None:
+        self._launcher = launcher
+        self.originals: list[Any] = []
+        self.schedules: list[Any] = []
+        for letter in order:
+            if letter == "o":
+                self.originals.append(launcher.load(original))
+            else:
+                self.schedules.append(launcher.load(schedule))
+
+    def unload(self) -> None:
+        """Unload all of them."""
+        for handle in (*self.originals, *self.schedules):
+            self._launcher.unload(handle)
 
 
 def _compared(
@@ -373,21 +414,23 @@ def _compared(
     return found
 
 
-def time_blocks(launcher: Launcher, original: Any, schedule: Any, plan: Plan) -> Samples:
-    """Time blocks of original, schedule, schedule, original, as many as the plan says."""
+def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[Any], plan: Plan) -> Samples:
+    """Time blocks of original, schedule, schedule, original, each from its own copy, as many as a round has."""
+    (first, last), (second, third) = originals, schedules
     ratios: list[float] = []
-    originals: list[float] = []
+    times: list[float] = []
     wanted = plan.coarse
-    # Not timed: the driver may load a kernel at its first launch only.
-    launcher.sample_us(schedule, 1)
+    for handle in (second, third, first, last):
+        # Not timed: the driver may load a kernel at its first launch only.
+        launcher.sample_us(handle, 1)
     while len(ratios) < wanted:
-        before = launcher.sample_us(original, plan.launches)
-        middle = launcher.sample_us(schedule, plan.launches) + launcher.sample_us(schedule, plan.launches)
-        after = launcher.sample_us(original, plan.launches)
+        before = launcher.sample_us(first, plan.launches)
+        middle = launcher.sample_us(second, plan.launches) + launcher.sample_us(third, plan.launches)
+        after = launcher.sample_us(last, plan.launches)
         ratios.append((before + after) / middle)
-        originals += [before, after]
+        times += [before, after]
         if len(ratios) == plan.coarse and statistics.median(ratios) >= plan.wanted - plan.margin:
             wanted = max(wanted, plan.fine)
         if len(ratios) == plan.fine and statistics.median(ratios) > plan.wanted:
             wanted = max(wanted, plan.keen)
-    return Samples(tuple(ratios), tuple(originals))
+    return Samples(tuple(ratios), tuple(times))

@@ -106,6 +106,8 @@ class CudaLauncher:
 
     def unload(self, handle: LoadedKernel) -> None:
         """Unload a cubin."""
+        # The driver would free the code of a busy GPU later, and what is loaded next would lie elsewhere.
+        self._driver.synchronize()
         del self._launches[handle.module]
         self._driver.unload(handle)
 

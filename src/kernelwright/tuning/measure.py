@@ -274,7 +274,7 @@ def confirm(
         target: the original and how to launch it.
         tuned: the schedule's cubin.
         processes: fresh processes; each is one sampling unit of the interval.
-        blocks: blocks of each process.
+        blocks: blocks of each process, over all places of the code.
         launches: launches of one sample.
         check_seeds: input draws of each process on which outputs are compared.
         factory: makes the launcher in the child.
@@ -287,7 +287,7 @@ def confirm(
     """
     from kernelwright.evaluation.statistics import noise_floor, ratio_interval
 
-    plan = Plan(launches=launches, coarse=blocks, fine=blocks, keen=blocks)
+    plan = Plan.steady(blocks, launches)
     ratios: list[list[float]] = []
     nulls: list[list[float]] = []
     originals: list[float] = []
