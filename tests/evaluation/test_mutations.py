@@ -136,7 +136,7 @@ def inner_clock_believed(patch: Patch) -> None:
     """Neither is a large excess of the outer clock rejected nor a small one charged, nor must series bear a claim out."""
     patch.setattr(timing, "_reject_hidden_time", lambda outside, settings: None)
     patch.setattr(timing, "_slack_us", lambda *samples: 1e12)
-    patch.setattr(timing, "_confirmed", lambda claimed, by_series: claimed)
+    patch.setattr(timing, "_confirmed", lambda claimed, *others: claimed)
 
 
 @dataclass(frozen=True)
@@ -358,7 +358,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(
 
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
-    monkeypatch.setattr(timing, "_confirmed", lambda claimed, by_series: claimed)
+    monkeypatch.setattr(timing, "_confirmed", lambda claimed, *others: claimed)
     monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail

@@ -217,7 +217,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
         block = TimingBlock(
             process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies
         )
-        outside = timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), [math.log(2)] * 2)
+        outside = timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
         return [block], outside, {"process": process}
 
     monkeypatch.setattr(timing, "_time_process", one)
@@ -244,7 +244,7 @@ def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
             process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
         )
         single, series = ([1.0 + hidden_us(process)] * 4, [1.0] * 4), ([1.0] * 4, [1.0] * 4)
-        return [block], timing._Outside(100.0, single, series, [math.log(speedup)] * 2), {"process": process}
+        return [block], timing._Outside(100.0, single, series, 0.0, [math.log(speedup)] * 2), {"process": process}
 
     return one
 
@@ -277,9 +277,24 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
     claimed = timing.Interval(10.0, 9.0, 11.0)
-    assert timing._confirmed(claimed, timing.Interval(10.0, 9.5, 10.5)) == timing.Interval(10.0, 9.0, 10.5)
-    assert timing._confirmed(claimed, timing.Interval(1.0, 0.9, 1.1)) == timing.Interval(1.1, 0.9, 1.1)
-    assert timing._confirmed(claimed, timing.Interval(20.0, 0.5, 40.0)) == timing.Interval(10.0, 0.5, 11.0)
+    assert timing._confirmed(claimed, timing.Interval(10.0, 9.5, 10.5), 0.0) == timing.Interval(10.0, 9.0, 10.5)
+    assert timing._confirmed(claimed, timing.Interval(1.0, 0.9, 1.1), 0.0) == timing.Interval(1.1, 0.9, 1.1)
+    assert timing._confirmed(claimed, timing.Interval(20.0, 0.5, 40.0), 0.5) == timing.Interval(10.0, 6.0, 11.0)
+    assert timing._confirmed(timing.Interval(10.0, 10.0, 10.0), timing.Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
+
+
+def outside(candidate_us, reference_us, charge_us):
+    return timing._Outside(100.0, ([], []), (candidate_us, reference_us), charge_us, [])
+
+
+def test_what_the_outer_clock_sees_in_series_and_no_charge_explains_may_be_hidden():
+    quiet = outside([50.0] * 9, [50.0] * 9, 0.0)
+    assert timing._hidden_us([quiet] * 3) == 0.0
+    assert timing._hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
+    assert timing._hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
+    assert timing._hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
+    scattered = outside([30.0, 40.0, 50.0, 60.0, 70.0], [50.0] * 5, 0.0)
+    assert 0 < timing._hidden_us([scattered] * 6) < timing._hidden_us([scattered] * 2) <= 20
 
 
 def test_chance_explains_more_where_clocks_scatter():

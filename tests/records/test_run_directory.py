@@ -192,6 +192,9 @@ def test_outside_a_checkout_the_builder_may_name_the_commit(tmp_path, monkeypatc
     monkeypatch.setattr(module, "__file__", str(tmp_path / "a" / "b" / "c" / "run_directory.py"))
     monkeypatch.setenv("KERNELWRIGHT_COMMIT", "abc")
     assert module._commit() == "abc"
+    (tmp_path / ".git").mkdir()  # of whoever copied the files
+    assert module._commit() == "abc"
+    (tmp_path / ".git").rmdir()
     monkeypatch.delenv("KERNELWRIGHT_COMMIT")
     assert module._commit() is None
     assert Path(module.__file__).parent.exists() is False

@@ -68,6 +68,12 @@ def noise_floor(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
     return float(math.expm1(np.quantile(np.abs(_bootstrap(arrays, seed)), 0.95)))
 
 
+def upper_bound(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
+    """One-sided 95 % bound of a quantity: of the mean over processes of each one's median."""
+    arrays = [np.asarray(values, dtype=np.float64) for values in processes]
+    return float(np.quantile(_bootstrap(arrays, seed), 0.95))
+
+
 def _bootstrap(
     arrays: list[np.ndarray[tuple[int], np.dtype[np.float64]]], seed: int
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

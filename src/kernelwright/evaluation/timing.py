@@ -31,7 +31,7 @@ from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import SLOTS, Answer, Side
-from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
+from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval, upper_bound
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
@@ -147,7 +147,9 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
         if process < settings.processes_min:
             continue
         by_series = ratio_interval([one.log_ratios for one in outside], looks=looks)
-        interval = _confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series)
+        candidate_us = median(value for block in blocks for value in block.candidate_us)
+        hidden_share = _hidden_us(outside) / candidate_us
+        interval = _confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
         if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower:
@@ -163,7 +165,7 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
         speedup=interval,
         noise_floor=noise_floor(log_ratios(blocks, null=True)),
         reference_us=median(value for block in blocks for value in block.reference_us),
-        candidate_us=median(value for block in blocks for value in block.candidate_us),
+        candidate_us=candidate_us,
         blocks=tuple(blocks),
         clocks={"processes": clocks},
     )
@@ -214,18 +216,34 @@ class _Outside:
     latency_us: float
     single: tuple[list[float], list[float]]
     series: tuple[list[float], list[float]]
+    charge_us: float
+    """What was added to each call of the candidate."""
     log_ratios: list[float]
     """log(reference / candidate) of each pair of series by the outer clock alone, the reference's harness taken off."""
 
 
-def _confirmed(claimed: Interval, by_series: Interval) -> Interval:
-    """What the inner clock claims, as far as the outer one, which no candidate can reach, does not contradict it.
+def _confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> Interval:
+    """What the inner clock claims, as far as the outer one, which no candidate can reach, bears it out.
 
-    It costs the intervals of very short calls their width: what the outer clock cannot resolve is not claimed.
+    Args:
+        claimed: By the inner clock, charges included.
+        by_series: By the outer clock alone. Of short calls it knows little; where it contradicts the claim it prevails.
+        hidden_share: What may be missing from the candidate's latency, as a share of it: the interval reaches down to
+            what the speedup would be then.
     """
     estimate = min(claimed.estimate, by_series.high)
-    low = min(claimed.low, by_series.low, estimate)
-    return Interval(estimate, low, max(min(claimed.high, by_series.high), estimate))
+    low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
+    return Interval(estimate, min(low, estimate), max(min(claimed.high, by_series.high), estimate))
+
+
+def _hidden_us(outside: list[_Outside]) -> float:
+    """What a candidate's calls may take that neither its own clock nor a charge has seen: a bound, with 95 % confidence.
+
+    The harness costs both sides the same, so that in a series, whose parts differ less than whole calls do, the
+    candidate's time outside its clock should be the reference's.
+    """
+    unexplained = [[mine - median(one.series[1]) - one.charge_us for mine in one.series[0]] for one in outside]
+    return max(0.0, upper_bound(unexplained))
 
 
 def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
@@ -468,6 +486,7 @@ class _Run:
             latency_us,
             (candidate.harness_us(), trusted_us),
             (candidate.audited_us, reference.audited_us),
+            charge_us,
             [
                 math.log(max(theirs - own_us, smallest_us)) - math.log(max(mine - own_us, smallest_us))
                 for theirs, mine in zip(reference.series_us, candidate.series_us, strict=True)

@@ -436,7 +436,7 @@ class Harness:
 
 
 class _Mark(NamedTuple):
-    """What is to be known of an output when its memory is another's; taken while the parent's clock runs, so it is little."""
+    """What is to be known of an output when its memory is another's; taken while the parent's clock runs, so little."""
 
     dtype: torch.dtype
     shape: torch.Size

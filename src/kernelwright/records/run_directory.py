@@ -254,10 +254,15 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this checkout, with `+dirty` when the tree differs from it; None outside a checkout."""
+    """The commit of this checkout, with `+dirty` when the tree differs from it; None outside a checkout.
+
+    A copy of the files, which cannot know, is told by KERNELWRIGHT_COMMIT.
+    """
+    if told := os.environ.get("KERNELWRIGHT_COMMIT"):
+        return told
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        return os.environ.get("KERNELWRIGHT_COMMIT")
+        return None
     try:
         head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         dirty = subprocess.run(
