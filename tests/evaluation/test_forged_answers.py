@@ -11,11 +11,11 @@ from .snippets import RELU, candidate
 
 SETTINGS = Settings.quick(threads=1, timed=False)
 
-DELIVERED = "_deliver = lambda *a: ({{'strange': [], 'skeleton': {{'tensor': 0}}, 'outputs': {}}}, [])"
+DELIVERED = "_described = lambda *a: {{'strange': [], 'skeleton': {{'tensor': 0}}, 'outputs': {}}}"
 FORGED = {
     "strides of another length": (
-        "_describe = lambda self, item, others: "
-        "{'dtype': 'float32', 'shape': [32, 16], 'stride': [1], 'device': 'cpu', 'aliases': []}"
+        "_described = lambda *a: {'strange': [], 'skeleton': {'tensor': 0}, 'outputs': ["
+        "{'dtype': 'float32', 'shape': [32, 16], 'stride': [1], 'device': 'cpu', 'aliases': []}]}"
     ),
     "no description": "op_call = lambda self, message: {}",
     "no outputs": DELIVERED.format("[]"),

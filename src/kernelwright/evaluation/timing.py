@@ -41,6 +41,8 @@ _SECOND_CHANCES = 2
 _SIDES = ("reference", "candidate", "null")
 _BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
+_AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
+"""Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
 _SERIES_US = 2000.0
 _SERIES_SHARE = 0.9
 _PROCESSES_TO_BE_SURE = 3
@@ -407,7 +409,11 @@ class _Run:
         latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
         # Long calls drown the noise by themselves; only short ones need company.
         count = max(SLOTS, min(self._subject.shapes.series_calls, math.ceil(_SERIES_US / max(latency_us, 1.0))))
-        for _ in range(self._subject.settings.audits):
+        settings, start_s = self._subject.settings, time.perf_counter()
+        done = self._samples["candidate"].series_us
+        while len(done) < settings.audits or (
+            time.perf_counter() - start_s < _AUDITS_SHARE * settings.triple_s and len(done) < _AUDITS_MAX
+        ):
             draws = [self._subject.draw() for _ in range(count)]
             seeds = [self._subject.call_seed() for _ in range(count)]
             answers = {}

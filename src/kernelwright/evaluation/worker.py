@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -332,22 +332,24 @@ class Harness:
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
-        described, flat = self._call(message["layout"], message["seed"], self.regions[0])
+        self.clock.ready()
+        delivered, flat = self._call(message["layout"], message["seed"], self.regions[0])
+        described = self._described(delivered)
         if message["hold"]:
             self.held.append(flat)
         return {"inner_us": self.clock.elapsed_us(), **described}
 
     def op_series(self, message: dict[str, Any]) -> dict[str, Any]:
         """Several calls on different inputs under one request, so that the outer clock's noise is shared among them."""
-        total_us, answers = 0.0, []
+        total_us, delivered = 0.0, []
+        self.clock.ready()
         for layout, seed, region in zip(message["layouts"], message["seeds"], self.regions, strict=False):
             # No output outlives its call: a second one beside it would be allocated while the clock runs.
-            described = self._call(layout, seed, region)[0]
+            delivered.append(self._call(layout, seed, region)[0])
             total_us += self.clock.elapsed_us()
-            answers.append(described)
-        return {"inner_us": total_us, "answers": answers}
+        return {"inner_us": total_us, "answers": [self._described(one) for one in delivered]}
 
-    def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
         skeleton, tensors = self.layouts[layout]
         inputs = unflatten(skeleton, list(tensors))
         if seed is not None:
@@ -355,7 +357,6 @@ class Harness:
         model, clock = self.model, self.clock
         assert model is not None
         with _no_grad():
-            clock.ready()
             clock.start()
             result = model(*inputs)
             clock.stop()
@@ -401,47 +402,76 @@ class Harness:
         self.held.clear()
         return {}
 
-    def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
         flat: list[torch.Tensor] = []
         strange: list[str] = []
         skeleton = _walk(result, flat, strange)
-        descriptions = [self._describe(item, flat[:index] + flat[index + 1 :]) for index, item in enumerate(flat)]
+        marks = [_Mark.of(item) for item in flat]
         if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
                 for item, target in zip(flat, region, strict=True):
                     if item.shape == target.shape and item.device == target.device:
                         _copy_into(target, item)
-        return {"skeleton": skeleton, "strange": strange, "outputs": descriptions}, flat
+        return _Delivered(skeleton, strange, marks), flat
 
-    def _describe(self, item: torch.Tensor, others: list[torch.Tensor]) -> dict[str, Any]:
-        storage = _storage(item)
-        return {
-            "dtype": str(item.dtype).removeprefix("torch."),
-            "shape": list(item.shape),
-            "stride": list(_stride(item)),
-            "device": str(item.device),
-            "aliases": self._aliases(storage, others),
-        }
+    def _described(self, delivered: _Delivered) -> dict[str, Any]:
+        """What the parent is told of a call's outputs."""
+        outputs = []
+        for index, mark in enumerate(delivered.marks):
+            others = delivered.marks[:index] + delivered.marks[index + 1 :]
+            outputs.append({**mark.to_json(), "aliases": self._aliases(mark, others)})
+        return {"skeleton": delivered.skeleton, "strange": delivered.strange, "outputs": outputs}
 
-    def _aliases(self, storage: torch.UntypedStorage, others: list[torch.Tensor]) -> list[str]:
-        """Which of the module's inputs, state and outputs share memory with `storage`."""
-        if storage.device.type == "meta" or storage.nbytes() == 0:
-            return []
-        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-        def overlaps(memory: torch.Tensor) -> bool:
-            other = _storage(memory)
-            return other.data_ptr() < stop and start < other.data_ptr() + other.nbytes()
-
+    def _aliases(self, mark: _Mark, others: list[_Mark]) -> list[str]:
+        """Which of the module's inputs, state and outputs share memory with an output."""
         assert self.model is not None
-        found = ["input"] if overlaps(self.memory["inputs"]) else []
-        if any(overlaps(value) for value in (*self.model.parameters(), *self.model.buffers())):
+        found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
+        if any(mark.overlaps(_Mark.of(value)) for value in (*self.model.parameters(), *self.model.buffers())):
             found.append("state")
-        if any(overlaps(other) for other in others):
+        if any(mark.overlaps(other) for other in others):
             found.append("other output")
-        if any(overlaps(earlier) for outputs in self.held for earlier in outputs):
+        if any(mark.overlaps(_Mark.of(earlier)) for outputs in self.held for earlier in outputs):
             found.append("earlier output")
         return found
+
+
+class _Mark(NamedTuple):
+    """What is to be known of an output when its memory is another's; taken while the parent's clock runs, so it is little."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    device: torch.device
+    start: int
+    stop: int
+    """Of its storage, as addresses; equal where it has none."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Mark:
+        device = tensor.device
+        storage = None if device.type == "meta" else _storage(tensor)
+        start = 0 if storage is None else storage.data_ptr()
+        stop = start if storage is None else start + storage.nbytes()
+        return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop)
+
+    def overlaps(self, other: _Mark) -> bool:
+        return max(self.start, other.start) < min(self.stop, other.stop)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+            "device": str(self.device),
+        }
+
+
+class _Delivered(NamedTuple):
+    """A call's outputs, which lie in their region now."""
+
+    skeleton: Any
+    strange: list[str]
+    marks: list[_Mark]
 
 
 def _walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:
