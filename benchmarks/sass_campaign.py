@@ -32,7 +32,10 @@ from kernelwright.records import RunDirectory
 HERE = Path(__file__).resolve()
 PAPER = ("softmax", "rmsnorm", "gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma")
 CORPUS = (*PAPER, "sgemm", "layernorm", "row_sum", "attention_wgmma")
-HEADROOM = ("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise")
+HEADROOM = (
+    *("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise"),
+    *("gemm_mma", "sgemm_small", "sgemm_wide"),
+)
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
