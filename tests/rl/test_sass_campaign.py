@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -186,3 +187,13 @@ def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, mo
         with tarfile.open(path) as archive:
             names += archive.getnames()
     assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
+
+
+def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_placement
+
+    rng = random.Random(0)
+    quiet = [1.0 + 0.0001 * i + rng.gauss(0, 0.002) for i in range(500)]
+    assert sass_placement.alternation(quiet) < 0.002
+    assert sass_placement.alternation([r + 0.03 * (i % 2) for i, r in enumerate(quiet)]) == pytest.approx(0.03, abs=0.003)
