@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.errors import UsageError
+from kernelwright.sass import MoveError
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -197,3 +200,19 @@ def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatc
     quiet = [1.0 + 0.0001 * i + rng.gauss(0, 0.002) for i in range(500)]
     assert sass_placement.alternation(quiet) < 0.002
     assert sass_placement.alternation([r + 0.03 * (i % 2) for i, r in enumerate(quiet)]) == pytest.approx(0.03, abs=0.003)
+
+
+def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_campaign
+
+    from kernelwright.sass import load
+    from kernelwright.toolchain import disassemble
+
+    earlier = ROOT / "results" / "sass-h200"
+    # The code that was played on is in the results: what a compiler of another version makes would not fit.
+    kernel = load((earlier / "batched_gemm" / "original.cubin").read_bytes(), disassemble).kernel()
+    assert sass_campaign.winner_of(earlier / "batched_gemm", kernel)
+    assert sass_campaign.winner_of(earlier / "softmax", kernel) == ()
+    with pytest.raises((UsageError, MoveError)):
+        sass_campaign.winner_of(earlier / "sgemm", kernel)
