@@ -14,6 +14,7 @@ the number in `summary.json`, and a kernel without a confirmed gain counts as 1.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
@@ -25,14 +26,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory
+
+if TYPE_CHECKING:
+    from kernelwright.sass import AnyMove, Kernel
 
 HERE = Path(__file__).resolve()
 PAPER = ("softmax", "rmsnorm", "gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma")
 CORPUS = (*PAPER, "sgemm", "layernorm", "row_sum", "attention_wgmma")
-HEADROOM = ("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise")
+HEADROOM = (
+    *("gelu_chain", "gemv", "int8_gemm", "rope", "recurrence", "pairwise"),
+    *("gemm_mma", "sgemm_small", "sgemm_wide"),
+)
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
@@ -64,6 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--moves", default="beyond", choices=("beyond", "paper"))
+    parser.add_argument("--start", type=Path, default=None, help="an earlier campaign, from whose winners to go on; no PPO")
     parser.add_argument("--backend", default="gpu")
     parser.add_argument("--architecture", type=int, default=None)
     parser.add_argument("--pack", type=Path, default=None, help="folder for summary.json and archives of the runs")
@@ -190,6 +199,8 @@ def start_process(options: argparse.Namespace, unit: Unit, gpu: int, until: floa
     """Start a process that sees one GPU, with what it says in a file beside its run."""
     given = ["--only", unit.kernel, "--until", str(until), "--budget", str(options.budget), "--seed", str(options.seed)]
     given += ["--moves", options.moves, "--backend", options.backend, "--agents", options.agents]
+    if options.start is not None:
+        given += ["--start", str(options.start)]
     if unit.agent is not None:
         given += ["--agent", unit.agent]
     if options.architecture is not None:
@@ -223,7 +234,8 @@ def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
     earlier_s = ((RunDirectory(out).read_json("times.json") or {}).get(agent) or {}).get("seconds", 0.0)
     game = open_game(TARGETS[kernel], options.backend, options.architecture)
     limit_s = earlier_s + max(1.0, options.until - time.monotonic())
-    settings = GameSettings((agent,), options.budget, options.seed, options.moves, limit_s=limit_s)
+    start = () if options.start is None else winner_of(options.start / kernel, game.program.kernel(game.kernel_name))
+    settings = GameSettings((agent,), options.budget, options.seed, options.moves, limit_s=limit_s, start=start)
     try:
         optimize_kernel(
             game.program, game.arena, out=out, name=kernel, settings=settings, kernel_name=game.kernel_name,
@@ -231,6 +243,29 @@ def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
         )  # fmt: skip
     finally:
         game.arena.close()
+
+
+def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
+    """The moves of the winner that a kernel's earlier campaign deployed; none where nothing was.
+
+    Raises:
+        UsageError: they do not lead to that winner, since the kernel is compiled to other code now.
+    """
+    from kernelwright.rl.assembly_backends import schedule_digest
+    from kernelwright.sass import Schedule, move_from_json
+
+    final = RunDirectory(path).read_json("deployed.json") or {}
+    if not final.get("deployed"):
+        return ()
+    file = path / final["agent"] / "winner.json"
+    packed = file.with_name("winner.json.gz")
+    winner = json.loads(file.read_bytes() if file.exists() else gzip.decompress(packed.read_bytes()))
+    schedule = Schedule(kernel)
+    for move in winner["moves"]:
+        schedule.play(move_from_json(move))
+    if schedule_digest(schedule) != winner["digest"]:
+        raise UsageError(f"wanted the moves of {path} to lead to its winner, found another schedule; the compiler differs")
+    return tuple(schedule.history)
 
 
 def deploy_best(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Each is bound by something other than memory bandwidth or the tensor cores: latency of a small grid, long chains
 of dependent arithmetic, conversions beside matrix products, fp32 multiply-adds with operand reuse. Sizes are our
-choice, for 5 to 50 us on an H200.
+choice, for 5 to 100 us on an H200. `sgemm_small` is the corpus's kernel at a size that fills the GPU less.
 """
 
 # Triton's arguments have no Python types, and its decorator none that a checker could use.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernelwright.sass.corpus.kernels import gemm_leakyrelu, sgemm
 from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument
 from kernelwright.tuning.target import TritonSpec
 
@@ -123,6 +124,16 @@ def _integers(**values):
 _CHANNELS, _STEPS = 4096, 128
 _SMALL_M, _SMALL_K, _SMALL_N = 64, 1024, 2048
 
+
+def _product(dtype, m, n, k):
+    return [
+        _tensor("a", dtype, m, k),
+        _tensor("b", dtype, k, n),
+        _tensor("c", dtype, m, n, output=True),
+        *_integers(M=m, N=n, K=k, stride_am=k, stride_bk=n, stride_cm=n),
+    ]
+
+
 SPECS = {
     "gelu_chain": TritonSpec(
         gelu_chain,
@@ -187,5 +198,27 @@ SPECS = {
         ],
         (1024 // 64, 1024 // 64),
         {"BLOCK_M": 64, "BLOCK_N": 64},
+    ),
+    # Few blocks for each multiprocessor, so that latencies show. Tiles of 32 rows: mma.sync and cp.async, as on an A100.
+    "gemm_mma": TritonSpec(
+        gemm_leakyrelu,
+        _product("fp16", 256, 1024, 2048),
+        (256 // 32, 1024 // 64),
+        {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32},
+        num_warps=2,
+    ),
+    "sgemm_small": TritonSpec(
+        sgemm,
+        _product("fp32", 512, 512, 1024),
+        (512 // 32, 512 // 32),
+        {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16},
+        num_stages=2,
+    ),
+    "sgemm_wide": TritonSpec(
+        sgemm,
+        _product("fp32", 1024, 1024, 1024),
+        (1024 // 64, 1024 // 64),
+        {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16},
+        num_stages=2,
     ),
 }

@@ -35,6 +35,8 @@ GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew("
 CONTRACT = ["verdict", "reason", "detail", "speedup", "speedup_low", "speedup_high"]
 CONTRACT += ["labels", "task", "device", "run"]
 
+pytestmark = pytest.mark.usefixtures("one_zygote")
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

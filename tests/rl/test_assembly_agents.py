@@ -17,7 +17,8 @@ from kernelwright.rl.assembly_agents import AGENTS, Table, agent_named, play
 from kernelwright.rl.assembly_backends import SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.rl.assembly_game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger, read_entries
-from kernelwright.sass import MoveError, Schedule, check, move_from_json
+from kernelwright.rl.assembly_search import GameSettings
+from kernelwright.sass import Move, MoveError, Schedule, check, move_from_json
 from kernelwright.toolchain import disassemble
 
 SEARCHES = tuple(agent for agent in AGENTS if agent != "ppo")
@@ -304,3 +305,23 @@ def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program,
         monkeypatch.setattr(assembly_agents, "_simulated", count)
         play("guided", Table(program, None, ledger_of(program, 60, "guided", [Contrary(sign)]), seed=0))
     assert asked[-1] < 0.8 * asked[1]
+
+
+@pytest.mark.parametrize("agent", SEARCHES)
+def test_a_search_begins_where_it_is_told(program, agent):
+    first = ledger_of(program, 150)
+    play("greedy", Table(program, None, first, seed=0))
+    (best,) = first.best(1)
+    start = tuple(first.moves_to(best))
+    ledger = ledger_of(program, 30, agent)
+    play(agent, Table(program, None, ledger, seed=1, start=start))
+    assert all(tuple(ledger.moves_to(entry))[: len(start)] == start for entry in ledger.entries)
+    assert ledger.spent == 30
+    if agent != "random":
+        assert ledger.entries[0].digest == best.digest
+        assert ledger.best(1)[0].measurement.relative <= best.measurement.relative
+
+
+def test_ppo_begins_at_the_original(program):
+    with pytest.raises(UsageError, match="begins at the original"):
+        GameSettings(("ppo",), start=(Move(1, 2),))

@@ -52,9 +52,15 @@ def cheap(monkeypatch):
     monkeypatch.setattr(module, "ALL_BASELINES", ("eager", "again", "wrong"))
 
 
-def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap):
+def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap, judge_pool):
     events = []
-    arguments = {"baselines": ["eager", "again", "wrong"], "device": "cpu", "out": tmp_path, "settings": SETTINGS}
+    arguments = {
+        "baselines": ["eager", "again", "wrong"],
+        "device": "cpu",
+        "out": tmp_path,
+        "settings": SETTINGS,
+        "evaluator": judge_pool,
+    }
     calls = iter([False, True])
     first = module.bench(suite, **arguments, on_event=events.append, deadline=lambda: next(calls, True))
     assert [(event.task, event.what, event.done, event.total) for event in events] == [("diagonal", "candidate", 1, 7)]

@@ -649,6 +649,7 @@ class TestDeeper:
             assert (strict.strict_fp32, strict.threads, strict.forbid) == (base.strict_fp32, base.threads, base.forbid)
 
     @pytest.mark.exploit
+    @pytest.mark.usefixtures("one_zygote")
     def test_a_real_judge_rejects_what_a_vote_doubts(self):
         candidate = Candidate(source=REPLAY)
         with Judge("cpu", Settings.quick()) as judge:

@@ -177,15 +177,17 @@ class Stopped(Exception):
     """Stands for a kill."""
 
 
-def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path):
+def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path, judge_pool):
     wrong = answer(module("a[:, None] + b"))
     model = ScriptedModel(["I would rather not.", *answers(1), wrong, *["Sorry."] * 99])
     settings = Settings.quick()
     out = tmp_path / "run"
 
-    def search(asked, on_event=None):
+    def search(asked, on_event=None, **given):
         policy = policy_for_run(asked, out, patience=3)
-        return optimize(TASK, policy=policy, device="cpu", budget=5, out=out, settings=settings, on_event=on_event)
+        return optimize(
+            TASK, policy=policy, device="cpu", budget=5, out=out, settings=settings, on_event=on_event, **given
+        )
 
     def stop(event):
         if event.evaluation is not None:
@@ -195,7 +197,7 @@ def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path):
         search(model, stop)
     assert model.given == 2
     said = []
-    result = search(model, said.append)
+    result = search(model, said.append, evaluator=judge_pool)
     (right, off) = (found for found in RunDirectory(out).evaluations() if not found.confirms)
     assert result.evaluations == 2
     assert (right.accepted, off.accepted) == (True, False)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+
+from kernelwright.errors import UsageError
+from kernelwright.sass import MoveError
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,3 +190,29 @@ def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, mo
         with tarfile.open(path) as archive:
             names += archive.getnames()
     assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
+
+
+def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_placement
+
+    rng = random.Random(0)
+    quiet = [1.0 + 0.0001 * i + rng.gauss(0, 0.002) for i in range(500)]
+    assert sass_placement.alternation(quiet) < 0.002
+    assert sass_placement.alternation([r + 0.03 * (i % 2) for i, r in enumerate(quiet)]) == pytest.approx(0.03, abs=0.003)
+
+
+def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_campaign
+
+    from kernelwright.sass import load
+    from kernelwright.toolchain import disassemble
+
+    earlier = ROOT / "results" / "sass-h200"
+    # The code that was played on is in the results: what a compiler of another version makes would not fit.
+    kernel = load((earlier / "batched_gemm" / "original.cubin").read_bytes(), disassemble).kernel()
+    assert sass_campaign.winner_of(earlier / "batched_gemm", kernel)
+    assert sass_campaign.winner_of(earlier / "softmax", kernel) == ()
+    with pytest.raises((UsageError, MoveError)):
+        sass_campaign.winner_of(earlier / "sgemm", kernel)

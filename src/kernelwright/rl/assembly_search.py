@@ -38,7 +38,7 @@ from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZO
 from kernelwright.rl.assembly_arena import Arena, Verdict
 from kernelwright.rl.assembly_learnt import lessons, shortest_moves, side_by_side
 from kernelwright.rl.assembly_ledger import Entry, Ledger, append_line
-from kernelwright.sass import Program, Schedule, check_report
+from kernelwright.sass import AnyMove, Program, Schedule, check_report, move_to_json
 from kernelwright.sass.simulator import ideal_cycles, simulate
 from kernelwright.toolchain import disassemble
 
@@ -49,7 +49,7 @@ WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
 CONFIRMATIONS_TRIED = 2
 """Schedules of each agent to confirm in fresh processes; our choice."""
-_CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend")
+_CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend", "start")
 _SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
 _WEIGHED, _TIMES = "weighed.json", "times.json"
 _NOTE_EVERY_S = 2.0
@@ -67,6 +67,7 @@ class GameSettings:
         horizon: moves of an episode, for agents that play episodes.
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
+        start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
     """
 
     agents: tuple[str, ...] = ("ppo",)
@@ -76,8 +77,11 @@ class GameSettings:
     horizon: int = PAPER_HORIZON
     limit_s: float | None = None
     learn: bool = True
+    start: tuple[AnyMove, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.start and "ppo" in self.agents:
+            raise UsageError("wanted agents that can begin at a given schedule, found ppo, which begins at the original")
         if not self.agents or len(set(self.agents)) != len(self.agents) or not set(self.agents) <= set(AGENTS):
             raise UsageError(f"wanted distinct agents out of {', '.join(AGENTS)}, found {', '.join(self.agents)}")
         if self.moves not in NEIGHBOURHOODS:
@@ -184,6 +188,7 @@ def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel:
         "moves": settings.moves,
         "horizon": settings.horizon,
         "limit_s": settings.limit_s,
+        "start": [move_to_json(move) for move in settings.start] or None,
         "backend": arena.backends[0].name,
         "unit": arena.backends[0].unit,
         "simulated": arena.is_simulated,
@@ -217,7 +222,8 @@ def _let_play(
         directory = run.path / agent
         if agent == "ppo":
             directory.mkdir(exist_ok=True)
-        play(agent, Table(program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory))
+        table = Table(program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory, settings.start)
+        play(agent, table)
         watch.note(ledger.spent, now=True)
     return ledger
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 import os
 import sys
@@ -13,6 +15,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 if importlib.util.find_spec("trl") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once():
+    """Trainers collect garbage after each round: what they import is left out of that, as what the tests import is."""
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+    from trl import GRPOTrainer, SFTTrainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _identities_once():
+    """Every equipment reads the packaged patterns anew; what each one's snippet is like does not change."""
+    from kernelwright.rl.hacks import database
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "identity", functools.cache(database.identity))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from toys import ToyJudge, ToyTeacher, toy_code, toy_tasks
 
-from kernelwright.evaluation import JudgePool, Settings
 from kernelwright.policies import Context
 from kernelwright.policies.chat import Completion
 from kernelwright.records import RunDirectory, Task, sha256_of
@@ -153,11 +152,11 @@ def test_shortening_leaves_out_the_fall_back(tmp_path):
     assert "super().forward" not in shortened(SMALL, candidate.source)
 
 
-def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path):
+def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge_pool):
     """One small pass through processes, checks and sandbox; not timed, since correctness is the filter."""
     settings = {"teachers": ["builtin", "templates"], "successes": 1, "attempts": 1}
-    with JudgePool(["cpu"], Settings.quick(timed=False)) as pool:
-        examples = augment(config(**settings), [SMALL], RunDirectory(tmp_path), Equipment(judges=pool, device="cpu"))
+    equipment = Equipment(judges=judge_pool, device="cpu")
+    examples = augment(config(**settings), [SMALL], RunDirectory(tmp_path), equipment)
     assert {(example.teacher, example.techniques) for example in examples} == {
         ("builtin", ("push-reduction-through-product",)),
         ("templates", ("copy-of-reference",)),

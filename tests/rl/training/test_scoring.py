@@ -7,7 +7,7 @@ import pytest
 from toys import ToyJudge, toy_code, toy_evaluation, toy_task
 
 from kernelwright.errors import InfrastructureError
-from kernelwright.evaluation import Job, JudgePool, Settings
+from kernelwright.evaluation import Job, Settings
 from kernelwright.policies.chat import Completion, Sampling
 from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
@@ -271,11 +271,10 @@ def test_judges_start_while_something_else_is_loaded():
     assert pool.count == 3 + 2
 
 
-def test_the_real_judge_is_warmed_by_what_it_accepts():
-    with JudgePool(["cpu"], Settings.quick()) as pool:
-        ((_, outcome),) = pool.evaluate(
-            [Job(warming._TASK, warming._CANDIDATE, Settings.quick(timed=False, thorough=False))]
-        )
+def test_the_real_judge_is_warmed_by_what_it_accepts(judge_pool):
+    ((_, outcome),) = judge_pool.evaluate(
+        [Job(warming._TASK, warming._CANDIDATE, Settings.quick(timed=False, thorough=False))]
+    )
     assert outcome.accepted
 
 
