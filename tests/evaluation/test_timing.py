@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
@@ -344,27 +344,63 @@ def test_the_state_of_a_processor_is_its_load():
     assert len(device_state.device_state(CPU)["load_average"].split()) == 3
 
 
-def test_the_state_of_a_gpu_is_what_its_driver_says(monkeypatch):
-    asked = []
+class Driver:
+    """NVML's functions of one GPU, as its library names them."""
 
-    def answer(command, **options):
-        asked.append(command)
-        return SimpleNamespace(stdout="1980 MHz, 3201 MHz, 35, 120.1 W, 3 %, 0x0\n")
+    def __init__(self, uuid):
+        self.uuid = uuid
 
-    monkeypatch.setattr(device_state.subprocess, "run", answer)
-    found = device_state.device_state(torch.device("cuda", 1))
-    assert found["clocks.sm"] == "1980 MHz"
-    assert found["temperature.gpu"] == "35"
-    assert "--id=1" in asked[0]
+    def __getattr__(self, name):
+        return getattr(pynvml, name)  # constants and exceptions
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == self.uuid
+        return "it"
+
+    def nvmlDeviceGetClockInfo(self, gpu, which):
+        return {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[which]
+
+    def nvmlDeviceGetTemperature(self, gpu, sensor):
+        return 35
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return 120_100
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return SimpleNamespace(gpu=3, memory=1)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
+        return 1
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 20)])
-def test_without_a_driver_nothing_is_known(monkeypatch, error):
-    def fail(*arguments, **options):
-        raise error
+@pytest.fixture
+def second_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"uuid-{device.index}"))
+    return torch.device("cuda", 1)
 
-    monkeypatch.setattr(device_state.subprocess, "run", fail)
-    assert device_state.device_state(torch.device("cuda", 0)) == {}
+
+def test_the_state_of_a_gpu_is_what_its_driver_says(monkeypatch, second_gpu):
+    monkeypatch.setattr(device_state, "pynvml", Driver("GPU-uuid-1"))
+    assert device_state.device_state(second_gpu) == {
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "temperature_c": 35,
+        "power_w": 120.1,
+        "utilization_pct": 3,
+        "clock_event_reasons": "0x0000000000000001",
+    }
+
+
+@pytest.mark.parametrize("reason", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_UNKNOWN])
+def test_without_a_driver_nothing_is_known(monkeypatch, second_gpu, reason):
+    def fail():
+        raise pynvml.NVMLError(reason)
+
+    monkeypatch.setattr(device_state.pynvml, "nvmlInit", fail)
+    assert device_state.device_state(second_gpu) == {}
 
 
 @pytest.mark.parametrize(("sets", "processes", "blocks"), [(17, 2, 3), (17, 3, 6), (1, 1, 2), (5, 1, 2), (0, 2, 3)])

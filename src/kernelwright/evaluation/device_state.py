@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
+import pynvml
 import torch
 
-_FIELDS = (
-    "clocks.sm",
-    "clocks.mem",
-    "temperature.gpu",
-    "power.draw",
-    "utilization.gpu",
-    "clocks_event_reasons.active",
-)
 
+def device_state(device: torch.device) -> dict[str, float | str]:
+    """What the driver says of the GPU, or the load average of the processor; empty where nothing can be read.
 
-def device_state(device: torch.device) -> dict[str, str]:
-    """What the driver says of the GPU, or the load average of the processor; empty where nothing can be read."""
+    The library, not nvidia-smi: starting that takes a lock of the driver which everybody else's allocations wait for.
+    """
     if device.type != "cuda":
         return {"load_average": " ".join(f"{value:.2f}" for value in os.getloadavg())}
     try:
-        text = subprocess.run(
-            ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        pynvml.nvmlInit()
+        # By its name: processes may number GPUs differently.
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return {
+            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
+            "temperature_c": pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+            "power_w": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "utilization_pct": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "clock_event_reasons": f"{pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu):#018x}",
+        }
+    except pynvml.NVMLError:
         return {}
-    return dict(zip(_FIELDS, map(str.strip, text.strip().split(",")), strict=False))
