@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,42 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported so far out of every later collection of garbage: torch makes each take a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of this test run alone, the same for all processes that run its tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+    return shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_cubin_is_disassembled_once(shared_by_workers: Path) -> Iterator[None]:
+    """Of the same bytes an nvdisasm prints the same, and each start costs a third of a second.
+
+    Changed bytes are always read anew, and so are those that it refuses.
+    """
+    from kernelwright.toolchain.disassembler import Disassembler
+
+    folder = shared_by_workers / "listings"
+    folder.mkdir(exist_ok=True)
+    run = Disassembler.listing
+
+    def listing(self: Disassembler, cubin: bytes) -> str:
+        file = folder / hashlib.sha256(f"{self}\n".encode() + cubin).hexdigest()
+        if file.exists():
+            return zlib.decompress(file.read_bytes()).decode()
+        text = run(self, cubin)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_bytes(zlib.compress(text.encode(), 1))
+        own.replace(file)
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disassembler, "listing", listing)
+        yield
 
 
 @pytest.fixture(scope="session")
