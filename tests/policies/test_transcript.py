@@ -6,9 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from kernelwright.errors import PolicyError, UsageError
-from kernelwright.policies import local, pretrained, vllm_model
+from kernelwright.policies import local, pretrained, transcript, vllm_model
 from kernelwright.policies.accounting import Prices, Usage
 from kernelwright.policies.answers import Answer, Failure
 from kernelwright.policies.chat import Completion, Message, Sampling
@@ -128,24 +125,24 @@ def test_a_prompt_is_written_once(file):
 
 def test_a_killed_run_loses_no_answer_and_pays_none_twice(file):
     """Killed for good in the middle of the third answer's line."""
-    program = f"""
-        import os, signal, sys
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from pathlib import Path
-        from policies.test_transcript import *
-        transcript = Transcript(Path({str(file)!r}))
-        answers = Recorded(Scripted(), transcript).answers([conversation("a")], count=3, sampling=SAMPLING)
-        next(answers), next(answers)
-        def torn(path, lines):
-            with path.open("ab") as file:
-                file.write("".join(lines).encode()[:50])
-            os.kill(os.getpid(), signal.SIGKILL)
-        from kernelwright.policies import transcript as module
-        module.append_lines = torn
-        next(answers)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    child = os.fork()
+    if child == 0:
+        try:
+            answers = Recorded(Scripted(), Transcript(file)).answers([conversation("a")], count=3, sampling=SAMPLING)
+            next(answers), next(answers)
+
+            def torn(path, lines):
+                with path.open("ab") as file:
+                    file.write("".join(lines).encode()[:50])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            transcript.append_lines = torn
+            next(answers)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "it came to its end"
+    assert os.WTERMSIG(status) == signal.SIGKILL
     assert not file.read_bytes().endswith(b"\n")
     assert [line.text for line in Transcript(file).answers()] == ["a 0 4", "a 1 4"]
 
