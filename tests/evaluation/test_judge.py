@@ -596,6 +596,34 @@ def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, propo
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+@pytest.mark.parametrize("found", ["error", "verdict"])
+def test_memory_of_a_gpu_that_ran_out_is_tried_once_more(judge, monkeypatch, device, found):
+    """A neighbour's candidate may have had all of it."""
+    real, answers = judge._verdict, []
+
+    def verdict(*arguments):
+        answers.append(made := real(*arguments))
+        if len(answers) == 1 and found == "error":
+            raise DeviceError("no memory")
+        if len(answers) == 1:
+            made.reason = Reason.OUT_OF_MEMORY
+        return made
+
+    monkeypatch.setattr(judge, "_verdict", verdict)
+    shown = torch.device(device)
+    monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
+    monkeypatch.setattr(judge, "device", shown)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    if device == "cpu" and found == "error":
+        with pytest.raises(DeviceError):
+            judge.evaluate(RELU, candidate())
+        return
+    accepted = judge.evaluate(RELU, candidate()).accepted
+    assert accepted is (device != "cpu")
+    assert len(answers) == (1 if device == "cpu" else 2)
+
+
 def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = BROKEN["forward fails in another process only"][0]

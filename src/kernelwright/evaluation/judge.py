@@ -108,15 +108,29 @@ class Judge:
         """
         started = time.monotonic()
         began = _now()
+        settings = settings or self.settings
+        try:
+            verdict = self._verdict(task, candidate, settings)
+            memory_ran_out = verdict.reason is Reason.OUT_OF_MEMORY
+        except DeviceError:
+            if self.device.type != "cuda":
+                raise
+            memory_ran_out = True
+        if memory_ran_out and self.device.type == "cuda":
+            # Others share the GPU's memory, and a candidate of theirs may have taken all of it. It is gone by now.
+            verdict = self._verdict(task, candidate, settings)
+        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+    def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
         verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
         verdict.checks["advice"] = list(guard.advice(candidate.source))
-        verdict.checks["strict_fp32"] = (settings or self.settings).strict_fp32
+        verdict.checks["strict_fp32"] = settings.strict_fp32
         with self._workplace(task) as directory:
             try:
-                self._examine(task, candidate, directory, verdict, settings or self.settings)
+                self._examine(task, candidate, directory, verdict, settings)
             except (Rejection, WorkerFailure) as failure:
                 verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
-        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+        return verdict
 
     def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
         """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
