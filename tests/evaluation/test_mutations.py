@@ -20,6 +20,7 @@ from kernelwright.evaluation import (
     check,
     compare,
     oracle,
+    outer_clock,
     stage,
     subject,
     timing,
@@ -134,9 +135,9 @@ def aliases_unseen(patch: Patch) -> None:
 
 def inner_clock_believed(patch: Patch) -> None:
     """Neither is a large excess of the outer clock rejected nor a small one charged, nor must series bear a claim out."""
-    patch.setattr(timing, "_reject_hidden_time", lambda outside, settings: None)
-    patch.setattr(timing, "_slack_us", lambda *samples: 1e12)
-    patch.setattr(timing, "_confirmed", lambda claimed, *others: claimed)
+    patch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
+    patch.setattr(outer_clock, "slack_us", lambda *samples: 1e12)
+    patch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(
     assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
     monkeypatch.setattr(timing._Run, "_reject_idle_work", lambda self, wall_us: None)
     # A busy machine also shows in the clocks; that defence is the subject of another test.
-    monkeypatch.setattr(timing, "_reject_hidden_time", lambda outside, settings: None)
+    monkeypatch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
     found = evaluate(timed, "t20_busy_process")
     assert found.accepted, found.detail
 
@@ -358,7 +359,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(
 
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
-    monkeypatch.setattr(timing, "_confirmed", lambda claimed, *others: claimed)
+    monkeypatch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
     monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail

@@ -11,11 +11,12 @@ import pynvml
 import pytest
 import torch
 
-from kernelwright.evaluation import Settings, device_state, timing
+from kernelwright.evaluation import Settings, cache, device_state, outer_clock, timing
+from kernelwright.evaluation.cache import CacheFlush, last_level_cache_bytes
 from kernelwright.evaluation.compare import Distance
 from kernelwright.evaluation.process import CallClocks
 from kernelwright.evaluation.subject import Rejection
-from kernelwright.evaluation.timing import CacheFlush, last_level_cache_bytes, log_ratios
+from kernelwright.evaluation.timing import log_ratios
 from kernelwright.records import Label, Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
 
@@ -129,16 +130,16 @@ def test_single_calls_are_not_believed_to_be_much_faster_than_series():
 @pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
 def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
     settings = FakeSubject().settings
-    timing._reject_hidden_time([filled().finish(0)[1]] * 3, settings)
+    outer_clock.reject_hidden_time([filled().finish(0)[1]] * 3, settings)
     cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
     with pytest.raises(Rejection) as caught:
-        timing._reject_hidden_time([cheat] * 3, settings)
+        outer_clock.reject_hidden_time([cheat] * 3, settings)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
 def test_one_process_that_was_disturbed_does_not_reject():
     calm, disturbed = filled().finish(0)[1], filled(harness_us=5000.0, audited_us=5000.0).finish(0)[1]
-    timing._reject_hidden_time([calm] * 3 + [disturbed], FakeSubject().settings)
+    outer_clock.reject_hidden_time([calm] * 3 + [disturbed], FakeSubject().settings)
 
 
 def test_work_between_calls_rejects():
@@ -217,7 +218,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
         block = TimingBlock(
             process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies
         )
-        outside = timing._Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
+        outside = outer_clock.Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
         return [block], outside, {"process": process}
 
     monkeypatch.setattr(timing, "_time_process", one)
@@ -244,7 +245,7 @@ def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
             process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
         )
         single, series = ([1.0 + hidden_us(process)] * 4, [1.0] * 4), ([1.0] * 4, [1.0] * 4)
-        return [block], timing._Outside(100.0, single, series, 0.0, [math.log(speedup)] * 2), {"process": process}
+        return [block], outer_clock.Outside(100.0, single, series, 0.0, [math.log(speedup)] * 2), {"process": process}
 
     return one
 
@@ -277,42 +278,42 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
     claimed = timing.Interval(10.0, 9.0, 11.0)
-    assert timing._confirmed(claimed, timing.Interval(10.0, 9.5, 10.5), 0.0) == timing.Interval(10.0, 9.0, 10.5)
-    assert timing._confirmed(claimed, timing.Interval(1.0, 0.9, 1.1), 0.0) == timing.Interval(1.1, 0.9, 1.1)
-    assert timing._confirmed(claimed, timing.Interval(20.0, 0.5, 40.0), 0.5) == timing.Interval(10.0, 6.0, 11.0)
-    assert timing._confirmed(timing.Interval(10.0, 10.0, 10.0), timing.Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
+    assert outer_clock.confirmed(claimed, timing.Interval(10.0, 9.5, 10.5), 0.0) == timing.Interval(10.0, 9.0, 10.5)
+    assert outer_clock.confirmed(claimed, timing.Interval(1.0, 0.9, 1.1), 0.0) == timing.Interval(1.1, 0.9, 1.1)
+    assert outer_clock.confirmed(claimed, timing.Interval(20.0, 0.5, 40.0), 0.5) == timing.Interval(10.0, 6.0, 11.0)
+    assert outer_clock.confirmed(timing.Interval(10.0, 10.0, 10.0), timing.Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
 
 
 def outside(candidate_us, reference_us, charge_us):
-    return timing._Outside(100.0, ([], []), (candidate_us, reference_us), charge_us, [])
+    return outer_clock.Outside(100.0, ([], []), (candidate_us, reference_us), charge_us, [])
 
 
 def test_what_the_outer_clock_sees_in_series_and_no_charge_explains_may_be_hidden():
     quiet = outside([50.0] * 9, [50.0] * 9, 0.0)
-    assert timing._hidden_us([quiet] * 3) == 0.0
-    assert timing._hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
-    assert timing._hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
-    assert timing._hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
+    assert outer_clock.hidden_us([quiet] * 3) == 0.0
+    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
+    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
+    assert outer_clock.hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
     scattered = outside([30.0, 40.0, 50.0, 60.0, 70.0], [50.0] * 5, 0.0)
-    assert 0 < timing._hidden_us([scattered] * 6) < timing._hidden_us([scattered] * 2) <= 20
+    assert 0 < outer_clock.hidden_us([scattered] * 6) < outer_clock.hidden_us([scattered] * 2) <= 20
 
 
 def test_chance_explains_more_where_clocks_scatter():
-    assert timing._slack_us([5.0] * 5, [7.0] * 5) == 0.0
-    assert timing._slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
+    assert outer_clock.slack_us([5.0] * 5, [7.0] * 5) == 0.0
+    assert outer_clock.slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
 
 
 def test_only_what_every_disturbed_call_shows_is_certain():
     quiet, disturbed = [10.0] * 8, [10.0] * 7 + [9000.0]
-    assert timing._certain_excess(disturbed, quiet) == 0.0
-    assert timing._certain_excess([50.0] * 8, disturbed) == 40.0
+    assert outer_clock.certain_excess(disturbed, quiet) == 0.0
+    assert outer_clock.certain_excess([50.0] * 8, disturbed) == 40.0
 
 
 # --- the cache ------------------------------------------------------------------------------------
 
 
 def test_a_flush_writes_something_else_each_time(monkeypatch):
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda: 1 << 10)
+    monkeypatch.setattr(cache, "last_level_cache_bytes", lambda: 1 << 10)
     flush = CacheFlush(CPU)
     values = []
     for _ in range(3):
@@ -333,7 +334,7 @@ def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
         place.mkdir()
         (place / "size").write_text(text + "\n")
     real = Path
-    monkeypatch.setattr(timing, "Path", lambda path: real(tmp_path))
+    monkeypatch.setattr(cache, "Path", lambda path: real(tmp_path))
     assert last_level_cache_bytes() == size
 
 

@@ -17,6 +17,7 @@ import torch
 
 from kernelwright.errors import DeviceError
 from kernelwright.evaluation import guard, sandbox
+from kernelwright.evaluation.cache import CacheFlush
 from kernelwright.evaluation.check import Checker
 from kernelwright.evaluation.device_state import device_state
 from kernelwright.evaluation.gate import DeviceGate
@@ -24,7 +25,7 @@ from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.rotation import Rotated, rotate
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.evaluation.timing import CacheFlush, Timing, time_candidate
+from kernelwright.evaluation.timing import Timing, time_candidate
 from kernelwright.evaluation.workers import REFERENCES_KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,12 +25,14 @@ import numpy as np
 import torch
 
 from kernelwright.errors import KernelwrightError, TaskError
+from kernelwright.evaluation import outer_clock
+from kernelwright.evaluation.cache import CacheFlush
 from kernelwright.evaluation.check import check_form, overwritten
 from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import SLOTS, Answer, Side
-from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval, upper_bound
+from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
@@ -67,40 +68,6 @@ class Timing:
     clocks: dict[str, Any]
 
 
-class CacheFlush:
-    """Empties the last-level cache by writing twice its size."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type == "cuda":
-            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
-            self._buffer = torch.empty(max(size, 1 << 26), dtype=torch.uint8, device=device)
-        else:
-            self._host = np.zeros(2 * last_level_cache_bytes(), dtype=np.uint8)
-        self._round = 0
-
-    def __call__(self) -> float:
-        """Flush and wait; returns how long it took, in microseconds."""
-        self._round = (self._round + 1) % 251
-        start_ns = time.perf_counter_ns()
-        if self._device.type == "cuda":
-            self._buffer.fill_(self._round)
-            torch.cuda.synchronize(self._device)
-        else:
-            self._host.fill(self._round)
-        return (time.perf_counter_ns() - start_ns) / 1e3
-
-
-def last_level_cache_bytes() -> int:
-    """Size of the processor's largest cache; 32 MiB where the kernel does not say."""
-    largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        largest = max(largest, int(text.rstrip("KM")) * unit)
-    return min(largest, 256 << 20) if largest else 32 << 20
-
-
 @dataclass
 class _Samples:
     """Clocks of one side in one process triple, in call order."""
@@ -132,7 +99,7 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
     settings = subject.settings
     blocks: list[TimingBlock] = []
     clocks: list[dict[str, Any]] = []
-    outside: list[_Outside] = []
+    outside: list[outer_clock.Outside] = []
     looks = settings.processes_max - settings.processes_min + 1
     odd = OddInputs([*subject.tolerances], settings)
     process = 0
@@ -148,13 +115,13 @@ def time_candidate(subject: Subject, flush: CacheFlush, on_process: Callable[[in
             continue
         by_series = ratio_interval([one.log_ratios for one in outside], looks=looks)
         candidate_us = median(value for block in blocks for value in block.candidate_us)
-        hidden_share = _hidden_us(outside) / candidate_us
-        interval = _confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
+        hidden_share = outer_clock.hidden_us(outside) / candidate_us
+        interval = outer_clock.confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
         if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower:
             try:
-                _reject_hidden_time(outside, settings)
+                outer_clock.reject_hidden_time(outside, settings)
             except Rejection:
                 # A busy machine may disturb a whole process. What hides time hides it in the next two as well.
                 if process >= settings.processes_max + _SECOND_CHANCES:
@@ -209,59 +176,9 @@ def log_ratios(blocks: list[TimingBlock], *, null: bool = False) -> list[list[fl
     return list(processes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Outside:
-    """Time per call that the outer clock saw beyond the inner one, of (candidate, reference), in microseconds."""
-
-    latency_us: float
-    single: tuple[list[float], list[float]]
-    series: tuple[list[float], list[float]]
-    charge_us: float
-    """What was added to each call of the candidate."""
-    log_ratios: list[float]
-    """log(reference / candidate) of each pair of series by the outer clock alone, the reference's harness taken off."""
-
-
-def _confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> Interval:
-    """What the inner clock claims, as far as the outer one, which no candidate can reach, bears it out.
-
-    Args:
-        claimed: By the inner clock, charges included.
-        by_series: By the outer clock alone. Of short calls it knows little; where it contradicts the claim it prevails.
-        hidden_share: What may be missing from the candidate's latency, as a share of it: the interval reaches down to
-            what the speedup would be then.
-    """
-    estimate = min(claimed.estimate, by_series.high)
-    low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
-    return Interval(estimate, min(low, estimate), max(min(claimed.high, by_series.high), estimate))
-
-
-def _hidden_us(outside: list[_Outside]) -> float:
-    """What a candidate's calls may take that neither its own clock nor a charge has seen: a bound, with 95 % confidence.
-
-    The harness costs both sides the same, so that in a series, whose parts differ less than whole calls do, the
-    candidate's time outside its clock should be the reference's.
-    """
-    unexplained = [[mine - median(one.series[1]) - one.charge_us for mine in one.series[0]] for one in outside]
-    return max(0.0, upper_bound(unexplained))
-
-
-def _reject_hidden_time(outside: list[_Outside], settings: Settings) -> None:
-    """Over all processes together: a busy machine disturbs one of them, a candidate that hides time hides it in all."""
-    latency_us = median(one.latency_us for one in outside)
-    for kind, limit_us in (("single", settings.excess_limit_us), ("series", settings.audit_limit_us)):
-        candidate, reference = ([value for one in outside for value in getattr(one, kind)[side]] for side in (0, 1))
-        if _certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us):
-            raise Rejection(
-                Reason.CLOCK_DISAGREEMENT,
-                f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the "
-                f"candidate's own clock does not; the reference takes {latency_us:.1f} us",
-            )
-
-
 def _time_process(
     subject: Subject, flush: CacheFlush, odd: OddInputs, process: int
-) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
+) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
     sides = _start(subject)
     try:
         run = _Run(subject, sides, flush)
@@ -452,7 +369,7 @@ class _Run:
         if not apart(self._sides["candidate"].recopy(0), self._first_output).within(self._subject.timed_tolerance):
             overwritten(self._subject)
 
-    def finish(self, process: int) -> tuple[list[TimingBlock], _Outside, dict[str, Any]]:
+    def finish(self, process: int) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
         """Cross-examine the clocks and charge the candidate what its own did not see."""
         reference, candidate, null = (self._samples[name] for name in _SIDES)
         if self._still:
@@ -464,7 +381,7 @@ class _Run:
         trusted_us = [*reference.harness_us(), *null.harness_us()]
         own_us = median(reference.audited_us)
         audited_us = median(candidate.audited_us) - own_us
-        slack_us = _slack_us(reference.audited_us, candidate.audited_us)
+        slack_us = outer_clock.slack_us(reference.audited_us, candidate.audited_us)
         charge_us = max(0.0, audited_us - slack_us)
         # A lie told in single calls only: they cannot be much faster than the same calls in a series, which the outer
         # clock sees and which run with warmer caches. Where calls in a series take longer all the same, the reference's
@@ -482,7 +399,7 @@ class _Run:
             for index in range(len(reference.clocks) // 2)
         ]
         smallest_us = 0.01 * latency_us  # a clock's noise may be all that is left of a fast candidate
-        outside = _Outside(
+        outside = outer_clock.Outside(
             latency_us,
             (candidate.harness_us(), trusted_us),
             (candidate.audited_us, reference.audited_us),
@@ -507,7 +424,7 @@ class _Run:
 
     def _reject_idle_work(self, ran_us: float) -> None:
         """`ran_us`: for how long the candidate's processes could run."""
-        excess_us = _certain_excess(self._samples["candidate"].idle_us, self._samples["reference"].idle_us)
+        excess_us = outer_clock.certain_excess(self._samples["candidate"].idle_us, self._samples["reference"].idle_us)
         if excess_us > self._subject.settings.idle_limit_us:
             raise Rejection(
                 Reason.WORK_OUTSIDE_TIMING,
@@ -522,27 +439,11 @@ class _Run:
     def _reject_unquiet(self) -> None:
         candidate, reference = (self._samples[name].quiet_us for name in ("candidate", "reference"))
         usual_us = median(reference)
-        if _certain_excess(candidate, reference) > (_QUIET_RATIO - 1) * usual_us + _QUIET_SLACK_US:
+        if outer_clock.certain_excess(candidate, reference) > (_QUIET_RATIO - 1) * usual_us + _QUIET_SLACK_US:
             raise Rejection(
                 Reason.DEVICE_NOT_QUIET,
                 f"a cache flush after its calls takes {median(candidate):.0f} us; after the reference's {usual_us:.0f} us",
             )
-
-
-def _certain_excess(candidate: list[float], reference: list[float]) -> float:
-    """How far the candidate's lower quartile lies above the reference's upper one: what a busy machine, which
-    disturbs some calls of either, cannot explain."""
-    return float(np.quantile(candidate, 0.25) - np.quantile(reference, 0.75))
-
-
-def _slack_us(*samples: list[float]) -> float:
-    """Twice the standard error of the difference of medians: what chance alone explains."""
-    total = 0.0
-    for sample in samples:
-        values = np.asarray(sample)
-        spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-        total += (1.2533 * spread) ** 2 / len(values)
-    return 2 * math.sqrt(total)
 
 
 def _pair(samples: _Samples, index: int) -> tuple[float, ...]:

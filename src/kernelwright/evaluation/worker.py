@@ -24,6 +24,7 @@ import torch
 
 from kernelwright.evaluation.arena import TensorSpec, close_arena, open_arena
 from kernelwright.evaluation.channel import Channel, ChannelClosed
+from kernelwright.evaluation.process_state import WRAPPED_BY_COMPILE, global_state, library_functions
 from kernelwright.evaluation.structure import unflatten
 
 _clock_ns = time.perf_counter_ns
@@ -99,26 +100,6 @@ class _DeviceClock:
         return milliseconds.value * 1e3
 
 
-def global_state() -> dict[str, Any]:
-    """Process-wide settings of PyTorch that a module can change."""
-    return {
-        "default_dtype": str(torch.get_default_dtype()),
-        "default_device": str(torch.get_default_device()),
-        "grad_enabled": torch.is_grad_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "threads": torch.get_num_threads(),
-        "working_directory": os.getcwd(),
-        "file_mode_mask": _file_mode_mask(),
-        "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
-        "hooks": [id(sys.excepthook), id(sys.displayhook), id(sys.stdout), id(sys.stderr), id(sys.stdin)],
-        "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
-    }
-
-
 _FREE_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
@@ -166,58 +147,6 @@ _FREE_OPERATORS = frozenset(
         "result_type",
     )
 )
-
-_WATCHED_MODULES = (
-    "time",
-    "statistics",
-    "builtins",
-    "math",
-    "random",
-    "json",
-    "socket",
-    "numpy",
-    "torch",
-    "torch.nn.functional",
-    "torch.cuda",
-    "torch.linalg",
-    "torch.testing",
-    "torch.autograd",
-    "torch.backends.cudnn",
-    "torch.random",
-)
-_WATCHED_CLASSES = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.nn.Linear,
-    torch.nn.Conv2d,
-    torch.nn.Parameter,
-    torch.cuda.Event,
-    torch.cuda.Stream,
-    torch.Generator,
-)
-
-
-_WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstate__", "torch.manual_seed"})
-"""What torch.compile itself replaces when it is first used."""
-
-
-def library_functions() -> dict[str, int]:
-    """Identity of every function of the libraries that a drop-in module shares with its user."""
-    places: list[tuple[str, Any]] = [(name, sys.modules[name]) for name in _WATCHED_MODULES if name in sys.modules]
-    places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
-    return {
-        f"{place}.{name}": id(value)
-        for place, owner in places
-        for name, value in vars(owner).items()
-        if callable(value) and not isinstance(value, type)
-    }
-
-
-def _file_mode_mask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
 
 class Harness:
     """State of one worker: the module, its arenas and layouts."""
@@ -324,7 +253,7 @@ class Harness:
         patched = sorted(
             name
             for name, identity in self.functions.items()
-            if now.get(name) != identity and not (name in _WRAPPED_BY_COMPILE and "torch._dynamo" in sys.modules)
+            if now.get(name) != identity and not (name in WRAPPED_BY_COMPILE and "torch._dynamo" in sys.modules)
         )
         after = global_state()
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
