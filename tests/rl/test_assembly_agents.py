@@ -12,7 +12,7 @@ from assembly_support import WrongWhenMovedFar, program_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.rl.assembly_agents import AGENTS, Table, agent_named, play
 from kernelwright.rl.assembly_backends import SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.rl.assembly_game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
@@ -278,6 +278,22 @@ def test_ppo_plays_version_1_on_several_backends_with_the_papers_network(program
     play("ppo", Table(program, None, ledger, seed=1, horizon=8))
     assert ledger.spent == 20
     assert ledger.stopped_by == "schedules"
+
+
+def test_ppos_network_goes_where_it_is_told(program, monkeypatch):
+    from kernelwright.rl import assembly_ppo
+
+    told = []
+    monkeypatch.setattr(assembly_ppo, "train", lambda table, config: told.append(config.device))
+    play("ppo", Table(program, None, ledger_of(program, 20, "ppo"), network_device="cuda:1"))
+    assert told == ["cuda:1"]
+
+
+def test_a_network_on_a_gpu_that_is_not_there_is_an_error_before_anything_is_played(program):
+    ledger = ledger_of(program, 20, "ppo")
+    with pytest.raises(DeviceError):
+        play("ppo", Table(program, None, ledger, network_device="cuda:7"))
+    assert ledger.spent == 0
 
 
 class Contrary(StaticIssueCycles):

@@ -37,7 +37,7 @@ def device_option(function: Function) -> Function:
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda",
-        callback=_device_name,
+        callback=device_name,
         help="Where to run. auto takes a GPU when there is one. cuda:N names one of several.",
     )(function)
 
@@ -134,7 +134,8 @@ def _label(name: str) -> Any:
     raise UsageError(f"Wanted a label, found `{name}`; {hint}")
 
 
-def _device_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+def device_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """A callback for options that name a device; raises click.BadParameter for what cannot be one."""
     index = name.removeprefix("cuda:")
     numbered = index != name and index.isascii() and index.isdigit() and len(index) <= DEVICE_DIGITS
     if name in ("auto", "cpu", "cuda") or numbered:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelwright.cli.group import HelpfulGroup
-from kernelwright.cli.options import FiniteRange, run_directory
+from kernelwright.cli.options import FiniteRange, device_name, run_directory
 from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
 from kernelwright.cli.sass_cache import cache
 
@@ -228,6 +228,14 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
     help="Compile for this compute capability times ten; the GPU's by default.",
 )
 @click.option("--limit", "limit_s", type=FiniteRange(min=0), metavar="SECONDS", help="Time limit of each agent.")
+@click.option(
+    "--network-device",
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda:N",
+    callback=device_name,
+    help="Where PPO's network is. Not a GPU that measures: it would disturb what is timed there.",
+)
 @_kernel_option
 @_json_option
 def optimize(
@@ -241,6 +249,7 @@ def optimize(
     gpus: int,
     architecture: str | None,
     limit_s: float | None,
+    network_device: str,
     kernel_name: str | None,
     as_json: bool,
 ) -> None:
@@ -252,7 +261,7 @@ def optimize(
     from kernelwright.rl.assembly_arena import open_game
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
-    settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s)
+    settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s, network_device=network_device)
     game = open_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name)
     try:
         with (

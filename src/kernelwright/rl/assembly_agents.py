@@ -43,6 +43,7 @@ class Table:
         horizon: moves of an episode, for agents that play episodes.
         directory: where an agent may keep files of its own; None keeps none.
         start: moves from the original to the schedule where every search begins; PPO begins at the original.
+        network_device: where PPO's network is, as torch names devices.
     """
 
     program: Program
@@ -53,6 +54,7 @@ class Table:
     horizon: int = PAPER_HORIZON
     directory: Path | None = None
     start: tuple[AnyMove, ...] = ()
+    network_device: str = "cpu"
 
     @property
     def neighbourhood(self) -> Neighbourhood:
@@ -120,9 +122,9 @@ def agent_named(name: str) -> Agent:
 
 
 def _play_ppo(table: Table) -> None:
-    from kernelwright.rl.assembly_ppo import train
+    from kernelwright.rl.assembly_ppo import PpoConfig, train
 
-    train(table)
+    train(table, PpoConfig(device=table.network_device))
 
 
 @dataclass(slots=True)

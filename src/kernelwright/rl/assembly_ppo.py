@@ -84,10 +84,14 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
 
     Raises:
         BudgetSpent: the ordinary end.
+        DeviceError: the network's device is not there.
     """
     from sb3_contrib import MaskablePPO
 
+    from kernelwright.evaluation import resolve_device
+
     config = config or PpoConfig()
+    device = resolve_device(config.device)
     envs = _vectorised([_maker(table) for _ in range(table.ledger.lanes)], table.seed)
     steps = max(config.rollout_steps, round(config.steps_per_schedule * table.ledger.budget))
     model = MaskablePPO(
@@ -108,7 +112,7 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
         target_kl=None,
         policy_kwargs=_policy_arguments(config),
         seed=table.seed,
-        device=config.device,
+        device=device,
         verbose=0,
     )
     log = None if table.directory is None else table.directory / "ppo.jsonl"

@@ -68,6 +68,8 @@ class GameSettings:
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
         start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
+        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU on which
+            no schedule is timed meanwhile.
     """
 
     agents: tuple[str, ...] = ("ppo",)
@@ -78,6 +80,7 @@ class GameSettings:
     limit_s: float | None = None
     learn: bool = True
     start: tuple[AnyMove, ...] = ()
+    network_device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.start and "ppo" in self.agents:
@@ -222,7 +225,10 @@ def _let_play(
         directory = run.path / agent
         if agent == "ppo":
             directory.mkdir(exist_ok=True)
-        table = Table(program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory, settings.start)
+        table = Table(
+            program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory, settings.start,
+            settings.network_device,
+        )  # fmt: skip
         play(agent, table)
         watch.note(ledger.spent, now=True)
     return ledger
