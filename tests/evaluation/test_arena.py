@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernelwright.errors import DeviceError
 from kernelwright.evaluation import arena as arena_module
-from kernelwright.evaluation.arena import Arena, TensorSpec, open_arena, plan
+from kernelwright.evaluation.arena import Arena, TensorSpec, close_arena, open_arena, plan
 
 CPU = torch.device("cpu")
 
@@ -142,7 +143,7 @@ class FakeRuntime:
 
     def __init__(self, status=0):
         self.status = status
-        self.freed = []
+        self.freed, self.closed = [], []
         outer = self
 
         class Opener:
@@ -167,6 +168,10 @@ class FakeRuntime:
 
     def cudaFree(self, pointer):
         self.freed.append(pointer.value)
+        return self.status
+
+    def cudaIpcCloseMemHandle(self, pointer):
+        self.closed.append(pointer.value)
         return self.status
 
 
@@ -209,3 +214,24 @@ def test_the_array_interface_names_the_bytes():
     assert described["data"] == (0x7000, False)
     assert described["shape"] == (64,)
     assert described["typestr"] == "|u1"
+
+
+def test_a_worker_lets_go_of_device_memory_and_a_device_that_refuses_is_an_error(runtime):
+    memory = SimpleNamespace(device=torch.device("cuda", 0), data_ptr=lambda: 0x7000)
+    close_arena(memory)
+    assert runtime.closed == [0x7000]
+    runtime.status = 1
+    with pytest.raises(DeviceError, match="close an arena: error 1"):
+        close_arena(memory)
+
+
+def test_a_worker_on_a_processor_asks_no_runtime_to_let_go(runtime):
+    close_arena(torch.empty(8, dtype=torch.uint8))
+    assert runtime.closed == []
+
+
+def test_device_memory_becomes_a_tensor_of_its_device(monkeypatch):
+    monkeypatch.setattr(torch, "as_tensor", lambda data, device: (data.__cuda_array_interface__, device))
+    described, device = arena_module._wrap_cuda(0x7000, 64, torch.device("cuda", 1))
+    assert (described["data"], described["shape"]) == ((0x7000, False), (64,))
+    assert device == torch.device("cuda", 1)

@@ -189,3 +189,10 @@ def test_files_cross_as_duplicates_and_none_crosses_as_none(ends):
     os.close(theirs)
     assert os.read(reader, 2) == b"x"
     os.close(reader)
+
+
+def test_files_for_a_side_that_is_gone_are_a_closed_channel(ends):
+    ours, theirs = ends
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        ours.send_files([0])

@@ -144,3 +144,25 @@ def test_tied_parameters_get_one_value_under_all_their_names():
     assert not torch.equal(state["first.weight"], tied.initial_state["first.weight"])
     torn = state | {"second.weight": state["first.weight"] + 1}
     assert torch.equal(tied.tied(torn)["second.weight"], state["first.weight"])
+
+
+def test_noise_moves_finite_elements_by_its_share_of_them_and_of_their_size():
+    judge, _ = oracle(task("return inputs[0]", init="self.register_buffer('mask', torch.ones(3))"))
+    x = torch.ones(4096)
+    x[:1024] = 0
+    x[-1] = torch.inf
+    (moved,) = judge.truth([x], judge.initial_state, training=True, noise=1e-3)
+    assert moved[-1] == torch.inf
+    size = 1e-3 * (3071 / 4096) ** 0.5  # of the root of the mean square, infinities taken for 0
+    assert float(moved[:1024].std()) == pytest.approx(size, rel=0.15)
+    assert float((moved[1024:-1] - 1).std()) == pytest.approx(1e-3 + size, rel=0.15)
+    assert not torch.equal(moved, judge.truth([x], judge.initial_state, training=True, noise=1e-3)[0])
+    assert torch.equal(judge.truth([x], judge.initial_state, training=True)[0], x.double())
+
+
+def test_noise_moves_parameters_but_no_masks():
+    lines = "self.w = torch.nn.Parameter(torch.ones(64)); self.register_buffer('mask', torch.ones(64))"
+    judge, _ = oracle(task("return self.w + 0, self.mask + 0", init=lines))
+    weights, mask = judge.truth([], judge.initial_state, training=True, noise=1e-3)
+    assert 0 < float((weights - 1).abs().max()) < 0.02
+    assert torch.equal(mask, torch.ones(64, dtype=torch.float64))

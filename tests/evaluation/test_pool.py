@@ -95,6 +95,16 @@ def test_jobs_are_taken_only_as_slots_become_free(member):
         assert len(list(outcomes)) == 5
 
 
+def test_a_rotation_has_one_outcome_for_each_baseline(member):
+    member.act = staticmethod(lambda one: [evaluation(one.task) for _ in one.baselines])
+    rotations = [Rotation(job(number).task, (candidate(),) * number) for number in (1, 3)]
+    with JudgePool(["cpu"], SETTINGS) as judges:
+        found = {one.task.id: outcomes for one, outcomes in judges.rotate(rotations)}
+        stopped = list(judges.rotate(rotations, lambda: True))
+    assert {name: [one.task for one in outcomes] for name, outcomes in found.items()} == {"1": ["1"], "3": ["3"] * 3}
+    assert stopped == []
+
+
 def test_stopping_leaves_the_rest_undone(member):
     answers = iter([False, False])
     assert set(run([job(n) for n in range(9)], stop=lambda: next(answers, True))) == {"0", "1"}

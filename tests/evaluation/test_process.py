@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -308,3 +309,34 @@ def test_a_failed_start_leaves_no_socket_open(tmp_path):
     )
     with pytest.raises(RuntimeError, match="no"):
         Worker(Broken(), spec, Settings.quick())
+
+
+def test_a_worker_forgets_if_it_lives_and_was_left_clean(made):
+    worker = answering(made, lambda request: {**good(request), "clean": True})
+    assert worker.forget()
+    assert worker._channel.request["op"] == "forget"
+    assert worker.arenas == {}
+    worker.close()
+    worker._channel = FakeChannel(lambda request: pytest.fail("it was asked, and it is gone"))
+    assert not worker.forget()
+
+
+@pytest.mark.parametrize(
+    "answer", [{"clean": False}, {"clean": "yes"}, {}, ChannelClosed()], ids=["traces", "no truth value", "no word", "gone"]
+)
+def test_a_worker_that_may_not_be_kept_says_so(made, answer):
+    worker = answering(made, lambda request: answer if isinstance(answer, Exception) else good(request) | answer)
+    assert not worker.forget()
+
+
+def test_a_worker_that_forgot_gets_new_memory_and_a_new_module(made):
+    worker = answering(made, lambda request: {**good(request), "clean": True})
+    worker.request("release", 5.0)
+    worker.forget()
+    sent = []
+    worker._channel.send_files = sent.append
+    worker.adopt(replace(worker.spec, source="other", arena_bytes={"inputs": 512, "outputs": 1024}))
+    assert worker._channel.request["config"]["source"] == "other"
+    assert worker._channel.request["config"]["arenas"]["outputs"]["size_bytes"] == 1024
+    assert sent == [[*worker.arenas["inputs"].files, *worker.arenas["outputs"].files]]
+    assert worker._channel.request["files"] == 2
