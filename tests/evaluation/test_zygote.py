@@ -100,12 +100,21 @@ def test_a_worker_on_its_way_out_is_waited_for(monkeypatch):
 
 def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
     pid = session(children=1)
-    now_s = iter([0.0, 0.1, 0.2, 0.3])
-    monkeypatch.setattr(zygote.time, "monotonic", lambda: next(now_s))
-    ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
+    now_s = [0.0]
+
+    def sleep(seconds):
+        assert now_s[0] < 0.25, "it waits on"
+        now_s.append(now_s.pop() + 0.1)
+
+    monkeypatch.setattr(zygote.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(zygote.time, "sleep", sleep)
+    try:
+        ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
+    finally:
+        zygote._kill_session(pid)
     assert ending.signal == signal.SIGKILL
     assert zygote.session_members(pid, zombies=True) == []
-    assert list(now_s) == []
+    assert now_s[0] > 0.25
 
 
 def test_an_ending_says_how():
