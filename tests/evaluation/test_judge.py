@@ -6,6 +6,7 @@ import ast
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Judge, Settings, resolve_device
 from kernelwright.evaluation import judge as judge_module
+from kernelwright.evaluation.judge import devices_of
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 
 from .snippets import HEAD, RELU, candidate, task
@@ -540,6 +542,43 @@ def test_devices_by_name(monkeypatch):
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(DeviceError, match="2 GPUs"):
         resolve_device("cuda:2")
+
+
+def test_all_visible_gpus_are_meant_unless_one_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices_of("cuda") == devices_of("auto") == ["cuda:0", "cuda:1"]
+    assert devices_of("cuda:1") == ["cuda:1"]
+    assert devices_of("cpu") == ["cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices_of("auto") == ["cpu"]
+
+
+def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(DeviceError, match=r"of relu; the judge's own share .* ran out: No 2 GiB\.") as caught:
+        with judge._workplace(RELU):
+            raise torch.OutOfMemoryError("No 2 GiB.\nA long story")
+    assert "long story" not in str(caught.value)
+    assert "fewer judges" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, tmp_path, device):
+    order = []
+    worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
+    side = SimpleNamespace(worker=worker, close=lambda: order.append("close"))
+    checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"))
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s={}))
+    monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
+    monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
+    monkeypatch.setattr(judge, "_time", lambda subject, verdict: order.append("time"))
+    monkeypatch.setattr(judge, "device", torch.device(device))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
+    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
+    emptied = ["emptied"] if device != "cpu" else []
+    assert order == ["check", *emptied, "pause", "time", "resume", "late", "close", "close"]
 
 
 def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):

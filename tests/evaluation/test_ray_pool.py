@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +24,9 @@ from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
 from kernelwright.evaluation import Job, JudgePool, Settings, ray_pool
 from kernelwright.evaluation.evaluator import Evaluator
-from kernelwright.evaluation.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES
+from kernelwright.evaluation.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES, connect
 from kernelwright.evaluation.ray_pool import RayPool
-from kernelwright.records import Candidate, Task
+from kernelwright.records import Candidate, Evaluation, Task, Verdict
 
 from .snippets import RELU, candidate
 
@@ -176,6 +178,145 @@ def test_both_pools_are_evaluators(kind):
         assert hasattr(kind, name)
     for name in ("evaluate", "close"):
         assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(Evaluator, name))
+
+
+def test_a_cluster_that_listens_is_connected_to():
+    started = []
+    fake = SimpleNamespace(init=lambda **options: started.append(options["address"]), exceptions=ray.exceptions)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        connect(fake, address, None)
+        server.settimeout(5.0)
+        server.accept()[0].close()
+    with pytest.raises(DeviceError, match=address):
+        connect(fake, address, None)
+    connect(fake, "auto", None)
+    connect(fake, "ray://nobody.invalid:10001", None)  # Ray's own client knows how to ask
+    assert started == [address, "auto", "ray://nobody.invalid:10001"]
+
+
+# --- what runs in an actor, in this process -------------------------------------------------------
+
+
+def actor(device="cpu"):
+    """And the judges that it makes, each a list of what it was told."""
+    judges = []
+
+    def make(device, settings):
+        told = [(device, settings)]
+        judges.append(told)
+        if len(judges) == 1 and device == "cuda:0":
+            raise DeviceError("Wanted a GPU.")
+
+        def evaluate(task, candidate, *, settings=None):
+            told.append((task, candidate, settings))
+            if task.id == "broken":
+                raise TaskError("Wanted another task.")
+            return Evaluation(
+                task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED, checks={"seen": 1}
+            )
+
+        return SimpleNamespace(evaluate=evaluate, close=lambda: told.append("closed"))
+
+    return ray_pool._JudgeActor(device, SETTINGS.model_dump_json(), make), judges
+
+
+def asked(one, number=0, changed=None):
+    work = job(number)
+    kind, value = one.evaluate(work.task.model_dump_json(), work.candidate.model_dump_json(), changed)
+    return value if kind == "error" else Evaluation.model_validate_json(value)
+
+
+def test_an_actor_makes_one_judge_and_says_where_it_judged():
+    one, judges = actor()
+    assert one.ready() == os.getpid()
+    assert judges == []
+    found = asked(one, 4)
+    assert (found.task, found.device, found.checks) == ("4", "cpu", {"seen": 1, "node": socket.gethostname()})
+    other = SETTINGS.model_copy(update={"thorough": False})
+    asked(one, 5, other.model_dump_json())
+    assert judges == [[("cpu", SETTINGS), (job(4).task, job(4).candidate, None), (job(5).task, job(5).candidate, other)]]
+
+
+@pytest.mark.parametrize(("visible", "device"), [("3", "cuda:3"), (None, "cuda:0")])
+def test_an_actor_sees_one_gpu_and_names_it_as_its_machine_counts(monkeypatch, visible, device):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    one, judges = actor("cuda")
+    assert isinstance(asked(one), DeviceError)
+    assert asked(one).device == device  # a judge that could not be made is tried anew
+    assert [told[0][0] for told in judges] == ["cuda:0"] * 2
+
+
+def test_an_error_of_the_task_comes_back_from_an_actor_with_its_type():
+    error = asked(actor()[0], "broken")
+    assert (type(error), str(error)) == (TaskError, "Wanted another task.")
+    assert error.__traceback__ is None  # it need not survive the journey
+
+
+def test_an_actor_closes_its_judge_once():
+    one, judges = actor()
+    one.close()
+    assert judges == []
+    asked(one)
+    one.close()
+    one.close()
+    assert judges[0][-1:] == ["closed"]
+    assert judges[0].count("closed") == 1
+    asked(one)
+    assert len(judges) == 2
+
+
+# --- what another thread did in between, with a Ray that is told what to say -----------------------
+
+
+def bare_pool(**fake):
+    made = object.__new__(RayPool)
+    made._ray = SimpleNamespace(exceptions=ray.exceptions, **fake)
+    made._lock, made._closing = threading.Lock(), False
+    made._members, made._idle, made._starting = set(), [], {}
+    return made
+
+
+def test_a_thread_whose_pools_actors_all_work_for_others_looks_again_later(monkeypatch):
+    slept = []
+    monkeypatch.setattr(ray_pool.time, "sleep", slept.append)
+    assert bare_pool()._wait({}) == []
+    assert slept == [ray_pool._POLL_S]
+
+
+def test_an_actor_whose_start_another_thread_has_seen_is_not_made_idle_twice():
+    def wait(references, **options):
+        made._starting.clear()
+        return references, []
+
+    made = bare_pool(wait=wait)
+    made._starting = {"begun": ray_pool._Member(None)}
+    assert made._settle() == ""
+    assert made._idle == []
+
+
+def test_a_job_of_a_pool_that_was_closed_waits_for_nothing():
+    made = bare_pool()
+    made._members = {ray_pool._Member(None)}  # it works, so that a job would wait
+    assert made._hopeless(ray_pool._Owed(job(0))) == ""
+    made._closing = True
+    assert "closed" in made._hopeless(ray_pool._Owed(job(0)))
+
+
+def test_an_actor_is_killed_once():
+    killed = []
+    made = bare_pool(kill=lambda actor, no_restart: killed.append(actor))
+    member = ray_pool._Member("it")
+    made._members, made._idle = {member}, [member]
+    made._discard(member)
+    made._discard(member)
+    assert killed == ["it"]
+    assert (made._members, made._idle) == (set(), [])
+
+
+# --- on a Ray -------------------------------------------------------------------------------------
 
 
 def test_every_job_has_one_outcome_and_its_actors_stay(pool):

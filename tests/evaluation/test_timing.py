@@ -11,10 +11,11 @@ import pynvml
 import pytest
 import torch
 
+from kernelwright.errors import TaskError
 from kernelwright.evaluation import Settings, cache, device_state, outer_clock, timing
 from kernelwright.evaluation.cache import CacheFlush, last_level_cache_bytes
 from kernelwright.evaluation.compare import Distance
-from kernelwright.evaluation.process import CallClocks
+from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.subject import Rejection
 from kernelwright.evaluation.timing import log_ratios
 from kernelwright.records import Label, Reason, TimingBlock
@@ -72,6 +73,79 @@ def filled(subject=None, helpers_us=0.0, **candidate):
     for name in timing._SIDES:
         fill(run, name, **(candidate if name == "candidate" else {}))
     return run
+
+
+@pytest.mark.parametrize(
+    "error", [Rejection(Reason.NO_MODEL_NEW, "none"), WorkerFailure(Reason.CRASHED, "gone"), TaskError("Wanted a task.")]
+)
+def test_a_side_that_does_not_start_closes_the_others(error):
+    closed = []
+
+    def start(role):
+        if role == "candidate":
+            raise error
+        return SimpleNamespace(close=lambda: closed.append(role))
+
+    with pytest.raises(type(error)) as caught:
+        timing._start(SimpleNamespace(start=start))
+    assert caught.value is error
+    assert closed == ["reference", "reference"]
+
+
+class OddSide:
+    """Answers a call with the inputs, moved by `error`, or raises."""
+
+    def __init__(self, error=0.0):
+        self.error = error
+        self.asked = []
+
+    def place(self, inputs, slot):
+        self.asked.append(inputs)
+        return 0
+
+    def call(self, layout, *, seed):
+        if isinstance(self.error, Exception):
+            raise self.error
+        return SimpleNamespace(outputs=[self.asked[-1][0] + self.error])
+
+
+def odd_run(**errors):
+    """Its subject draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
+    subject = FakeSubject()
+    subject.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
+    subject.call_seed = lambda: None
+    sides = {name: OddSide(errors.get(name, 0.0)) for name in timing._SIDES}
+    return timing._Run(subject, sides, lambda: 0.0), subject, sides
+
+
+def odd_set(subject, name, vary=lambda x, g: x, allowed=1e-6):
+    made = InputSet(name, vary, "")
+    subject.tolerances[made] = Distance(allowed, allowed)
+    return made
+
+
+def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
+    run, subject, sides = odd_run(candidate=1e-3)
+    run.odd_inputs([odd_set(subject, "loose", allowed=0.1)])
+    assert [len(side.asked) for side in sides.values()] == [1, 1, 1]
+    with pytest.raises(Rejection, match="`strict`") as caught:
+        run.odd_inputs([odd_set(subject, "strict")])
+    assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+
+
+def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_not():
+    run, subject, sides = odd_run(candidate=1.0)
+    nan = odd_set(subject, "nan", lambda x, g: x * math.nan)
+    run.odd_inputs([nan])
+    with pytest.raises(Rejection, match="`strict`"):
+        run.odd_inputs([nan, odd_set(subject, "strict")])
+    assert len(sides["null"].asked) == 3
+
+
+def test_a_draw_on_which_the_reference_fails_ends_this_turn():
+    run, subject, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
+    run.odd_inputs([odd_set(subject, "one"), odd_set(subject, "two")])
+    assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])
@@ -195,6 +269,14 @@ def test_the_first_timed_output_must_still_be_there():
     run._subject.labels.add(Label.CUDA_GRAPH)
     run.verify_held()
     assert Label.ALIASED_OUTPUT in run._subject.labels
+
+
+def test_a_view_of_an_input_is_not_expected_to_last():
+    run = run_of(held=[torch.ones(3)])
+    run._first_output = [torch.zeros(3)]
+    run._subject.output_follows_input = True
+    run.verify_held()
+    assert run._subject.labels == set()
 
 
 def test_ratios_are_paired_by_input_and_grouped_by_process():

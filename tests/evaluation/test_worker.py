@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -269,6 +270,57 @@ def test_state_goes_in_and_comes_back(bench):
     assert [float(spec.view(memory).flatten()[0]) for spec in specs] == [2, 2, 3]
 
 
+def test_a_step_changes_the_named_parameters_where_they_are_and_nothing_else(bench):
+    bench.ready()
+    model, before = bench.harness.model, bench.harness.model.linear.weight
+    specs, message = state_message(bench)
+    for spec in specs:
+        spec.view(bench.arenas["state"].memory).fill_(7)
+    kept = model.linear.bias.tolist()
+    places = {value.data_ptr() for value in model.state_dict().values()}
+    chosen = [entry for entry in message["state"] if entry[0] == "linear.weight"]
+    assert bench.harness.op_step({"state": chosen}) == {}
+    assert model.linear.weight is before
+    assert before.tolist() == [[7.0] * 3] * 3
+    assert model.linear.bias.tolist() == kept
+    assert {value.data_ptr() for value in model.state_dict().values()} == places
+    bench.arenas["state"].poison()
+    assert before.tolist() == [[7.0] * 3] * 3
+    assert before.requires_grad
+
+
+def test_memory_of_an_earlier_output_that_is_held_is_named(tmp_path):
+    source = MODULE.replace("self.count += 1", "self.count += 1; self.y = self.__dict__.get('y', x + 1); return self.y")
+    bench = Bench(tmp_path, source=source).ready()
+    assert bench.call(hold=True)["outputs"][0]["aliases"] == []
+    assert bench.call()["outputs"][0]["aliases"] == ["earlier output"]
+
+
+def test_what_is_forgotten_is_gone(bench):
+    bench.ready().call(hold=True)
+    held, model = weakref.ref(bench.harness.held[0][0]), weakref.ref(bench.harness.model)
+    assert bench.harness.forget() is True
+    assert (held(), model()) == (None, None)
+    assert "candidate" not in worker.sys.modules
+    assert not any((bench.harness.memory, bench.harness.layouts, bench.harness.regions, bench.harness.held))
+
+
+@pytest.mark.parametrize(
+    "leave_a_trace",
+    [
+        lambda patch: patch.setattr(time, "perf_counter", lambda: 0.0),
+        lambda patch: patch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    ],
+    ids=["function", "setting"],
+)
+def test_a_module_that_left_a_trace_in_the_process_is_forgotten_and_told_of(bench, monkeypatch, leave_a_trace):
+    bench.ready()
+    with monkeypatch.context() as patch:
+        leave_a_trace(patch)
+        assert bench.harness.forget() is False
+    assert bench.harness.model is None
+
+
 def test_the_mode_is_switched_and_reported(bench):
     bench.build(3)
     assert bench.harness.op_mode({"training": False}) == {"training": False}
@@ -363,6 +415,41 @@ def test_the_device_clock_brackets_a_call_and_waits_for_the_whole_device(monkeyp
     ]
 
 
+def test_a_device_is_with_this_process_before_the_clock_starts(monkeypatch):
+    clock, runtime = device_clock(monkeypatch)
+    clock.ready()
+    assert runtime.log[2:] == ["cudaEventRecord", "cudaDeviceSynchronize"]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What a harness asks of torch.cuda, with the GPU's memory in this process; returns the log."""
+    asked = []
+    for name in ("set_device", "init", "empty_cache", "set_per_process_memory_fraction"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments, name=name: asked.append((name, *arguments)))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 << 30))
+    monkeypatch.setattr(worker, "_DeviceClock", worker._HostClock)
+    monkeypatch.setattr(worker, "open_arena", lambda description, files, device: torch.empty(16, dtype=torch.uint8))
+    return asked
+
+
+@pytest.mark.parametrize(("limit_gib", "share"), [(2, 0.25), (80, 1.0)])
+def test_a_worker_on_a_gpu_may_use_so_much_of_its_memory(tmp_path, gpu, limit_gib, share):
+    Bench(tmp_path, device="cuda:1", device_memory_limit_bytes=limit_gib << 30)
+    device = torch.device("cuda", 1)
+    assert gpu == [("set_device", device), ("init",), ("set_per_process_memory_fraction", share, device)]
+
+
+def test_a_worker_on_a_gpu_gives_back_all_its_memory_once_nothing_uses_it(tmp_path, monkeypatch, gpu):
+    bench = Bench(tmp_path, device="cuda:0", device_memory_limit_bytes=1 << 30)
+    del gpu[:]
+    bench.harness.model = torch.nn.Linear(3, 3)
+    model = weakref.ref(bench.harness.model)
+    monkeypatch.setattr(worker, "close_arena", lambda memory: gpu.append(("closed", model())))
+    assert bench.harness.forget()
+    assert gpu == [("closed", None)] * 3 + [("empty_cache",)]
+
+
 def test_a_device_that_fails_is_an_exception_of_the_call(monkeypatch):
     with pytest.raises(RuntimeError, match="cudaEventCreate"):
         device_clock(monkeypatch, ("cudaEventCreate",))
@@ -445,6 +532,42 @@ def test_a_parent_that_hangs_up_ends_the_loop(config):
     ours.close()
     worker.serve(theirs, config, [])
     theirs.close()
+
+
+def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, monkeypatch):
+    """As the parent of a kept worker asks."""
+    monkeypatch.setattr(torch.nn.functional, "left_behind", None, raising=False)
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    thread = threading.Thread(target=worker.serve, args=(theirs, config, []))
+    thread.start()
+
+    def ask(op, handles=(), **fields):
+        channel.send({"op": op, "nonce": op, **fields})
+        channel.send_files(list(handles))
+        return channel.receive(time.monotonic() + 30)
+
+    try:
+        build = {"arguments": {"list": [{"value": 3}]}, "seed": 0}
+        assert ask("forget") == {"clean": True, "nonce": "forget"}  # it had built nothing yet
+        assert ask("build", **build)["state"][0][0] == "count"
+        assert ask("forget") == {"clean": True, "nonce": "forget"}
+        arena = Arena(CPU, 1 << 14)
+        other = MODULE.replace('"count"', '"other"').replace("self.count", "self.other")
+        other += "torch.nn.functional.left_behind = lambda: None"
+        task = {"source": other, "arenas": {"state": arena.describe()}}
+        assert ask("adopt", arena.files, config=task, files=1) == {"nonce": "adopt"}
+        assert ask("build", **build)["state"][0][0] == "other"
+        arena.poison()
+        (spec,), _ = plan([torch.empty(1)])
+        assert "error" not in ask("save_state", state=[["other", spec.to_json()]])
+        assert spec.view(arena.memory).tolist() == [0.0]
+        assert ask("forget")["clean"] is False
+        arena.close()
+    finally:
+        channel.close()
+        thread.join()
+        theirs.close()
 
 
 def test_directories_of_its_own(tmp_path, monkeypatch):

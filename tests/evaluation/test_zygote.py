@@ -72,6 +72,51 @@ def test_a_session_that_is_dead_already_keeps_its_status(reaper):
     assert (ending.exit_code, ending.signal) == (7, None)
 
 
+def test_a_worker_on_its_way_out_is_waited_for(monkeypatch):
+    """It lives when it is asked about first; killed then, it would not show how it left."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        theirs.send(b"x")
+        theirs.recv(1)
+        os._exit(7)
+    ours.recv(1)
+    waits = []
+
+    def let_go(seconds):
+        if not waits:
+            ours.send(b"x")
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        waits.append(seconds)
+
+    monkeypatch.setattr(zygote.time, "sleep", let_go)
+    ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=60.0))
+    assert ending.exit_code == 7
+    assert len(waits) == 2
+    ours.close()
+    theirs.close()
+
+
+def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
+    pid = session(children=1)
+    now_s = [0.0]
+
+    def sleep(seconds):
+        assert now_s[0] < 0.25, "it waits on"
+        now_s.append(now_s.pop() + 0.1)
+
+    monkeypatch.setattr(zygote.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(zygote.time, "sleep", sleep)
+    try:
+        ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
+    finally:
+        zygote._kill_session(pid)
+    assert ending.signal == signal.SIGKILL
+    assert zygote.session_members(pid, zombies=True) == []
+    assert now_s[0] > 0.25
+
+
 def test_an_ending_says_how():
     assert (Ending(9, None).signal, Ending(9, None).exit_code) == (9, None)
     assert (Ending(3 << 8, "memory").signal, Ending(3 << 8, "memory").exit_code) == (None, 3)

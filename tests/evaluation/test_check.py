@@ -1,0 +1,203 @@
+"""The check of single answers, with both sides in this process: what nothing settles, and what rounding does to a task."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.evaluation import Settings
+from kernelwright.evaluation.check import Checker
+from kernelwright.evaluation.compare import Distance
+from kernelwright.evaluation.replies import Described, Output
+from kernelwright.evaluation.stage import Answer
+from kernelwright.evaluation.structure import flatten
+from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.records import Reason
+from kernelwright.tasks import INPUT_SETS, bring_to_life
+
+from .snippets import candidate, task
+
+OWN = INPUT_SETS[0]
+(CONSTANT,) = (one for one in INPUT_SETS if one.name == "constant")
+
+
+class LocalSide:
+    """A side that computes here; `operators` are what it claims to run."""
+
+    def __init__(self, function, operators=()):
+        self.function = function
+        self._operators = list(operators)
+        self.traced = 0
+
+    def place(self, inputs, slot):
+        self.inputs = inputs
+        return 0
+
+    def call(self, layout, *, seed, hold=False):
+        skeleton, outputs = flatten(self.function(*self.inputs))
+        described = Described(
+            skeleton=skeleton,
+            strange=(),
+            outputs=tuple(
+                Output(
+                    dtype=str(one.dtype), shape=tuple(one.shape), stride=one.contiguous().stride(), device="cpu", aliases=()
+                )
+                for one in outputs
+            ),
+        )
+        return Answer(outputs, described, None, inputs_intact=True)
+
+    def operators(self, layout):
+        self.traced += 1
+        return self._operators
+
+
+def checker(made, answer=None, operators=()):
+    """Of a task, with `answer(*inputs)` in the candidate's place, or the reference itself."""
+    settings = Settings.quick(threads=1, timed=False)
+    gate = contextlib.nullcontext
+    subject = Subject(
+        bring_to_life(made), candidate(), settings, torch.device("cpu"), None, Path(), lambda shared=False: gate()
+    )
+    model = subject.oracle.model
+    return Checker(subject, LocalSide(model, operators), LocalSide(answer or model))
+
+
+def judged(one, inputs=OWN):
+    return one._pose_and_judge(inputs, slot=0, state={}, training=True)
+
+
+def posed(one, inputs=OWN):
+    return one._pose(inputs, slot=0, state={}, training=True)
+
+
+# --- which of several equal elements ----------------------------------------------------------------
+
+TIES = task("return inputs[0].topk(2, dim=1)[1]", "[torch.randint(0, 3, (64, 32)).float()]")
+WITHOUT_TIES = task("return inputs[0].topk(2, dim=1)[1]", "[torch.stack([torch.randperm(32) for _ in range(64)]).float()]")
+TOPK = ("aten::topk", "aten::mul")
+
+
+def last_of_equals(x):
+    return 31 - x.flip(1).sort(dim=1, descending=True, stable=True)[1][:, :2]
+
+
+def test_any_of_several_equal_elements_may_be_named_where_no_operator_promises_one():
+    assert judged(checker(TIES, last_of_equals, TOPK)).tolerance.allowed.differing == 1.0
+    with pytest.raises(Rejection) as caught:
+        judged(checker(TIES, last_of_equals, ("aten::argmax",)))
+    assert caught.value.reason is Reason.WRONG_OUTPUT
+
+
+def test_where_no_elements_are_equal_there_is_nothing_to_choose():
+    judged(checker(WITHOUT_TIES, last_of_equals, TOPK))
+    with pytest.raises(Rejection):
+        judged(checker(WITHOUT_TIES, lambda x: last_of_equals(x).flip(1), TOPK))
+
+
+def test_the_reference_is_asked_once_what_it_runs():
+    one = checker(TIES, operators=TOPK)
+    judged(one)
+    judged(one, INPUT_SETS[1])
+    assert one._reference.traced == 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        task("return inputs[0].topk(2, dim=1)[1]", "[torch.randint(0, 3, (64, 32))]"),
+        task(
+            "assert (inputs[0] == inputs[0].round()).all()\n        return inputs[0].topk(2, dim=1)[1]",
+            "[torch.randint(0, 3, (64, 32)).float()]",
+        ),
+    ],
+    ids=["integers cannot be moved a little", "the reference takes whole numbers only"],
+)
+def test_a_question_that_cannot_be_moved_settles_all(made):
+    assert posed(checker(made, operators=TOPK)).tolerance.allowed.differing == 0.0
+
+
+# --- what rounding the inputs does to single elements ---------------------------------------------------
+
+SPECTRUM = task("return torch.fft.rfft(inputs[0], dim=-1)", "[torch.randn(64, 96)]")
+
+
+def spectrum_by_products(x):
+    """Zero where the reference's is, but for the rounding of a sum."""
+    angles = torch.outer(torch.arange(96.0, dtype=torch.float64), torch.arange(49.0, dtype=torch.float64))
+    waves = torch.polar(torch.ones_like(angles), -2 * torch.pi * angles / 96).to(torch.complex64)
+    return x.to(torch.complex64) @ waves
+
+
+def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch):
+    one = checker(SPECTRUM, spectrum_by_products)
+    before = posed(one, CONSTANT).tolerance.allowed
+    after = judged(one, CONSTANT).tolerance
+    assert after.allowed.worst > before.worst
+    assert after.allowed.rms == pytest.approx(before.rms, rel=0.5)
+    assert one._subject.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
+    assert one._subject.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
+    monkeypatch.setattr(Checker, "_conditioned", lambda self, question: question.tolerance)
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_the_mean_error_keeps_its_limit():
+    one = checker(SPECTRUM, lambda x: torch.fft.rfft(x) * (1 + 3e-4))
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_a_wrong_element_is_not_excused_by_rounding_that_does_not_reach_it():
+    def one_wrong(x):
+        y = (x * 2).flatten()
+        y[y.abs().argmin()] += 4e-4
+        return y.view_as(x)
+
+    one = checker(task("return inputs[0] * 2", "[torch.randn(1024, 256)]"), one_wrong)
+    with pytest.raises(Rejection):
+        judged(one)
+    (found,) = one._subject.checks["sets"].values()
+    assert found["error"]["rms"] < found["allowed"]["rms"]
+    assert found["error"]["worst"] > found["allowed"]["worst"]
+
+
+ROUNDED = task("return inputs[0] * 2 + 1", "[torch.randint(0, 3, (64, 32)).float()]")
+
+
+def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
+    one = checker(SPECTRUM)
+    question = posed(one, CONSTANT)
+    tight = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e-9, 0.25)))
+    found = one._conditioned(tight).allowed
+    assert (found.rms, found.differing) == (1e-9, 0.25)
+    assert found.worst > 1e-9
+    wide = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e9)))
+    assert one._conditioned(wide).allowed.worst == 1e9
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "assert (inputs[0] == inputs[0].round()).all()\n        return inputs[0] * 2 + 1",
+        "return torch.where(inputs[0] == inputs[0].round(), torch.inf, inputs[0])",
+        "return (inputs[0] * 2 + 1).long()",
+    ],
+    ids=["the reference takes whole numbers only", "rounding makes infinities", "no rounding error"],
+)
+def test_a_task_whose_condition_cannot_be_told_keeps_its_tolerance(forward):
+    one = checker(task(forward, "[torch.randint(0, 3, (64, 32)).float()]"))
+    question = posed(one)
+    assert one._conditioned(question) is question.tolerance
+
+
+def test_without_float64_a_task_keeps_its_tolerance():
+    one = checker(ROUNDED)
+    question = posed(one)
+    assert one._conditioned(question) is not question.tolerance
+    one._has_float64 = False
+    assert one._conditioned(question) is question.tolerance

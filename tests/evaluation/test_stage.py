@@ -1,0 +1,90 @@
+"""One side of a comparison: whose failure is whose, and what lies on the device before a worker is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernelwright.errors import DeviceError, TaskError
+from kernelwright.evaluation import Settings
+from kernelwright.evaluation.arena import Arena
+from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.stage import Shapes, Side
+from kernelwright.records import Reason
+
+CPU = torch.device("cpu")
+INPUTS = [torch.ones(3)]
+STATE = {"weight": torch.full((2,), 5.0)}
+
+
+def side(tmp_path, request, *, device="cpu", role="reference"):
+    """Of a worker that answers with `request(op)`, its arenas in this process."""
+
+    def start(spec, settings):
+        arenas = {name: Arena(CPU, size) for name, size in spec.arena_bytes.items()}
+        ask = SimpleNamespace(request=lambda op, timeout_s, **fields: request(op), arenas=arenas)
+        for op in ("call", "series"):
+            setattr(ask, op, lambda *given, op=op, **fields: (request(op), None))
+        return ask
+
+    return Side(
+        SimpleNamespace(start=start),
+        Settings.quick(threads=1),
+        Shapes.measure(INPUTS, [torch.zeros(4)], STATE),
+        role=role,
+        source="",
+        class_name="Model",
+        device=torch.device(device),
+        directory=tmp_path,
+        build=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "reason", "kind"),
+    [
+        ("reference", "cuda:0", Reason.OUT_OF_MEMORY, DeviceError),
+        ("reference", "cpu", Reason.OUT_OF_MEMORY, TaskError),
+        ("reference", "cuda:0", Reason.CRASHED, TaskError),
+        ("candidate", "cuda:0", Reason.OUT_OF_MEMORY, WorkerFailure),
+    ],
+)
+def test_a_failure_is_the_candidates_the_tasks_or_the_devices(tmp_path, role, device, reason, kind):
+    def fail(op):
+        raise WorkerFailure(reason, "so it went")
+
+    with pytest.raises(kind, match="so it went") as caught:
+        side(tmp_path, fail, device=device, role=role).release()
+    assert type(caught.value) is kind
+    assert kind is not DeviceError or "fewer judges" in str(caught.value)
+
+
+ANSWER = {"skeleton": None, "strange": [], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("act", "op"),
+    [
+        (lambda one: one.load_state(STATE), "load_state"),
+        (lambda one: one.step(STATE, {"weight"}), "step"),
+        (lambda one: one.read_state(), "save_state"),
+        (lambda one: one.call(one.place(INPUTS, 0)), "call"),
+        (lambda one: one.series([INPUTS, INPUTS], [None, None]), "series"),
+        (lambda one: one.recopy(0), "recopy"),
+    ],
+    ids=["load_state", "step", "read_state", "call", "series", "recopy"],
+)
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, monkeypatch, act, op, device):
+    order = []
+
+    def answer(asked):
+        order.append(asked)
+        return ANSWER | {"answers": [ANSWER] * 2}
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(("waited", device.type)))
+    act(side(tmp_path, answer, device=device))
+    waited = [("waited", "cuda")] if device != "cpu" else []
+    assert [one for one in order if one != "layout"] == [*waited, op]
