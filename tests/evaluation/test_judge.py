@@ -635,6 +635,23 @@ def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, propo
     assert torch.get_num_threads() == threads
 
 
+def test_integers_that_nothing_settles_beside_right_values_are_said_to_prove_nothing(judge):
+    made = task("v, i = inputs[0].topk(2, dim=1)\n        return v, i", "[torch.randint(0, 3, (64, 32)).float()]")
+    lazy = Candidate(source=honest(made).source.replace("return v, i", "return v, torch.zeros_like(i)"))
+    found = judge.evaluate(made, lazy)
+    assert Label.VACUOUS_TASK in found.labels
+    names = ("first-row", "ones", "other-output", "zeros")
+    assert found.checks["vacuous"] == [f"{name} for output 1" for name in names]
+
+
+def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
+    made = task("v, i = inputs[0].topk(2, dim=1)\n        return v, i", "[torch.randn(64, 32)]")
+    lazy = Candidate(source=honest(made).source.replace("return v, i", "return v, torch.zeros_like(i)"))
+    found = judge.evaluate(made, lazy)
+    assert found.reason is Reason.WRONG_OUTPUT
+    assert Label.VACUOUS_TASK not in judge.evaluate(made, honest(made)).labels
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 @pytest.mark.parametrize("found", ["error", "verdict"])
 def test_memory_of_a_gpu_that_ran_out_is_tried_once_more(judge, monkeypatch, device, found):

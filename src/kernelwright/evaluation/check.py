@@ -280,8 +280,7 @@ class Checker:
         found = apart(answer.outputs, posed.truth)
         if _only_worst_exceeds(found, posed.tolerance.allowed):
             posed = replace(posed, tolerance=self._conditioned(posed))
-            if posed.set in self._subject.tolerances:
-                self._subject.tolerances[posed.set] = (posed.tolerance.allowed + posed.tolerance.reference) * 2.0
+            self._subject.tolerances[posed.set] = (posed.tolerance.allowed + posed.tolerance.reference) * 2.0
         self._subject.checks.setdefault("sets", {})[posed.name] = {
             "error": found.to_json(),
             "allowed": posed.tolerance.allowed.to_json(),
@@ -306,7 +305,8 @@ class Checker:
         if earlier is not None and apart(answer.outputs, earlier).within(posed.tolerance.allowed):
             return Reason.STALE_OUTPUT
         lower = posed.tolerance.lower
-        if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02:
+        integers_are_right = found.differing <= posed.tolerance.allowed.differing
+        if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
             return Reason.PRECISION_DOWNGRADE
         if self._earlier_truth is None and self._right_with_first_weights(posed):
             return Reason.STALE_WEIGHTS
