@@ -48,7 +48,7 @@ def candidate(made: Task) -> Candidate:
 @pytest.fixture
 def judge() -> Iterator[Judge]:
     """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
-    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1)) as made:
+    with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
         made._workers = Workers(made._zygote, keep=3)
         yield made
 
@@ -75,9 +75,12 @@ def test_references_serve_one_task_after_another_and_candidates_are_always_fresh
         assert accepted.verdict == "accepted", accepted.detail
         wrong = judge.evaluate(made, Candidate(source=candidate(made).source.replace("(x))", "(x)) + 1e-2"), policy="test"))
         assert wrong.reason is Reason.WRONG_OUTPUT
-    assert len([role for role, _ in started if role == "reference"]) == 3  # one checks, two are timed
+    assert [role for role, _ in started].count("reference") == 1
+    timed = judge.settings.model_copy(update={"timed": True, "processes_min": 1, "processes_max": 1})
+    judge.evaluate(RELU, candidate(RELU), settings=timed)  # whatever a busy machine makes of it
+    assert [role for role, _ in started].count("reference") == 3  # one checks, two are timed
     candidates = [pid for role, pid in started if role == "candidate"]
-    assert len(set(candidates)) == len(candidates) >= 3 * 2 + 3
+    assert len(set(candidates)) == len(candidates) >= 3 * 2 + 2
     assert len(waiting(judge)) == 3
 
 
@@ -101,27 +104,27 @@ def test_one_whose_task_left_a_trace_is_ended(judge, changes):
 
 
 def test_one_that_died_or_cannot_forget_is_ended(judge):
-    judge.evaluate(RELU, candidate(RELU), settings=judge.settings.model_copy(update={"timed": False}))
+    judge.evaluate(RELU, candidate(RELU))
     (worker,) = judge._workers._waiting
     os.kill(worker.pid, signal.SIGKILL)
     assert not worker.forget()
 
 
 def test_one_that_died_while_it_waited_is_replaced(judge):
-    checked = judge.settings.model_copy(update={"timed": False})
-    judge.evaluate(RELU, candidate(RELU), settings=checked)
+    judge.evaluate(RELU, candidate(RELU))
     (before,) = waiting(judge)
     os.kill(before, signal.SIGKILL)
-    assert judge.evaluate(RELU, candidate(RELU), settings=checked).verdict == "accepted"
+    assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
     assert waiting(judge) not in ([], [before])
 
 
 def test_other_limits_want_other_processes(judge):
+    judge._workers = Workers(judge._zygote, keep=1)
     judge.evaluate(RELU, candidate(RELU))
     before = waiting(judge)
-    strict = judge.settings.model_copy(update={"strict_fp32": True, "timed": False})
+    strict = judge.settings.model_copy(update={"strict_fp32": True})
     assert judge.evaluate(RELU, candidate(RELU), settings=strict).verdict == "accepted"
-    assert waiting(judge) == before  # no room for a fourth
+    assert waiting(judge) == before  # no room for a second
 
 
 def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
