@@ -188,3 +188,22 @@ def test_the_example_of_a_triton_kernel_is_a_target():
     target = load_target(str(Path(__file__).parents[2] / "examples" / "sass" / "bias_gelu.py"), 90)
     assert target.spec.signature == "bias_gelu(*fp16, *fp16, *fp16, i32) threads=128 shared=0"
     assert target.spec.grid == (2048, 4, 1)
+
+
+def test_without_triton_the_corpus_says_what_is_missing(monkeypatch):
+    from kernelwright.toolchain.errors import CompilerMissing
+    from kernelwright.tuning import corpus, target
+
+    def missing():
+        raise ModuleNotFoundError("import of triton halted", name="triton")
+
+    monkeypatch.setattr(corpus, "corpus_specs", missing)
+    with pytest.raises(CompilerMissing, match=r"wanted Triton to compile softmax.*kernelwright\[triton\]"):
+        target.load_target("corpus:softmax", 90)
+
+    def broken():
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+
+    monkeypatch.setattr(corpus, "corpus_specs", broken)
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        target.load_target("corpus:softmax", 90)

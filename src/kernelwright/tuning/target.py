@@ -21,6 +21,7 @@ from kernelwright.errors import UsageError
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.sass.elf import read_cubin
 from kernelwright.toolchain import compile_triton
+from kernelwright.toolchain.errors import CompilerMissing
 from kernelwright.toolchain.nvcc import compile_cuda
 from kernelwright.tuning.launch_spec import (
     WARP_SIZE,
@@ -154,9 +155,15 @@ def find_target(text: str) -> Callable[[int], Target]:
 
 
 def _from_corpus(name: str, architecture: int) -> Target:
-    from kernelwright.tuning.corpus import corpus_specs
+    try:
+        from kernelwright.tuning.corpus import corpus_specs
 
-    return corpus_specs()[name].build(name, architecture)
+        specs = corpus_specs()
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise CompilerMissing(f"wanted Triton to compile {name}, found none; pip install 'kernelwright[triton]'") from error
+    return specs[name].build(name, architecture)
 
 
 def _from_source(described: LaunchFile, source: str, architecture: int) -> Target:
