@@ -277,7 +277,7 @@ class Harness:
         total_us, delivered = 0.0, []
         self.clock.ready()
         for layout, seed, region in zip(message["layouts"], message["seeds"], self.regions, strict=False):
-            # No output outlives its call: a second one beside it would be allocated while the clock runs.
+            # Not kept here: on a GPU a second output beside it would be allocated while the clock runs.
             delivered.append(self._call(layout, seed, region)[0])
             total_us += self.clock.elapsed_us()
         return {"inner_us": total_us, "answers": [self._described(one) for one in delivered]}
