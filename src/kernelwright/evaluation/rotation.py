@@ -8,6 +8,7 @@ is believed and outputs are compared as loosely as KernelBench does.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.evaluation.timing import log_ratios
+from kernelwright.evaluation.timing import BLOCKS_MAX, log_ratios
 from kernelwright.records import Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -42,7 +43,8 @@ def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], flo
     """Measure modules that wrap the task's own.
 
     Args:
-        subject: The task; its candidate is not used. `settings.blocks` says how many rounds, two inputs each.
+        subject: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
+            short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
         sources: Text of a module with `ModelNew` for each baseline.
         flush: Empties the caches.
 
@@ -67,8 +69,12 @@ def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], flo
         with subject.gate(shared=True):
             rotation.first_calls()
         with subject.gate():
-            for index in range(subject.settings.warmup_calls + subject.settings.blocks):
-                rotation.round(keep=index >= subject.settings.warmup_calls)
+            for _ in range(subject.settings.warmup_calls):
+                rotation.round(keep=False)
+            start_s, done, long_s = time.perf_counter(), 0, subject.settings.triple_s * (1 + len(sides)) / 3
+            while done < subject.settings.blocks or (time.perf_counter() - start_s < long_s and done < BLOCKS_MAX):
+                rotation.round(keep=True)
+                done += 1
         return found | {name: rotation.result(name) for name in sides if name not in found}
     finally:
         for side in (reference, *sides.values()):

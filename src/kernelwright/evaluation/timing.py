@@ -40,7 +40,7 @@ from kernelwright.tasks.input_sets import InputSet
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
 _SIDES = ("reference", "candidate", "null")
-_BLOCKS_MAX = 64
+BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
 """Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
@@ -243,7 +243,7 @@ class _Run:
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
         settings, done = self._subject.settings, len(self._samples["reference"].clocks) // 2
-        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < _BLOCKS_MAX)
+        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
