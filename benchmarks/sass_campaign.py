@@ -14,7 +14,6 @@ the number in `summary.json`, and a kernel without a confirmed gain counts as 1.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -263,7 +262,7 @@ def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
     """The moves of the winner that a kernel's earlier campaign deployed; none where nothing was.
 
     Raises:
-        UsageError: they do not lead to that winner, since the kernel is compiled to other code now.
+        UsageError: the winner is missing, or they do not lead to it, since the kernel is compiled to other code now.
     """
     from kernelwright.rl.assembly_backends import schedule_digest
     from kernelwright.sass import Schedule, move_from_json
@@ -271,9 +270,10 @@ def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
     final = RunDirectory(path).read_json("deployed.json") or {}
     if not final.get("deployed"):
         return ()
-    file = path / final["agent"] / "winner.json"
-    packed = file.with_name("winner.json.gz")
-    winner = json.loads(file.read_bytes() if file.exists() else gzip.decompress(packed.read_bytes()))
+    run = RunDirectory(path / final["agent"])
+    winner = run.read_json("winner.json")
+    if winner is None:
+        raise UsageError(f"wanted the winner that {path} deployed, found no winner.json in {run.path}; put it back")
     schedule = Schedule(kernel)
     for move in winner["moves"]:
         schedule.play(move_from_json(move))

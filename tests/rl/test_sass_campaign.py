@@ -237,3 +237,6 @@ def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeyp
     assert sass_campaign.winner_of(earlier / "softmax", kernel) == ()
     with pytest.raises((UsageError, MoveError)):
         sass_campaign.winner_of(earlier / "sgemm", kernel)
+    (tmp_path / "deployed.json").write_text('{"deployed": true, "agent": "ppo"}')
+    with pytest.raises(UsageError, match=r"found no winner\.json in .*ppo"):
+        sass_campaign.winner_of(tmp_path, kernel)

@@ -23,7 +23,6 @@ A run directory holds
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernelwright
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
 from kernelwright.rl.assembly_arena import Arena, Verdict
@@ -307,20 +306,10 @@ def _most_promising(run: RunDirectory, arena: Arena, agent: str, ledger: Ledger,
 
 def _known_confirmations(run: RunDirectory) -> dict[str, Verdict]:
     found = {}
-    for line in _lines(run.path / _CONFIRMATIONS):
+    for line in read_objects(run.path / _CONFIRMATIONS):
         values: dict[str, Any] = {name: line.get(name) for name in Verdict.__slots__}
         found[line["digest"]] = Verdict(**values)
     return found
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
 
 
 def _summary(
