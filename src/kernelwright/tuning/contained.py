@@ -86,7 +86,7 @@ class Plan:
         rounds: how often all of that is done, each time with copies that are loaded anew, in another order.
     """
 
-    launches: int = 4
+    launches: int = 2
     coarse: int = 3
     fine: int = 12
     margin: float = 0.02
