@@ -43,7 +43,7 @@ HEADROOM = (
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
-AGENTS = ("ppo", "guided", "greedy", "anneal", "random")
+AGENTS = ("ppo", "guided", "sweeps", "greedy", "anneal", "random")
 """PPO first: it takes longest."""
 PLAYING_SHARE = 0.75
 """Of a call's time; the rest is for confirming and deploying what was found."""
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=1000, help="schedules for each agent and kernel")
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call; what is not done then goes on in the next")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--network-gpus", type=int, default=0, help="the last so many hold PPO's networks and time nothing")
+    parser.add_argument("--network-device", default="cpu", choices=("cpu", "cuda"), help="where PPO's networks are")
     parser.add_argument(
         "--side-by-side", type=int, default=None, help="processes that share a GPU; by default as cores allow"
     )
@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("--pack", type=Path, default=None, help="folder for summary.json and archives of the runs")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--agent", help=argparse.SUPPRESS)
-    parser.add_argument("--network-device", default="cpu", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only is not None:
@@ -137,8 +136,6 @@ class Yard:
 
 def campaign(options: argparse.Namespace, start: Start | None = None) -> list[str]:
     """Run one process for each agent on each kernel, and one to deploy each kernel's winner; return what failed."""
-    if not 0 <= options.network_gpus < options.gpus:
-        sys.exit(f"wanted fewer GPUs for networks than the {options.gpus} there are, found {options.network_gpus}")
     begin = time.monotonic()
     end = begin + 60.0 * options.minutes
     until = begin + PLAYING_SHARE * 60.0 * options.minutes
@@ -152,8 +149,7 @@ def campaign(options: argparse.Namespace, start: Start | None = None) -> list[st
     waiting = [unit for unit in waiting if not unit.is_done(options.out, agents)]
     owed = [Unit(kernel) for kernel in kernels if not Unit(kernel).is_done(options.out, agents)]
     schedules = count_schedules(options.out)
-    timing_gpus = options.gpus - options.network_gpus
-    yard = Yard(timing_gpus, options.side_by_side or places(timing_gpus))
+    yard = Yard(options.gpus, options.side_by_side or places(options.gpus))
     failed: list[str] = []
     while True:
         now = time.monotonic()
@@ -203,23 +199,18 @@ def start_process(options: argparse.Namespace, unit: Unit, gpu: int, until: floa
     """Start a process that sees one GPU, with what it says in a file beside its run."""
     given = ["--only", unit.kernel, "--until", str(until), "--budget", str(options.budget), "--seed", str(options.seed)]
     given += ["--moves", options.moves, "--backend", options.backend, "--agents", options.agents]
+    given += ["--network-device", options.network_device]
     if options.start is not None:
         given += ["--start", str(options.start)]
     if unit.agent is not None:
         given += ["--agent", unit.agent]
     if options.architecture is not None:
         given += ["--architecture", str(options.architecture)]
-    visible = str(gpu)
-    if unit.agent == "ppo" and options.network_gpus:
-        # Kernels share them out in turn; schedules are timed on the first that a process sees.
-        turn = list(TARGETS).index(unit.kernel) % options.network_gpus
-        visible += f",{options.gpus - options.network_gpus + turn}"
-        given += ["--network-device", "cuda:1"]
     path = log_of(options.out, unit)
     path.parent.mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_VISIBLE_DEVICES": str(gpu),
         "OMP_NUM_THREADS": PPO_THREADS if unit.agent == "ppo" else "1",
         "KERNELWRIGHT_GPU_TURNS": str((options.out / f"gpu{gpu}.lock").resolve()),
     }

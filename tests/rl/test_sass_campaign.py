@@ -137,7 +137,7 @@ class Done:
 
 def options_of(out, **changed):
     given = {"kernels": "softmax,rope,gemv", "agents": "ppo,random", "gpus": 2, "side_by_side": 2, "minutes": 5.0}
-    return argparse.Namespace(out=out, **{**given, "network_gpus": 0, **changed})
+    return argparse.Namespace(out=out, **{**given, **changed})
 
 
 def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_campaign, tmp_path, monkeypatch, capsys):
@@ -175,25 +175,19 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
     assert sorted(name for name, _ in started) == ["gemv/deploy", "rope/deploy", "rope/ppo"]
 
 
-def test_networks_get_gpus_on_which_nothing_is_timed(sass_campaign, tmp_path, monkeypatch):
-    seen = {True: set(), False: set()}
+def test_networks_go_where_the_campaign_says(sass_campaign, tmp_path, monkeypatch):
+    seen = set()
 
     def popen(command, env, **options):
         given = dict(zip(command[3::2], command[4::2], strict=True))
-        timed, *network = env["CUDA_VISIBLE_DEVICES"].split(",")
-        seen[given.get("--agent") == "ppo"].add((timed, *network, given.get("--network-device", "cpu")))
+        seen.add((env["CUDA_VISIBLE_DEVICES"], given["--network-device"]))
         return Done(0)
 
     monkeypatch.setattr(sass_campaign.subprocess, "Popen", popen)
     monkeypatch.setattr(sass_campaign.time, "sleep", lambda _: None)
     given = {"budget": 9, "seed": 0, "moves": "beyond", "backend": "gpu", "start": None, "architecture": None}
-    sass_campaign.campaign(options_of(tmp_path / "out", gpus=4, network_gpus=2, **given))
-    assert {timed for timed, *_ in (*seen[True], *seen[False])} <= {"0", "1"}
-    assert {network for _, network, _ in seen[True]} == {"2", "3"}
-    assert {device for *_, device in seen[True]} == {"cuda:1"}
-    assert {tuple(rest) for _, *rest in seen[False]} == {("cpu",)}
-    with pytest.raises(SystemExit, match="fewer GPUs for networks"):
-        sass_campaign.campaign(options_of(tmp_path, network_gpus=2))
+    sass_campaign.campaign(options_of(tmp_path / "out", network_device="cuda", **given))
+    assert seen == {("0", "cuda"), ("1", "cuda")}
 
 
 def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, monkeypatch):

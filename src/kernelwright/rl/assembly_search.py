@@ -67,8 +67,8 @@ class GameSettings:
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
         start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
-        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU on which
-            no schedule is timed meanwhile.
+        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU, where
+            it works only while this process times nothing, nor another one that names the same `KERNELWRIGHT_GPU_TURNS`.
     """
 
     agents: tuple[str, ...] = ("ppo",)
