@@ -63,4 +63,7 @@ def test_a_winner_that_is_missing_is_said_in_one_line(tmp_path, capsys, left, fo
 def test_schedules_without_the_rest_of_a_run_are_no_finished_run(tmp_path, capsys):
     (tmp_path / "schedules.jsonl").write_text("")
     assert cli.main(["report", str(tmp_path)]) == 2
+    assert "found no summary.json of one" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("{}")
+    assert cli.main(["report", str(tmp_path)]) == 2
     assert "found no config.json of one" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def render_moves(run: RunDirectory) -> str:
     """
     config, summary = run.read_json("config.json"), run.read_json("summary.json")
     if not isinstance(config, dict) or not isinstance(summary, dict):
-        missing = "summary.json" if isinstance(config, dict) else "config.json"
+        missing = "config.json" if isinstance(summary, dict) else "summary.json"
         raise UsageError(f"Wanted a finished run in {run.path}, found no {missing} of one. Run it to its end first.")
     if summary.get("kind") != KIND:
         raise UsageError(
