@@ -114,6 +114,10 @@ def summary_of(agent, **best):
     }  # fmt: skip
 
 
+def deployed(agents):
+    return {"deployed": False, "agents": agents, "reason": "no gain", "schedules": dict.fromkeys(agents, 5)}
+
+
 def test_a_kernel_without_a_deployed_winner_counts_as_one(sass_campaign):
     summaries = {"ppo": summary_of("ppo", speedup=1.2, low=1.1, high=1.3), "random": summary_of("random")}
     refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-gain", "low": 0.99, "high": 1.01})
@@ -153,7 +157,7 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
             return Done(1)
         if unit.agent is None:
             agents = sorted(path.parent.name for path in folder.glob("*/summary.json"))
-            (folder / "deployed.json").write_text(json.dumps({"deployed": False, "agents": agents, "reason": "no gain"}))
+            (folder / "deployed.json").write_text(json.dumps(deployed(agents)))
         else:
             (folder / unit.agent).mkdir(parents=True)
             (folder / unit.agent / "summary.json").write_text(json.dumps(summary_of(unit.agent)))
@@ -173,6 +177,22 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
     started.clear()
     sass_campaign.campaign(options_of(tmp_path), start)
     assert sorted(name for name, _ in started) == ["gemv/deploy", "rope/deploy", "rope/ppo"]
+
+
+def test_who_was_stopped_by_time_is_owed_the_rest_and_then_the_winner_another_deployment(sass_campaign, tmp_path):
+    unit, deployment = sass_campaign.Unit("rope", "ppo"), sass_campaign.Unit("rope")
+    run = tmp_path / "rope" / "ppo"
+    assert not unit.is_done(tmp_path, ["ppo"])
+    run.mkdir(parents=True)
+    summary = summary_of("ppo")
+    summary["agents"]["ppo"] |= {"stopped_by": "time", "schedules": 3}
+    (run / "summary.json").write_text(json.dumps(summary))
+    sass_campaign.deploy_best(tmp_path / "rope")
+    assert deployment.is_done(tmp_path, ["ppo"])
+    assert not unit.is_done(tmp_path, ["ppo"])
+    (run / "summary.json").write_text(json.dumps(summary_of("ppo")))
+    assert unit.is_done(tmp_path, ["ppo"])
+    assert not deployment.is_done(tmp_path, ["ppo"])
 
 
 def test_networks_go_where_the_campaign_says(sass_campaign, tmp_path, monkeypatch):
