@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -225,6 +226,36 @@ def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, mo
         with tarfile.open(path) as archive:
             names += archive.getnames()
     assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
+
+
+def test_what_is_published_is_packed_and_names_no_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_publish
+
+    campaign, target = tmp_path / "campaign", tmp_path / "published"
+    code = b"\x7fELF\0/some/where/kernels\0.text\0" + bytes(range(256))
+    for agent in ("ppo", "random"):
+        run = campaign / "rope" / agent
+        (run / "ppo").mkdir(parents=True)
+        for name in ("config.json", "summary.json", "schedules.jsonl", "winner.json", "ppo/ppo.jsonl", "ppo/policy.zip"):
+            (run / name).write_text(f"{agent} {name}")
+        for name in ("original.cubin", "tuned.cubin"):
+            (run / name).write_bytes(code)
+    (campaign / "rope" / "deployed.json").write_text('{"agent": "ppo"}')
+    for name in ("summary.json", "calls.json"):
+        (campaign / name).write_text("{}")
+    sass_publish.publish(campaign, target)
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == sorted(
+        ["calls.json", "summary.json", "rope/deployed.json", "rope/original.cubin", "rope/ppo/tuned.cubin"]
+        + [
+            f"rope/{agent}/{name}"
+            for agent in ("ppo", "random")
+            for name in ("config.json", "summary.json", "schedules.jsonl.gz", "winner.json.gz", "ppo/ppo.jsonl.gz")
+        ]
+    )
+    packed = (target / "rope" / "random" / "schedules.jsonl.gz").read_bytes()
+    assert gzip.decompress(packed) == b"random schedules.jsonl"
+    assert (target / "rope" / "original.cubin").read_bytes() == code.replace(b"/some/where/kernels", b"." * 19)
 
 
 def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):
