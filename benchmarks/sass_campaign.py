@@ -114,7 +114,9 @@ class Unit:
             found = summaries.get(self.agent)
             return found is not None and found["agents"][self.agent]["stopped_by"] != "time"
         final = RunDirectory(out / self.kernel).read_json("deployed.json")
-        return final is not None and set(agents) <= set(final["agents"]) and final.get("schedules") == schedules_of(summaries)
+        if final is None or not set(agents) <= set(final["agents"]):
+            return False
+        return bool(final.get("schedules") == schedules_of(summaries))
 
 
 Start = Callable[[Unit, int, float], "subprocess.Popen[bytes]"]

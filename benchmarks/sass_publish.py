@@ -16,9 +16,11 @@ from pathlib import Path
 
 from kernelwright.records import RunDirectory
 
-KEPT = ("config.json", "environment.json", "summary.json", "times.json", "weighed.json", "confirmations.jsonl", "target.json")
+PLAIN = (
+    *("config.json", "environment.json", "summary.json", "times.json", "weighed.json", "confirmations.jsonl"),
+    *("target.json", "ppo/ppo.json"),
+)
 PACKED = ("schedules.jsonl", "winner.json", "ppo/ppo.jsonl")
-PLAIN = (*KEPT, "ppo/ppo.json")
 _SOURCE_PATH = re.compile(rb"/[\w.+-]+(?:/[\w.+-]+)+")
 
 
@@ -55,6 +57,7 @@ def publish_run(run: Path, target: Path, is_winner: bool) -> None:
             shutil.copy(run / name, target / name)
     for name in PACKED:
         if (run / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             # Without a time of writing the same records are the same bytes.
             (target / f"{name}.gz").write_bytes(gzip.compress((run / name).read_bytes(), mtime=0))
     if is_winner and (run / "tuned.cubin").exists():
