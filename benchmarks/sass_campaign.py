@@ -5,16 +5,15 @@
 
 Each agent on each kernel has a run directory and a process of its own. Several processes share a GPU and time their
 schedules one at a time, since most of an agent's time goes into choosing what to measure. A run that is finished is
-not repeated, and one that was cut short when the call's time was up goes on where it was. When a kernel's agents are
-done, the best confirmed winner goes through `deploy`, which proves it and times it again in fresh processes: that is
-the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails leaves the rest alone. With
-`--backend` naming a model, nothing is deployed and every number is marked as simulated.
+not repeated, and one that was cut short when the call's time was up goes on where it was, so that budgets end up equal.
+When a kernel's agents are done, the best confirmed winner goes through `deploy`, which proves it and times it again in
+fresh processes: that is the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails
+leaves the rest alone. With `--backend` naming a model, nothing is deployed and every number is marked as simulated.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -44,7 +43,7 @@ HEADROOM = (
 TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
     name: f"{HERE.with_name('sass_kernels.py')}:{name}" for name in HEADROOM
 }
-AGENTS = ("ppo", "guided", "greedy", "anneal", "random")
+AGENTS = ("ppo", "guided", "sweeps", "greedy", "anneal", "random")
 """PPO first: it takes longest."""
 PLAYING_SHARE = 0.75
 """Of a call's time; the rest is for confirming and deploying what was found."""
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=1000, help="schedules for each agent and kernel")
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call; what is not done then goes on in the next")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--network-gpus", type=int, default=0, help="the last so many hold PPO's networks and time nothing")
+    parser.add_argument("--network-device", default="cpu", choices=("cpu", "cuda"), help="where PPO's networks are")
     parser.add_argument(
         "--side-by-side", type=int, default=None, help="processes that share a GPU; by default as cores allow"
     )
@@ -79,7 +78,6 @@ def main() -> None:
     parser.add_argument("--pack", type=Path, default=None, help="folder for summary.json and archives of the runs")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--agent", help=argparse.SUPPRESS)
-    parser.add_argument("--network-device", default="cpu", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only is not None:
@@ -110,11 +108,15 @@ class Unit:
         return f"{self.kernel}/{self.agent or 'deploy'}"
 
     def is_done(self, out: Path, agents: Sequence[str]) -> bool:
-        """Whether its result is on disk."""
+        """Whether its result is on disk and no time limit cut it short."""
+        summaries = read_summaries(out / self.kernel)
         if self.agent is not None:
-            return (out / self.kernel / self.agent / "summary.json").exists()
+            found = summaries.get(self.agent)
+            return found is not None and found["agents"][self.agent]["stopped_by"] != "time"
         final = RunDirectory(out / self.kernel).read_json("deployed.json")
-        return final is not None and set(agents) <= set(final["agents"])
+        if final is None or not set(agents) <= set(final["agents"]):
+            return False
+        return bool(final.get("schedules") == schedules_of(summaries))
 
 
 Start = Callable[[Unit, int, float], "subprocess.Popen[bytes]"]
@@ -138,8 +140,6 @@ class Yard:
 
 def campaign(options: argparse.Namespace, start: Start | None = None) -> list[str]:
     """Run one process for each agent on each kernel, and one to deploy each kernel's winner; return what failed."""
-    if not 0 <= options.network_gpus < options.gpus:
-        sys.exit(f"wanted fewer GPUs for networks than the {options.gpus} there are, found {options.network_gpus}")
     begin = time.monotonic()
     end = begin + 60.0 * options.minutes
     until = begin + PLAYING_SHARE * 60.0 * options.minutes
@@ -153,8 +153,7 @@ def campaign(options: argparse.Namespace, start: Start | None = None) -> list[st
     waiting = [unit for unit in waiting if not unit.is_done(options.out, agents)]
     owed = [Unit(kernel) for kernel in kernels if not Unit(kernel).is_done(options.out, agents)]
     schedules = count_schedules(options.out)
-    timing_gpus = options.gpus - options.network_gpus
-    yard = Yard(timing_gpus, options.side_by_side or places(timing_gpus))
+    yard = Yard(options.gpus, options.side_by_side or places(options.gpus))
     failed: list[str] = []
     while True:
         now = time.monotonic()
@@ -204,23 +203,18 @@ def start_process(options: argparse.Namespace, unit: Unit, gpu: int, until: floa
     """Start a process that sees one GPU, with what it says in a file beside its run."""
     given = ["--only", unit.kernel, "--until", str(until), "--budget", str(options.budget), "--seed", str(options.seed)]
     given += ["--moves", options.moves, "--backend", options.backend, "--agents", options.agents]
+    given += ["--network-device", options.network_device]
     if options.start is not None:
         given += ["--start", str(options.start)]
     if unit.agent is not None:
         given += ["--agent", unit.agent]
     if options.architecture is not None:
         given += ["--architecture", str(options.architecture)]
-    visible = str(gpu)
-    if unit.agent == "ppo" and options.network_gpus:
-        # Kernels share them out in turn; schedules are timed on the first that a process sees.
-        turn = list(TARGETS).index(unit.kernel) % options.network_gpus
-        visible += f",{options.gpus - options.network_gpus + turn}"
-        given += ["--network-device", "cuda:1"]
     path = log_of(options.out, unit)
     path.parent.mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_VISIBLE_DEVICES": str(gpu),
         "OMP_NUM_THREADS": PPO_THREADS if unit.agent == "ppo" else "1",
         "KERNELWRIGHT_GPU_TURNS": str((options.out / f"gpu{gpu}.lock").resolve()),
     }
@@ -263,7 +257,7 @@ def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
     """The moves of the winner that a kernel's earlier campaign deployed; none where nothing was.
 
     Raises:
-        UsageError: they do not lead to that winner, since the kernel is compiled to other code now.
+        UsageError: the winner is missing, or they do not lead to it, since the kernel is compiled to other code now.
     """
     from kernelwright.rl.assembly_backends import schedule_digest
     from kernelwright.sass import Schedule, move_from_json
@@ -271,9 +265,10 @@ def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
     final = RunDirectory(path).read_json("deployed.json") or {}
     if not final.get("deployed"):
         return ()
-    file = path / final["agent"] / "winner.json"
-    packed = file.with_name("winner.json.gz")
-    winner = json.loads(file.read_bytes() if file.exists() else gzip.decompress(packed.read_bytes()))
+    run = RunDirectory(path / final["agent"])
+    winner = run.read_json("winner.json")
+    if winner is None:
+        raise UsageError(f"wanted the winner that {path} deployed, found no winner.json in {run.path}; put it back")
     schedule = Schedule(kernel)
     for move in winner["moves"]:
         schedule.play(move_from_json(move))
@@ -286,7 +281,9 @@ def deploy_best(path: Path) -> None:
     """Send a kernel's best confirmed winner through the deployed path, and write what that said."""
     summaries = read_summaries(path)
     held = {agent: found["best"] for agent, found in summaries.items() if found["best"] is not None}
-    final: dict[str, Any] = {"deployed": False, "agents": sorted(summaries), "agent": None}
+    final: dict[str, Any] = {
+        "deployed": False, "agents": sorted(summaries), "agent": None, "schedules": schedules_of(summaries)
+    }  # fmt: skip
     if not held:
         final["reason"] = "no gain was confirmed"
     else:
@@ -325,6 +322,11 @@ def read_summaries(path: Path) -> dict[str, dict[str, Any]]:
         run.parent.name: RunDirectory(run.parent).read_json("summary.json") for run in sorted(path.glob("*/summary.json"))
     }
     return {agent: summary for agent, summary in found.items() if summary is not None}
+
+
+def schedules_of(summaries: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """How many schedules each agent has measured."""
+    return {agent: summary["agents"][agent]["schedules"] for agent, summary in summaries.items()}
 
 
 def count_schedules(out: Path) -> int:

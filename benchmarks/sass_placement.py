@@ -10,10 +10,11 @@ and what an agent finds leave it near 0.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 from pathlib import Path
+
+from kernelwright.records import read_objects
 
 
 def main() -> None:
@@ -23,10 +24,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
-    for path in sorted(options.campaign.glob("*/*/schedules.jsonl*")):
-        ratios = read_ratios(path)
+    for run in sorted(path for path in options.campaign.glob("*/*") if path.is_dir()):
+        ratios = read_ratios(run / "schedules.jsonl")
         if len(ratios) >= 8:
-            found.setdefault(path.parent.parent.name, {})[path.parent.name] = round(alternation(ratios), 4)
+            found.setdefault(run.parent.name, {})[run.name] = round(alternation(ratios), 4)
     text = json.dumps(found, indent=1) + "\n"
     if options.out is None:
         print(text, end="")
@@ -36,9 +37,7 @@ def main() -> None:
 
 def read_ratios(path: Path) -> list[float]:
     """Original / schedule of every schedule that was measured, in order."""
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    entries = map(json.loads, text.splitlines())
-    return [entry["baseline"] / entry["cost"] for entry in entries if entry["cost"]]
+    return [entry["baseline"] / entry["cost"] for entry in read_objects(path) if entry["cost"]]
 
 
 def alternation(ratios: list[float]) -> float:

@@ -257,18 +257,22 @@ def test_doctor_always_succeeds_and_prints_one_object():
     done = run("doctor", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"python", "torch", "gpu", "nvcc", "triton"} <= {finding["name"] for finding in found["findings"]}
+    names = {finding["name"] for finding in found["findings"]}
+    assert {"python", "torch", "gpu", "nvcc", "nvcc for sass", "triton"} <= names
     assert {"landlock", "seccomp", "capabilities"} <= found["isolation"].keys()
 
 
-def test_doctor_reports_a_missing_tool_instead_of_failing(monkeypatch):
+def test_doctor_reports_a_missing_tool_instead_of_failing(tmp_path, monkeypatch):
     from kernelwright.cli import doctor
 
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
+    monkeypatch.setattr("kernelwright.toolchain.nvcc.TOOLKIT", tmp_path)
     assert not doctor._nvcc().present
+    assert not doctor._nvcc_for_sass().present
     assert not doctor._compiler().present
     assert not doctor._driver().present
 
@@ -280,6 +284,56 @@ def test_doctor_survives_a_tool_that_fails_or_prints_rubbish(tmp_path, monkeypat
     tool.write_text("#!/bin/sh\nprintf '\\377\\376'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("CUDA_HOME", "CUDA_PATH", "KERNELWRIGHT_NVCC"):
+        monkeypatch.delenv(name, raising=False)
     assert not doctor._nvcc().present
     tool.write_text("#!/bin/sh\nexit 1\n")
     assert not doctor._nvcc().present
+    assert str(tool) in doctor._nvcc().found
+
+
+def test_doctor_tells_the_nvcc_of_candidates_from_that_of_launch_files(tmp_path, monkeypatch):
+    from kernelwright.cli import doctor
+
+    tools = {}
+    for release, name in enumerate(("torch", "path", "own")):
+        tools[name] = tmp_path / name / "bin" / "nvcc"
+        tools[name].parent.mkdir(parents=True)
+        tools[name].write_text(f"#!/bin/sh\necho release {release}.0\n")
+        tools[name].chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools['path'].parent}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    expected = {(None, None): ("path", "path"), ("torch", None): ("torch", "path"), ("torch", "own"): ("torch", "own")}
+    for (home, named), (for_candidates, for_sass) in expected.items():
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
+        if home:
+            monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
+        if named:
+            monkeypatch.setenv("KERNELWRIGHT_NVCC", str(tools[named]))
+        for finding, name in ((doctor._nvcc(), for_candidates), (doctor._nvcc_for_sass(), for_sass)):
+            assert finding.present
+            assert finding.found.endswith(f", {tools[name]}")
+    monkeypatch.setenv("KERNELWRIGHT_NVCC", str(tmp_path / "none"))
+    assert doctor._nvcc().present
+    assert not doctor._nvcc_for_sass().present
+    assert "KERNELWRIGHT_NVCC" in doctor._nvcc_for_sass().found
+
+
+def test_doctor_and_torch_look_for_nvcc_in_the_same_order(tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    from kernelwright.toolchain import nvcc
+
+    for name in ("home", "path"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "nvcc").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    for home, expected in ((str(tmp_path / "home"), "home"), (None, "path")):
+        if home:
+            monkeypatch.setenv("CUDA_HOME", home)
+        else:
+            monkeypatch.delenv("CUDA_HOME", raising=False)
+        assert nvcc.find_torch_nvcc() == tmp_path / expected / "bin" / "nvcc"
+        assert cpp_extension._find_cuda_home() == str(tmp_path / expected)

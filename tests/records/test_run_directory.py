@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import platform
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment
+from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment, read_objects
 from kernelwright.records import run_directory as module
 
 
@@ -317,6 +318,30 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path):
     with pytest.raises(InfrastructureError, match=r"table\.json; Is a directory"):
         run.write_json("table.json", {})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_packed_json_file_is_read_like_any_other(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "winner.json.gz").write_bytes(gzip.compress('{"moved": "ä"}'.encode()))
+    assert run.read_json("winner.json") == {"moved": "ä"}
+    run.write_json("winner.json", {"moved": 2})
+    assert run.read_json("winner.json") == {"moved": 2}, "what was written since the run was packed counts"
+
+
+def test_lines_written_since_a_run_was_packed_come_after_the_packed_ones(tmp_path):
+    (tmp_path / "schedules.jsonl.gz").write_bytes(gzip.compress(b'{"number": 1}\n[2]\n{"number'))
+    (tmp_path / "schedules.jsonl").write_text('{"number": 3}\n\n{"num')
+    assert list(read_objects(tmp_path / "schedules.jsonl")) == [{"number": 1}, {"number": 3}]
+    assert list(read_objects(tmp_path / "others.jsonl")) == []
+
+
+@pytest.mark.parametrize("damage", ["no gzip", "cut", "no JSON", "no UTF-8"])
+def test_a_packed_json_file_that_is_damaged_is_a_usage_error(tmp_path, damage):
+    packed = gzip.compress(json.dumps({"moved": list(range(1000))}).encode())
+    others = {"no gzip": b"{}", "no JSON": gzip.compress(b"{"), "no UTF-8": gzip.compress(b'"\xff"')}
+    (tmp_path / "winner.json.gz").write_bytes(others.get(damage, packed[:-9]))
+    with pytest.raises(UsageError, match=r"winner\.json\.gz"):
+        RunDirectory(tmp_path).read_json("winner.json")
 
 
 @pytest.mark.parametrize("damage", [b"no gzip at all", None])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
 
 import numpy as np
 import pytest
+import torch
 from assembly_support import WrongWhenMovedFar, program_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,6 +289,48 @@ def test_ppos_network_goes_where_it_is_told(program, monkeypatch):
     monkeypatch.setattr(assembly_ppo, "train", lambda table, config: told.append(config.device))
     play("ppo", Table(program, None, ledger_of(program, 20, "ppo"), network_device="cuda:1"))
     assert told == ["cuda:1"]
+
+
+def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
+    from kernelwright.rl import assembly_ppo
+
+    turns = []
+
+    @contextlib.contextmanager
+    def turn():
+        turns.append("begin")
+        yield
+        turns.append("end")
+
+    def is_turn():
+        return turns[-1:] == ["begin"]
+
+    class Watching(StaticIssueCycles):
+        def cost(self, schedule):
+            assert not is_turn(), "the network must let go of the GPU while schedules are timed"
+            return super().cost(schedule)
+
+    algorithm, policy = assembly_ppo._in_turns(torch.device("cuda:0"))
+    worked = []
+    for owner, name in ((policy, "evaluate_actions"), (policy, "extract_features")):
+        original = getattr(owner, name)
+
+        def watched(self, *values, name=name, original=original, **named):
+            worked.append((name, is_turn()))
+            return original(self, *values, **named)
+
+        monkeypatch.setattr(owner, name, watched)
+    monkeypatch.setattr(assembly_ppo, "turn_on_gpu", turn)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: turns.append("waited"))
+    monkeypatch.setattr(assembly_ppo, "_in_turns", lambda device: (algorithm, policy))
+    monkeypatch.setattr("kernelwright.evaluation.resolve_device", lambda device: "cpu")
+    small = assembly_ppo.PpoConfig(rollout_steps=8, features=8, device="cuda:0")
+    ledger = ledger_of(program, 20, "ppo", [Watching()])
+    with pytest.raises(BudgetSpent):
+        assembly_ppo.train(Table(program, None, ledger, horizon=8), small)
+    assert {name for name, _ in worked} == {"evaluate_actions", "extract_features"}
+    assert all(in_turn for _, in_turn in worked)
+    assert turns == ["begin", "waited", "end"] * (len(turns) // 3)
 
 
 def test_a_network_on_a_gpu_that_is_not_there_is_an_error_before_anything_is_played(program):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -114,6 +115,10 @@ def summary_of(agent, **best):
     }  # fmt: skip
 
 
+def deployed(agents):
+    return {"deployed": False, "agents": agents, "reason": "no gain", "schedules": dict.fromkeys(agents, 5)}
+
+
 def test_a_kernel_without_a_deployed_winner_counts_as_one(sass_campaign):
     summaries = {"ppo": summary_of("ppo", speedup=1.2, low=1.1, high=1.3), "random": summary_of("random")}
     refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-gain", "low": 0.99, "high": 1.01})
@@ -137,7 +142,7 @@ class Done:
 
 def options_of(out, **changed):
     given = {"kernels": "softmax,rope,gemv", "agents": "ppo,random", "gpus": 2, "side_by_side": 2, "minutes": 5.0}
-    return argparse.Namespace(out=out, **{**given, "network_gpus": 0, **changed})
+    return argparse.Namespace(out=out, **{**given, **changed})
 
 
 def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_campaign, tmp_path, monkeypatch, capsys):
@@ -153,7 +158,7 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
             return Done(1)
         if unit.agent is None:
             agents = sorted(path.parent.name for path in folder.glob("*/summary.json"))
-            (folder / "deployed.json").write_text(json.dumps({"deployed": False, "agents": agents, "reason": "no gain"}))
+            (folder / "deployed.json").write_text(json.dumps(deployed(agents)))
         else:
             (folder / unit.agent).mkdir(parents=True)
             (folder / unit.agent / "summary.json").write_text(json.dumps(summary_of(unit.agent)))
@@ -175,25 +180,35 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
     assert sorted(name for name, _ in started) == ["gemv/deploy", "rope/deploy", "rope/ppo"]
 
 
-def test_networks_get_gpus_on_which_nothing_is_timed(sass_campaign, tmp_path, monkeypatch):
-    seen = {True: set(), False: set()}
+def test_who_was_stopped_by_time_is_owed_the_rest_and_then_the_winner_another_deployment(sass_campaign, tmp_path):
+    unit, deployment = sass_campaign.Unit("rope", "ppo"), sass_campaign.Unit("rope")
+    run = tmp_path / "rope" / "ppo"
+    assert not unit.is_done(tmp_path, ["ppo"])
+    run.mkdir(parents=True)
+    summary = summary_of("ppo")
+    summary["agents"]["ppo"] |= {"stopped_by": "time", "schedules": 3}
+    (run / "summary.json").write_text(json.dumps(summary))
+    sass_campaign.deploy_best(tmp_path / "rope")
+    assert deployment.is_done(tmp_path, ["ppo"])
+    assert not unit.is_done(tmp_path, ["ppo"])
+    (run / "summary.json").write_text(json.dumps(summary_of("ppo")))
+    assert unit.is_done(tmp_path, ["ppo"])
+    assert not deployment.is_done(tmp_path, ["ppo"])
+
+
+def test_networks_go_where_the_campaign_says(sass_campaign, tmp_path, monkeypatch):
+    seen = set()
 
     def popen(command, env, **options):
         given = dict(zip(command[3::2], command[4::2], strict=True))
-        timed, *network = env["CUDA_VISIBLE_DEVICES"].split(",")
-        seen[given.get("--agent") == "ppo"].add((timed, *network, given.get("--network-device", "cpu")))
+        seen.add((env["CUDA_VISIBLE_DEVICES"], given["--network-device"]))
         return Done(0)
 
     monkeypatch.setattr(sass_campaign.subprocess, "Popen", popen)
     monkeypatch.setattr(sass_campaign.time, "sleep", lambda _: None)
     given = {"budget": 9, "seed": 0, "moves": "beyond", "backend": "gpu", "start": None, "architecture": None}
-    sass_campaign.campaign(options_of(tmp_path / "out", gpus=4, network_gpus=2, **given))
-    assert {timed for timed, *_ in (*seen[True], *seen[False])} <= {"0", "1"}
-    assert {network for _, network, _ in seen[True]} == {"2", "3"}
-    assert {device for *_, device in seen[True]} == {"cuda:1"}
-    assert {tuple(rest) for _, *rest in seen[False]} == {("cpu",)}
-    with pytest.raises(SystemExit, match="fewer GPUs for networks"):
-        sass_campaign.campaign(options_of(tmp_path, network_gpus=2))
+    sass_campaign.campaign(options_of(tmp_path / "out", network_device="cuda", **given))
+    assert seen == {("0", "cuda"), ("1", "cuda")}
 
 
 def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, monkeypatch):
@@ -211,6 +226,36 @@ def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, mo
         with tarfile.open(path) as archive:
             names += archive.getnames()
     assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
+
+
+def test_what_is_published_is_packed_and_names_no_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_publish
+
+    campaign, target = tmp_path / "campaign", tmp_path / "published"
+    code = b"\x7fELF\0/some/where/kernels\0.text\0" + bytes(range(256))
+    for agent in ("ppo", "random"):
+        run = campaign / "rope" / agent
+        (run / "ppo").mkdir(parents=True)
+        for name in ("config.json", "summary.json", "schedules.jsonl", "winner.json", "ppo/ppo.jsonl", "ppo/policy.zip"):
+            (run / name).write_text(f"{agent} {name}")
+        for name in ("original.cubin", "tuned.cubin"):
+            (run / name).write_bytes(code)
+    (campaign / "rope" / "deployed.json").write_text('{"agent": "ppo"}')
+    for name in ("summary.json", "calls.json"):
+        (campaign / name).write_text("{}")
+    sass_publish.publish(campaign, target)
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == sorted(
+        ["calls.json", "summary.json", "rope/deployed.json", "rope/original.cubin", "rope/ppo/tuned.cubin"]
+        + [
+            f"rope/{agent}/{name}"
+            for agent in ("ppo", "random")
+            for name in ("config.json", "summary.json", "schedules.jsonl.gz", "winner.json.gz", "ppo/ppo.jsonl.gz")
+        ]
+    )
+    packed = (target / "rope" / "random" / "schedules.jsonl.gz").read_bytes()
+    assert gzip.decompress(packed) == b"random schedules.jsonl"
+    assert (target / "rope" / "original.cubin").read_bytes() == code.replace(b"/some/where/kernels", b"." * 19)
 
 
 def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):
@@ -237,3 +282,6 @@ def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeyp
     assert sass_campaign.winner_of(earlier / "softmax", kernel) == ()
     with pytest.raises((UsageError, MoveError)):
         sass_campaign.winner_of(earlier / "sgemm", kernel)
+    (tmp_path / "deployed.json").write_text('{"deployed": true, "agent": "ppo"}')
+    with pytest.raises(UsageError, match=r"found no winner\.json in .*ppo"):
+        sass_campaign.winner_of(tmp_path, kernel)

@@ -26,7 +26,7 @@ from tuning.fakes import (
     no_gpu,
 )
 
-PLAN = Plan(coarse=3, fine=6, keen=9)
+PLAN = Plan(coarse=3, fine=6)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +132,9 @@ def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cubin", "blocks"), [(b"us=30", 3), (b"us=20.1", 6), (b"us=19", 9)], ids=["slower", "alike", "faster"]
+    ("cubin", "blocks"), [(b"us=30", 3), (b"us=20.1", 6), (b"us=19", 6)], ids=["slower", "alike", "faster"]
 )
-def test_only_what_looks_good_is_timed_long(cubin, blocks):
+def test_what_is_clearly_slower_gets_only_a_first_look(cubin, blocks):
     samples = time_blocks(FakeLauncher(SPEC), [b"original"] * 2, [cubin] * 2, PLAN)
     assert len(samples.ratios) == blocks
     assert len(samples.original_us) == 2 * blocks

@@ -190,11 +190,11 @@ def test_the_launcher_gives_right_outputs_and_times(fake):
 
 
 def test_the_whole_path_in_a_contained_process(fake):
-    plan = Plan(coarse=2, fine=3, keen=4)
+    plan = Plan(coarse=2, fine=3)
     with ContainedLauncher(SPEC, b"kernel: image", launcher_on_the_stand_in) as child:
         assert child.ready().gpu.name == "Fake GPU"
         assert child.compare(b"kernel: other image", [1, 2]) is None
-        assert child.time(b"kernel: fast", plan).ratios == pytest.approx([2.0] * 4)
+        assert child.time(b"kernel: fast", plan).ratios == pytest.approx([2.0] * plan.fine)
         with pytest.raises(ScheduleFailed, match="CUDA_ERROR_ILLEGAL_ADDRESS") as failed:
             child.time(b"kernel: fault", plan)
         assert failed.value.failure is Failure.FAULT

@@ -71,7 +71,7 @@ def test_every_kernel_of_the_corpus_runs_repeats_itself_and_survives_legal_moves
         assert child.ready().original_us > 1
         assert child.compare(retuned(target), [1, 2, 3]) is None
         # Equal code twice: whatever differs is noise.
-        ratios = child.time(target.cubin, Plan(coarse=20, fine=20, keen=20)).ratios
+        ratios = child.time(target.cubin, Plan(coarse=20, fine=20)).ratios
         assert 0.9 < np.median(ratios) < 1.1
 
 
@@ -151,7 +151,7 @@ def test_a_kernel_shorter_than_a_launch_costs_the_host_is_told_apart_from_the_ho
 
 def test_processes_that_share_the_gpu_do_not_disturb_each_other_much(tmp_path, monkeypatch):
     target = load_target("corpus:gemm_leakyrelu", GPU.architecture)
-    plan = Plan(coarse=40, fine=40, keen=40)
+    plan = Plan.steady(40)
 
     def medians(children):
         with ThreadPoolExecutor(len(children)) as pool:

@@ -10,9 +10,10 @@ from kernelwright.toolchain import disassemble
 from kernelwright.tuning.contained import Plan
 from kernelwright.tuning.measure import GpuBackend, ScheduleRejected, Status, confirm
 from kernelwright.tuning.target import Target
-from tuning.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte
+from tuning.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
 
-PLAN = Plan(coarse=2, fine=3, keen=4)
+PLAN = Plan(coarse=2, fine=3)
+AGAIN = Plan(coarse=2, fine=4, rounds=4)
 
 
 class Program:
@@ -34,7 +35,9 @@ class Bytes:
 
 @pytest.fixture
 def backend():
-    with GpuBackend(Program(b"original"), Target(SPEC, b"original", 90), plan=PLAN, factory=fake_launcher, limit_s=2) as it:
+    with GpuBackend(
+        Program(b"original"), Target(SPEC, b"original", 90), plan=PLAN, again=AGAIN, factory=fake_launcher, limit_s=2
+    ) as it:
         yield it
 
 
@@ -47,9 +50,20 @@ def test_a_cost_is_on_the_scale_of_the_originals_own_time(backend):
 def test_a_slower_schedule_is_given_up_early_and_a_new_best_is_checked(backend):
     slow, fast = backend.measure(Bytes(b"us=40")), backend.measure(Bytes(b"us=10"))
     assert (slow.blocks, slow.checked) == (PLAN.coarse, False)
-    assert (fast.blocks, fast.checked) == (PLAN.keen, True)
+    assert (fast.blocks, fast.checked) == (AGAIN.fine, True)
     # Better than the original, but not than the best so far.
     assert backend.measure(Bytes(b"us=15")).blocks == PLAN.coarse
+
+
+def test_what_was_only_lucky_is_no_new_best(tmp_path, monkeypatch):
+    lucky = Bytes(b"lucky=10")
+    with GpuBackend(
+        Program(b"original"), Target(SPEC, b"original", 90), plan=PLAN, again=AGAIN, factory=lucky_at_first, limit_s=2
+    ) as backend:
+        found = backend.measure(lucky)
+        assert found.blocks == AGAIN.coarse
+        assert found.speedup == pytest.approx(0.8, rel=0.01)
+        assert (backend.best_speedup, found.checked) == (1.0, False)
 
 
 @pytest.mark.parametrize(

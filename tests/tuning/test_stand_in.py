@@ -84,12 +84,13 @@ def test_schedules_of_a_real_kernel_are_measured_and_nothing_leaks(log, row_sum)
     program = load(target.cubin, disassemble)
     schedule = Schedule(program.kernel(target.spec.entry))
     rng = random.Random(0)
-    with GpuBackend(
-        program, target, check_all=True, factory=stand_in.stand_in, plan=Plan(coarse=2, fine=3, keen=4)
-    ) as backend:
+    plan, again = Plan(coarse=2, fine=3), Plan(coarse=5, fine=5, rounds=4)
+    verdicts = {}
+    with GpuBackend(program, target, check_all=True, factory=stand_in.stand_in, plan=plan, again=again) as backend:
         for _ in range(30):
             schedule.play(schedule.random_move(rng))
             verdict = backend.measure(schedule)
+            verdicts[id(verdict)] = verdict
             assert verdict.status is Status.MEASURED, verdict
             assert verdict.checked
             # The stand-in's times are within one percent of each other and have no noise.
@@ -97,8 +98,11 @@ def test_schedules_of_a_real_kernel_are_measured_and_nothing_leaks(log, row_sum)
         measured = backend.counts[Status.MEASURED]
         assert backend.control().noise_floor == pytest.approx(0.0, abs=1e-6)
     (line,) = [json.loads(text) for text in log.read_text().splitlines()]
-    # The original, four copies for each of the control's five and for each schedule's times, one for its outputs.
-    assert line["loads"] == 1 + 4 * 5 + (4 + 1) * measured
+    seemed_best = sum(verdict.blocks == again.coarse for verdict in verdicts.values())
+    assert seemed_best > 0
+    # The original, four copies for each of the control's five and for each schedule's times, one for its outputs, and
+    # four in each round for what seemed better than the best so far.
+    assert line["loads"] == 1 + 4 * 5 + (4 + 1) * measured + 4 * again.rounds * seemed_best
     assert (line["modules"], line["functions"]) == (1, 1)
 
 
@@ -106,7 +110,7 @@ def test_processes_that_share_a_gpu_take_turns(tmp_path, monkeypatch):
     monkeypatch.setenv(TURNS_VARIABLE, str(tmp_path / "turns"))
     monkeypatch.setenv("FAKE_LAUNCHER_SAMPLES", str(tmp_path / "samples"))
     children = [ContainedLauncher(SPEC, b"original", who_samples_when) for _ in range(2)]
-    plan = Plan(coarse=10, fine=10, keen=10)
+    plan = Plan(coarse=10, fine=10)
     for child in children:
         child.ready()
     (tmp_path / "samples").write_text("")

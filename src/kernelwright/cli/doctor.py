@@ -90,11 +90,27 @@ def _driver() -> Finding:
 
 
 def _nvcc() -> Finding:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    path = shutil.which("nvcc") or (shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None)
-    version = _release(path) if path else None
-    found = f"{version}, {path}" if version else "not on PATH nor in CUDA_HOME"
-    return Finding("nvcc", version is not None, found, "candidates with CUDA C++ source")
+    from kernelwright.toolchain.nvcc import find_torch_nvcc
+
+    return _compiler_of("nvcc", find_torch_nvcc, "candidates with CUDA C++ source")
+
+
+def _nvcc_for_sass() -> Finding:
+    from kernelwright.toolchain.nvcc import find_nvcc
+
+    return _compiler_of("nvcc for sass", find_nvcc, "launch files with CUDA C++ source")
+
+
+def _compiler_of(name: str, find: Callable[[], Path], needed: str) -> Finding:
+    from kernelwright.toolchain.errors import CompilerMissing
+
+    try:
+        path = find()
+    except CompilerMissing as error:
+        return Finding(name, False, str(error), needed)
+    version = _release(str(path))
+    found = f"{version}, {path}" if version else f"{path} does not say its release"
+    return Finding(name, version is not None, found, needed)
 
 
 def _compiler() -> Finding:
@@ -146,7 +162,7 @@ def _models() -> Finding:
 
 
 PROBES: tuple[Callable[[], Finding], ...] = (
-    _python, _torch, _gpus, _driver, _nvcc, _compiler, _ninja, _triton, _disassembler, _models,
+    _python, _torch, _gpus, _driver, _nvcc, _nvcc_for_sass, _compiler, _ninja, _triton, _disassembler, _models,
 )  # fmt: skip
 
 

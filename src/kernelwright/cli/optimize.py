@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     default="greedy",
     show_default=True,
     metavar="NAME",
-    help="Who plays it: ppo, anneal, greedy, guided, random.",
+    help="Who plays it: ppo, anneal, greedy, guided, random, sweeps.",
 )
 @click.option(
     "--sass-budget", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",

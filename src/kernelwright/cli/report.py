@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-RUN_FILES = ("evaluations.jsonl", "config.json", "environment.json")
+RUN_FILES = ("evaluations.jsonl", "schedules.jsonl", "table.json", "errors.json")
+"""Files of which a page is made, each maybe packed: a directory without any of them has nothing to show."""
 
 
 @click.command("report", short_help="Write a run directory as one HTML page.")
@@ -19,18 +20,22 @@ def command(run_dir: Path, out: Path | None) -> None:
     if not run_dir.is_dir():
         found = "a file" if run_dir.exists() else "nothing"
         raise UsageError(f"Wanted a run directory, found {found} at {run_dir}. Name one that a run wrote.")
-    if not any((run_dir / name).exists() for name in RUN_FILES):
-        raise UsageError(
-            f"Wanted a run directory, found none of {', '.join(RUN_FILES)} in {run_dir}. "
-            "Name one that a run wrote."
-        )
-
-    from kernelwright.records import RunDirectory
-    from kernelwright.report.moves import KIND, write_moves_report
+    from kernelwright.records import RunDirectory, files_of
+    from kernelwright.report.moves import write_moves_report
     from kernelwright.report.page import write_report
 
-    run = RunDirectory(run_dir)
-    config = run.read_json("config.json")
-    of_moves = isinstance(config, dict) and config.get("kind") == KIND
-    write = write_moves_report if of_moves else write_report
-    click.echo(write(run, out or run_dir / "report.html"))
+    if not _is_run(run_dir):
+        below = next(filter(_is_run, (*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/")))), None)
+        advice = f"Name one of the runs in it, such as {below}."
+        if below is None:
+            advice = "Name one in which something was judged or measured."
+        raise UsageError(f"Wanted a run directory, found none of {', '.join(RUN_FILES)} in {run_dir}. {advice}")
+    # What the assembly game measures is schedules; every other verb judges candidates.
+    write = write_moves_report if files_of(run_dir / "schedules.jsonl") else write_report
+    click.echo(write(RunDirectory(run_dir), out or run_dir / "report.html"))
+
+
+def _is_run(path: Path) -> bool:
+    from kernelwright.records import files_of
+
+    return any(files_of(path / name) for name in RUN_FILES)

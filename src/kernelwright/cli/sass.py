@@ -203,7 +203,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
     "--agent",
     "agents",
     multiple=True,
-    metavar="ppo|anneal|greedy|guided|random",
+    metavar="ppo|anneal|greedy|guided|random|sweeps",
     help="Who plays; ppo by default. Several, each with the whole budget, by repeating it.",
 )
 @click.option(
@@ -234,7 +234,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
     show_default=True,
     metavar="cpu|cuda:N",
     callback=device_name,
-    help="Where PPO's network is. Not a GPU that measures: it would disturb what is timed there.",
+    help="Where PPO's network is; on a GPU it works only while this command times nothing.",
 )
 @_kernel_option
 @_json_option

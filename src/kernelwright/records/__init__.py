@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelwright.records.canonical import canonical_json, sha256_of
-from kernelwright.records.lines import append_lines, encodable
+from kernelwright.records.lines import append_lines, encodable, files_of, read_lines, read_objects
 from kernelwright.records.models import (
     Candidate,
     Evaluation,
@@ -28,5 +28,8 @@ __all__ = [
     "canonical_json",
     "capture_environment",
     "encodable",
+    "files_of",
+    "read_lines",
+    "read_objects",
     "sha256_of",
 ]

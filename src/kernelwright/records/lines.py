@@ -1,11 +1,24 @@
-"""JSON lines that survive whatever ends the process: each is on disk, whole, before the next one starts."""
+"""JSON lines that survive whatever ends the process: each is on disk, whole, before the next one starts.
+
+A published run may have its files packed with gzip, each under its name and `.gz`: what is here reads them alike.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import gzip
+import json
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TextIO, cast
+
+from kernelwright.errors import UsageError
+
+_PACKED = ".gz"
+_UNREADABLE = (OSError, EOFError, zlib.error)
+"""What opening and reading a file, packed or not, may raise."""
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
@@ -32,6 +45,68 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
         file.write(text.encode("utf-8", "replace"))
         file.flush()
         os.fsync(file.fileno())
+
+
+def files_of(path: Path) -> list[Path]:
+    """What there is of a file, the oldest first: the packed one of a published run, then the one being written."""
+    return [file for file in (path.with_name(path.name + _PACKED), path) if file.exists()]
+
+
+def read_json(path: Path) -> Any | None:
+    """A JSON file, packed or not, or None where it is missing.
+
+    Raises:
+        UsageError: the file is there and cannot be read, or is not JSON.
+    """
+    files = files_of(path)
+    if not files:
+        return None
+    try:
+        with _open(files[-1], errors="strict") as text:
+            return json.load(text)
+    except _UNREADABLE as error:
+        raise UsageError(f"Wanted to read {files[-1]}; {_why(error)}. Choose another directory.") from error
+    except ValueError as error:
+        raise UsageError(f"Wanted JSON in {files[-1]}; {error}. Remove the file or choose another directory.") from error
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Every line of a file in order of writing, packed ones first; none where it is missing. The last may be torn.
+
+    Raises:
+        UsageError: the file is there and cannot be read.
+    """
+    for file in files_of(path):
+        try:
+            with _open(file, errors="replace") as text:
+                yield from text
+        except _UNREADABLE as error:
+            raise UsageError(f"Wanted a run's records in {file}; {_why(error)}. Choose another directory.") from error
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Every JSON object of a JSON lines file, packed or not; a torn line is work that is still owed, and is skipped.
+
+    Raises:
+        UsageError: the file is there and cannot be read.
+    """
+    for line in read_lines(path):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _open(path: Path, *, errors: str) -> TextIO:
+    if path.suffix == _PACKED:
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", errors=errors))
+    return path.open(encoding="utf-8", errors=errors)
+
+
+def _why(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def encodable(text: str) -> str:

@@ -7,14 +7,12 @@ finished evaluation; a torn last line is work that is still owed and is dropped 
 from __future__ import annotations
 
 import fcntl
-import gzip
 import json
 import os
 import platform
 import subprocess
 import sys
 import weakref
-import zlib
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records.lines import append_lines
+from kernelwright.records.lines import append_lines, read_json, read_lines
 from kernelwright.records.models import Evaluation
 
 _LOCK = ".lock"
@@ -32,7 +30,7 @@ _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LO
 
 
 class RunDirectory:
-    """Read and append the records of one run.
+    """Read and append the records of one run. Files of a published run may be packed with gzip; they are read alike.
 
     Args:
         path: The directory; created, with parents, when missing.
@@ -128,27 +126,18 @@ class RunDirectory:
             raise _not_written(self.evaluations_path, error) from error
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """Every whole record, in order of writing; of a published run also those packed with gzip.
+        """Every whole record, in order of writing.
 
         Torn lines are skipped: their work is still owed.
 
         Raises:
             UsageError: the file is there and cannot be read.
         """
-        packed = self.evaluations_path.with_suffix(".jsonl.gz")
-        for path, opener in ((packed, gzip.open), (self.evaluations_path, open)):
-            if not path.exists():
-                continue
+        for line in read_lines(self.evaluations_path):
             try:
-                with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-                    for line in file:
-                        try:
-                            yield Evaluation.model_validate_json(line)
-                        except ValidationError:
-                            continue
-            except (OSError, EOFError, zlib.error) as error:
-                why = getattr(error, "strerror", None) or error
-                raise UsageError(f"Wanted a run's records in {path}; {why}. Choose another directory.") from error
+                yield Evaluation.model_validate_json(line)
+            except ValidationError:
+                continue
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file in one step, so that no reader sees half of it."""
@@ -170,20 +159,12 @@ class RunDirectory:
             raise _not_written(target, error) from error
 
     def read_json(self, name: str) -> Any | None:
-        """A JSON file of this run, or None when it is not there.
+        """A JSON file of this run, packed or not, or None when it is not there.
 
         Raises:
             UsageError: the file is there and cannot be read, or is not JSON.
         """
-        target = self.path / name
-        if not target.exists():
-            return None
-        try:
-            return json.loads(target.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"Wanted to read {target}; {error.strerror}. Choose another directory.") from error
-        except ValueError as error:
-            raise UsageError(f"Wanted JSON in {target}; {error}. Remove the file or choose another directory.") from error
+        return read_json(self.path / name)
 
 
 def _not_written(target: Path, error: OSError) -> InfrastructureError:

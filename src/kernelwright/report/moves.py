@@ -5,7 +5,6 @@ Everything shown comes from the run directory's JSON files through Jinja's auto-
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from kernelwright.errors import UsageError
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.html import asset, fill, flattened, write_page
 
 KIND = "sass optimize"
@@ -35,7 +34,7 @@ def write_moves_report(run: RunDirectory, target: Path) -> Path:
     """Write the page of an assembly run to `target` in one step, and return `target`.
 
     Raises:
-        UsageError: the run has no summary yet, a JSON file is broken, or `target` cannot be written.
+        UsageError: the run has no summary yet, a JSON file is missing or broken, or `target` cannot be written.
     """
     return write_page(render_moves(run), target)
 
@@ -44,17 +43,23 @@ def render_moves(run: RunDirectory) -> str:
     """Return the page of an assembly run as text.
 
     Raises:
-        UsageError: the run has no summary yet, or a JSON file is broken.
+        UsageError: the run has no summary yet, or a JSON file is missing or broken.
     """
     config, summary = run.read_json("config.json"), run.read_json("summary.json")
     if not isinstance(config, dict) or not isinstance(summary, dict):
-        raise UsageError(f"Wanted a finished run in {run.path}, found no summary.json. Run it to its end first.")
+        missing = "config.json" if isinstance(summary, dict) else "summary.json"
+        raise UsageError(f"Wanted a finished run in {run.path}, found no {missing} of one. Run it to its end first.")
     if summary.get("kind") != KIND:
         raise UsageError(
             f"Wanted the summary of an assembly run in {run.path}/summary.json, found something else. Run it again."
         )
     environment = run.read_json("environment.json") or {}
     winner = run.read_json("winner.json") if summary.get("best") else None
+    if summary.get("best") and not isinstance(winner, dict):
+        raise UsageError(
+            f"Wanted winner.json or winner.json.gz in {run.path}, since its summary.json names a confirmed gain; "
+            f"found {'neither' if winner is None else 'no winner in it'}. Put the file back, or run the search again."
+        )
     lines = {agent: _best_so_far(points) for agent, points in _points(run.path / "schedules.jsonl").items()}
     return fill(
         "assembly.html.j2",
@@ -75,13 +80,7 @@ def render_moves(run: RunDirectory) -> str:
 def _points(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Return for each agent the relative cost of every schedule by its number."""
     found: dict[str, list[tuple[int, float]]] = {}
-    if not path.exists():
-        return found
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(text)
-        except ValueError:
-            continue
+    for entry in read_objects(path):
         points = found.setdefault(str(entry.get("agent")), [])
         if entry.get("cost") and entry.get("baseline"):
             points.append((int(entry["number"]), float(entry["baseline"]) / float(entry["cost"])))

@@ -6,6 +6,7 @@ is told, so that a run which is repeated on the same records repeats itself. PPO
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from kernelwright.errors import UsageError
 from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger
 from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
 from kernelwright.sass.simulator import simulate
+from kernelwright.sass.sweeps import play_sweep
 
 PAPER_HORIZON = 32
 """Moves of an episode in CuAsmRL's code."""
@@ -135,6 +137,7 @@ class _Chain:
     schedule: Schedule
     relative: float = 1.0
     misses: int = 0
+    proposed: int = 0
     is_guided: bool = False
 
 
@@ -167,11 +170,20 @@ def climb(table: Table) -> None:
 
     After `_PATIENCE` moves in vain, some more are played without looking at the cost.
     """
+    _walk(table, _is_cheaper, kicks=True)
 
-    def judge(chain: _Chain, relative: float) -> bool:
-        return relative < chain.relative
 
-    _walk(table, judge, kicks=True)
+def _is_cheaper(chain: _Chain, relative: float) -> bool:
+    return relative < chain.relative
+
+
+def _play_one(table: Table, chain: _Chain) -> int:
+    """Play a random move and return 1, or 0 where there is none."""
+    move = table.neighbourhood.draw(chain.schedule, chain.rng)
+    if move is None:
+        return 0
+    chain.schedule.play(move)
+    return 1
 
 
 def climb_guided(table: Table) -> None:
@@ -188,16 +200,34 @@ def climb_guided(table: Table) -> None:
         asked[chain.is_guided].note(better)
         return better
 
-    def propose(chain: _Chain) -> AnyMove | None:
+    def propose(chain: _Chain) -> int:
         share = asked[True].rate / (asked[True].rate + asked[False].rate)
         chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
         if not chain.is_guided:
-            return table.neighbourhood.draw(chain.schedule, chain.rng)
+            return _play_one(table, chain)
         drawn = (table.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
         moves = list(dict.fromkeys(move for move in drawn if move is not None))
-        return min(moves, key=lambda move: _simulated(chain.schedule, move, architecture), default=None)
+        if not moves:
+            return 0
+        chain.schedule.play(min(moves, key=lambda move: _simulated(chain.schedule, move, architecture)))
+        return 1
 
     _walk(table, judge, kicks=True, propose=propose)
+
+
+def climb_in_sweeps(table: Table) -> None:
+    """Hill climbing in which every other proposal treats a stretch of like instructions alike; see `play_sweep`.
+
+    A sweep is several moves and one schedule of the budget. CuAsmRL's game has none, so with its moves this is `climb`.
+    """
+
+    def propose(chain: _Chain) -> int:
+        played = 0
+        if table.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
+            played = play_sweep(chain.schedule, chain.rng)
+        return played or _play_one(table, chain)
+
+    _walk(table, _is_cheaper, kicks=True, propose=propose)
 
 
 @dataclass(slots=True)
@@ -226,7 +256,9 @@ _PATIENCE = 200
 _KICK_MOVES = 3
 _GUIDED_CHOICES = 6
 _LEAST_SHARE = 0.2
-"""Of the moves of `climb_guided`, for those that the model chose and for those of chance. These four are our choice."""
+"""Of the moves of `climb_guided`, for those that the model chose and for those of chance."""
+_SWEEPS_SHARE = 0.5
+"""Of the proposals of `climb_in_sweeps`. These five are our choice."""
 
 
 def anneal(table: Table) -> None:
@@ -252,9 +284,13 @@ def _walk(
     table: Table,
     judge: Callable[[_Chain, float], bool],
     kicks: bool,
-    propose: Callable[[_Chain], AnyMove | None] | None = None,
+    propose: Callable[[_Chain], int] | None = None,
 ) -> None:
-    """Walk from schedule to schedule, one move at a time, taking back the moves that `judge` does not accept."""
+    """Walk from schedule to schedule, one proposal at a time, taking back what `judge` does not accept.
+
+    A proposal plays moves and returns how many; none ends the walk.
+    """
+    propose = propose or functools.partial(_play_one, table)
     chains = _chains(table)
     # The original is measured already, and free.
     begin = table.ledger.measured(chains[0].schedule).relative or 1.0
@@ -271,14 +307,14 @@ def _walk(
                     kick = table.neighbourhood.draw(chain.schedule, chain.rng)
                     if kick is not None:
                         chain.schedule.play(kick)
-            move = propose(chain) if propose else table.neighbourhood.draw(chain.schedule, chain.rng)
-            if move is None:
+            chain.proposed = propose(chain)
+            if not chain.proposed:
                 return
-            chain.schedule.play(move)
         for chain, measurement in zip(chains, table.ledger.measured_all([c.schedule for c in chains]), strict=True):
             relative = measurement.relative
             if relative is None or not judge(chain, relative):
-                chain.schedule.undo()
+                for _ in range(chain.proposed):
+                    chain.schedule.undo()
                 chain.misses += 1
                 continue
             chain.misses = chain.misses + 1 if relative >= chain.relative else 0
@@ -288,6 +324,12 @@ def _walk(
         idle = 0 if table.ledger.spent > before else idle + 1
 
 
-_SEARCHES: dict[str, Agent] = {"anneal": anneal, "greedy": climb, "guided": climb_guided, "random": play_randomly}
+_SEARCHES: dict[str, Agent] = {
+    "anneal": anneal,
+    "greedy": climb,
+    "guided": climb_guided,
+    "random": play_randomly,
+    "sweeps": climb_in_sweeps,
+}
 AGENTS = ("ppo", *_SEARCHES)
 """Names of the agents."""

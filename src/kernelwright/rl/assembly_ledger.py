@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import UsageError
+from kernelwright.records import read_objects
 from kernelwright.rl.assembly_backends import Measurement, measure, schedule_digest
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
 
@@ -297,13 +298,10 @@ def append_line(path: Path, value: Any) -> None:
 
 def read_entries(path: Path | None, agent: str | None = None) -> Iterator[Entry]:
     """Yield the whole entries of a file, of one agent or of all; a torn line is work that is still owed."""
-    if path is None or not path.exists():
-        return
-    with path.open("r", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = Entry.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError, UsageError):
-                continue
-            if agent is None or entry.agent == agent:
-                yield entry
+    for values in () if path is None else read_objects(path):
+        try:
+            entry = Entry.from_json(values)
+        except (ValueError, KeyError, TypeError, UsageError):
+            continue
+        if agent is None or entry.agent == agent:
+            yield entry

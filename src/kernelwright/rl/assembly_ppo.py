@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.rl.assembly_ledger import Ledger
+from kernelwright.tuning.contained import turn_on_gpu
 
 if TYPE_CHECKING:
+    import torch
     from sb3_contrib import MaskablePPO
 
     from kernelwright.rl.assembly_agents import Table
@@ -86,16 +89,15 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
         BudgetSpent: the ordinary end.
         DeviceError: the network's device is not there.
     """
-    from sb3_contrib import MaskablePPO
-
     from kernelwright.evaluation import resolve_device
 
     config = config or PpoConfig()
     device = resolve_device(config.device)
+    algorithm, policy = _in_turns(device)
     envs = _vectorised([_maker(table) for _ in range(table.ledger.lanes)], table.seed)
     steps = max(config.rollout_steps, round(config.steps_per_schedule * table.ledger.budget))
-    model = MaskablePPO(
-        "MlpPolicy",
+    model = algorithm(
+        policy,
         envs,
         learning_rate=lambda left: config.learning_rate * left,
         n_steps=config.rollout_steps,
@@ -123,6 +125,42 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
             (table.directory / "ppo.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
             model.save(table.directory / "policy.zip")
     return model
+
+
+def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
+    """Return the algorithm and the policy class; on a GPU the network works only when nothing is timed there.
+
+    In this process playing and learning alternate anyway. Other processes that time schedules on the same GPU are kept
+    waiting as they keep each other waiting, until the GPU has done what the network asked for.
+    """
+    import torch
+    from sb3_contrib import MaskablePPO
+    from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+
+    if device.type != "cuda":
+        return MaskablePPO, MaskableActorCriticPolicy
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        with turn_on_gpu():
+            yield
+            torch.cuda.synchronize(device)
+
+    class Policy(MaskableActorCriticPolicy):
+        def forward(self, *values: Any, **named: Any) -> Any:
+            with turn():
+                return super().forward(*values, **named)
+
+        def predict_values(self, obs: Any) -> Any:
+            with turn():
+                return super().predict_values(obs)
+
+    class Algorithm(MaskablePPO):
+        def train(self) -> None:
+            with turn():
+                super().train()
+
+    return Algorithm, Policy
 
 
 def _maker(table: Table) -> Callable[[], Any]:

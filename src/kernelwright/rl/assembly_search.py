@@ -23,7 +23,6 @@ A run directory holds
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernelwright
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.rl.assembly_agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
 from kernelwright.rl.assembly_arena import Arena, Verdict
@@ -68,8 +67,8 @@ class GameSettings:
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
         start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
-        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU on which
-            no schedule is timed meanwhile.
+        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU, where
+            it works only while this process times nothing, nor another one that names the same `KERNELWRIGHT_GPU_TURNS`.
     """
 
     agents: tuple[str, ...] = ("ppo",)
@@ -295,32 +294,24 @@ def _proven_winner(run: RunDirectory, program: Program, tried: Sequence[_Chosen]
 def _most_promising(run: RunDirectory, arena: Arena, agent: str, ledger: Ledger, say: Tell) -> list[Entry]:
     """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
     noted = run.read_json(_WEIGHED) or {}
-    if agent not in noted:
+    # A search that its time limit ended may have gone on since.
+    if noted.get(agent, {}).get("schedules") != ledger.spent:
         best = ledger.best(WEIGHED)
         say(f"weighing the best {len(best)} schedules of {agent}")
         found = [(entry.number, arena.weigh(ledger.schedule_of(entry)).speedup) for entry in best]
-        noted[agent] = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+        seemed = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+        noted[agent] = {"schedules": ledger.spent, "best": seemed}
         run.write_json(_WEIGHED, noted)
-    ranked = sorted(noted[agent], key=lambda pair: (-pair[1], pair[0]))
+    ranked = sorted(noted[agent]["best"], key=lambda pair: (-pair[1], pair[0]))
     return [ledger.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
 
 
 def _known_confirmations(run: RunDirectory) -> dict[str, Verdict]:
     found = {}
-    for line in _lines(run.path / _CONFIRMATIONS):
+    for line in read_objects(run.path / _CONFIRMATIONS):
         values: dict[str, Any] = {name: line.get(name) for name in Verdict.__slots__}
         found[line["digest"]] = Verdict(**values)
     return found
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
 
 
 def _summary(

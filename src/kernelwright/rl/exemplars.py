@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
+from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict, files_of
 
 SCHEMA_VERSION = 1
 """Written into every file; another version is refused, never guessed at."""
@@ -169,7 +169,7 @@ class ExemplarDatabase:
         Raises:
             UsageError: there are no evaluations at `path`.
         """
-        if not any((path / name).is_file() for name in ("evaluations.jsonl", "evaluations.jsonl.gz")):
+        if not files_of(path / "evaluations.jsonl"):
             raise UsageError(f"Wanted a run directory with evaluations.jsonl at {path}; found none. Check the path.")
         return self.add_all(RunDirectory(path).evaluations())
 

@@ -14,11 +14,15 @@ from pathlib import Path
 from kernelwright.toolchain.errors import CompilationFailed, CompilerMissing
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVCC"
+TOOLKIT = Path("/usr/local/cuda")
+"""Where the CUDA toolkit installs itself."""
 _TIMEOUT_S = 300.0
 
 
 def find_nvcc() -> Path:
-    """Return the nvcc to use: `KERNELWRIGHT_NVCC`, then PATH, then the CUDA toolkit.
+    """Return the nvcc for cubins of our own: `KERNELWRIGHT_NVCC`, then PATH, then the CUDA toolkit.
+
+    Candidates are compiled by torch, which looks for its own: `find_torch_nvcc`.
 
     Raises:
         CompilerMissing: there is none.
@@ -29,10 +33,26 @@ def find_nvcc() -> Path:
         raise CompilerMissing(f"wanted the nvcc that {ENVIRONMENT_VARIABLE} names, found no file {named}; correct it")
     if on_path := shutil.which("nvcc"):
         return Path(on_path)
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT):
         if home and (Path(home) / "bin" / "nvcc").is_file():
             return Path(home) / "bin" / "nvcc"
     raise CompilerMissing(f"wanted nvcc, found none; install the CUDA toolkit or name it in {ENVIRONMENT_VARIABLE}")
+
+
+def find_torch_nvcc() -> Path:
+    """Return the nvcc that torch compiles candidates with: of CUDA_HOME or CUDA_PATH, else on PATH, else the toolkit's.
+
+    Source of the order: `_find_cuda_home` of torch 2.13's `torch.utils.cpp_extension`.
+
+    Raises:
+        CompilerMissing: there is none.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    on_path = None if home else shutil.which("nvcc")
+    found = Path(on_path) if on_path else Path(home or TOOLKIT) / "bin" / "nvcc"
+    if found.is_file():
+        return found
+    raise CompilerMissing(f"wanted nvcc for torch, found no file {found}; install the CUDA toolkit or name it in CUDA_HOME")
 
 
 @lru_cache(maxsize=8)

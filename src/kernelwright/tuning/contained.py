@@ -81,16 +81,14 @@ class Plan:
         launches: launches of one sample, more where a kernel is short.
         coarse: blocks for a first look; a schedule that is clearly slower gets no more.
         fine: blocks of a schedule that is not.
-        keen: blocks of a schedule that looks better than what is wanted.
         margin: by how much the first look's median ratio may be below `wanted` without giving up.
         wanted: the speedup to beat.
         rounds: how often all of that is done, each time with copies that are loaded anew, in another order.
     """
 
-    launches: int = 4
+    launches: int = 2
     coarse: int = 3
     fine: int = 12
-    keen: int = 36
     margin: float = 0.02
     wanted: float = 1.0
     rounds: int = 1
@@ -99,7 +97,7 @@ class Plan:
     def steady(cls, blocks: int, launches: int = 4) -> Plan:
         """Return the plan wherever a decision depends on the times: so many blocks in all, all places exchanged."""
         each = math.ceil(blocks / len(_ORDERS))
-        return cls(launches, each, each, each, rounds=len(_ORDERS))
+        return cls(launches, each, each, rounds=len(_ORDERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +302,7 @@ def serve(
         if trivial:
             connection.send(_Faulted("trivial", f"the original leaves every byte of {trivial[0]} the same"))
             return
-        with _turn():
+        with turn_on_gpu():
             original_us = statistics.median(launcher.sample_us(handle, 4) for _ in range(5))
         least_launches = math.ceil(_LEAST_SAMPLE_US / original_us)
         connection.send(Ready(launcher.identity(), original_us))
@@ -347,7 +345,7 @@ def _end_with_the_parent() -> None:
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def turn_on_gpu() -> Iterator[None]:
     """Wait until no other process that shares the GPU is timing; the end of this process ends its turn, too."""
     path = os.environ.get(TURNS_VARIABLE)
     if path is None:
@@ -363,7 +361,7 @@ def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun:
     rounds: list[Samples] = []
     # The first copies are loaded before it is this process's turn, and the last ones unloaded after it.
     copies = _Copies(launcher, original, cubin, _ORDERS[0])
-    with _turn():
+    with turn_on_gpu():
         begun()
         for number in range(plan.rounds):
             if number:
@@ -431,6 +429,4 @@ def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequenc
         times += [before, after]
         if len(ratios) == plan.coarse and statistics.median(ratios) >= plan.wanted - plan.margin:
             wanted = max(wanted, plan.fine)
-        if len(ratios) == plan.fine and statistics.median(ratios) > plan.wanted:
-            wanted = max(wanted, plan.keen)
     return Samples(tuple(ratios), tuple(times))

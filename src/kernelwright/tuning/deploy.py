@@ -118,7 +118,8 @@ def read_winner(folder: Path) -> Winner:
         original, tuned = ((folder / name).read_bytes() for name in (ORIGINAL_FILE, TUNED_FILE))
     except OSError as error:
         raise UsageError(
-            f"Wanted the winner of a search in {folder}, found no {Path(error.filename).name}; name a finished run."
+            f"Wanted the winner of a search in {folder}, found no {Path(error.filename).name}; name a run that has "
+            "confirmed a gain on a GPU."
         ) from error
     except ValueError as error:
         raise UsageError(f"Wanted JSON in {folder / TARGET_FILE}, found: {error}.") from error

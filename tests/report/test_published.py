@@ -1,0 +1,69 @@
+"""Every folder of published results either is a run, of which a page is written, or is refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kernelwright import cli
+
+RESULTS = Path(__file__).parents[2] / "results"
+SCHEDULES = RESULTS / "sass-h200"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+
+
+def report(capsys, folder, page):
+    status = cli.main(["report", str(folder), "--out", str(page)])
+    said = capsys.readouterr().err.strip()
+    assert status in (0, 2), said
+    assert (said == "") if status == 0 else (said.startswith("error: Wanted a run directory") and "\n" not in said)
+    return status, said
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_published_folder_is_reported_or_refused(tmp_path, capsys, folder):
+    records = {path.parent for name in ("evaluations", "schedules") for path in folder.rglob(f"{name}.jsonl*")}
+    status, said = report(capsys, folder, tmp_path / "page.html")
+    assert status == (0 if folder in records else 2)
+    if records and folder not in records:
+        named = Path(said.partition("such as ")[2].rstrip("."))
+        assert named in records
+    for run in sorted(records):
+        assert report(capsys, run, tmp_path / "page.html")[0] == 0, run
+
+
+def test_the_page_of_a_published_winner_shows_its_moves_and_its_search(tmp_path, capsys):
+    run = SCHEDULES / "sgemm" / "greedy"
+    assert report(capsys, run, tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    winner = json.loads(gzip.decompress((run / "winner.json.gz").read_bytes()))
+    assert f"{winner['moved']} instructions stand elsewhere" in page
+    assert page.count("<summary>Block ") == len(winner["blocks"]) > 0
+    assert "<polyline" in page
+
+
+@pytest.mark.parametrize(("left", "found"), [(None, "found neither"), ("[]", "found no winner in it")])
+def test_a_winner_that_is_missing_is_said_in_one_line(tmp_path, capsys, left, found):
+    run = shutil.copytree(SCHEDULES / "sgemm" / "greedy", tmp_path / "run")
+    (run / "winner.json.gz").unlink()
+    if left is not None:
+        (run / "winner.json").write_text(left)
+    assert cli.main(["report", str(run)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: Wanted winner.json or winner.json.gz in ")
+    assert found in said
+    assert "\n" not in said
+    assert not (run / "report.html").exists()
+
+
+def test_schedules_without_the_rest_of_a_run_are_no_finished_run(tmp_path, capsys):
+    (tmp_path / "schedules.jsonl").write_text("")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "found no summary.json of one" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("{}")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "found no config.json of one" in capsys.readouterr().err
