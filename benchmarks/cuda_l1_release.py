@@ -157,8 +157,9 @@ def write_tables(run: RunDirectory, suite: Suite) -> None:
 The tables below are over the tasks whose candidate has been judged and those that have none. A candidate was timed in
 {SETTINGS.processes_max} processes of each side, a baseline in one; in each at least {SETTINGS.blocks} blocks, short ones
 for {SETTINGS.triple_s:g} s. "baselines tried": all five; "baselines timed": each of them runs and is right. One without
-a time may not have been compiled within {SETTINGS.build_limit_s:g} s. Compilers that try kernels out share the GPU with those
-of other tasks while they choose, so that max-autotune may have chosen worse than alone; timing shares it with nobody. Errors of a task or of the machine: {len(errors)}.
+a time may not have been compiled within {SETTINGS.build_limit_s:g} s. Errors of a task or of the machine: {len(errors)}.
+Compilers that try kernels out share the GPU with those of other tasks while they choose, so that max-autotune may have
+chosen worse than it does alone; whatever is timed shares the GPU with nobody.
 
 """
     run.write_text("table.md", text + (run.path / "table.md").read_text(encoding="utf-8"))
