@@ -5,11 +5,12 @@
 A slice does what it can before the limit and exports what is worth keeping; the next slice, on the same machine or on
 another that is given `--resume OUT`, goes on. `--export-only` packs what there is while another process is at work.
 
-Phases, each of which uses every GPU: teachers' code is judged (no model is needed yet, so it may still be on its way:
-`--wait-for-base`); stage 1 is trained on one GPU while the others measure the untrained model; stage 2 on one half while the
-other measures stage 1; then vanilla GRPO and the three contrastive arms side by side, each in a process with a GPU of its
-own that trains for the same time and then measures what it trained; then what is left to measure. Arms train for as long as
-leaves `--reserve` seconds of `--total` for the measuring, unless `contrastive.seconds` says otherwise.
+First teachers' code is judged on every GPU (no model is needed yet, so it may still be on its way: `--wait-for-base`). Then
+two lanes, each with half of the GPUs: one trains stages 1 and 2 and measures stage 2, the other measures the untrained
+model, stage 1 and evolutionary search. Then the arms of stage 3, one to a GPU, the most telling first, each in a process
+that trains for the same time as the others do and then measures what it trained. They train for as long as leaves time to
+measure all of them in `--total`, unless `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`,
+the last arms are left for a later slice.
 
 What is exported: contrastive_export.py.
 """
@@ -18,14 +19,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from contrastive_export import ARMS, packed, unpack
 
@@ -33,13 +36,22 @@ from kernelwright.evaluation.sandbox import die_with_parent
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "cuda_l1.py"
-REST = ("sft", "self-supervised", "evolutionary")
+STAGES = ("sft", "self-supervised")
+MEASURED = ("zero-shot", *STAGES, "evolutionary", *ARMS)
 EXPORT_S = 15.0
 """Kept back for writing the export."""
 SUMMARY_S = 30.0
 """And for the summary."""
-GRACE_S = 60.0
+GRACE_S = 45.0
 """How long a part that was told to stop may take to end its step; then it is killed, which costs that step."""
+LOADING_S = 45.0
+"""For an arm to load the model and to start its judges. A guess."""
+RESERVE_S = 300.0
+"""For measuring an arm, where nothing has been measured yet to tell from. A guess."""
+RESERVE_SHARE = 1.15
+"""Of what measuring has taken so far: an arm that is shown exemplars draws its answers in rounds."""
+LEAST_ARM_S = 300.0
+"""Below it an arm makes too few steps to be worth measuring. Our choice."""
 POLL_S = 1.0
 
 
@@ -51,6 +63,10 @@ class Part:
     gpus: tuple[int, ...] | None
     """Which it may use; None: all."""
     changes: tuple[str, ...] = ()
+    needs: str | None = None
+    """The stage that must be trained before it can start."""
+    least_s: float = 0.0
+    """With less time left it is not started."""
 
 
 @dataclass(slots=True)
@@ -73,7 +89,8 @@ class Campaign:
         gpus: How many; 0 runs everything on the CPU.
         limit_s: Of the slice.
         total_s: Of all slices together; None: this slice is all there is.
-        reserve_s: Of it, for the measuring.
+        reserve_s: For measuring one arm on one GPU; None: what measuring has taken so far.
+        resumed: Whether it goes on from another machine's export, which is noted.
     """
 
     def __init__(
@@ -84,27 +101,32 @@ class Campaign:
         changes: Sequence[str],
         gpus: int,
         limit_s: float,
+        *,
         total_s: float | None = None,
-        reserve_s: float = 420.0,
+        reserve_s: float | None = None,
+        resumed: bool = False,
     ) -> None:
         self._base = base
         self._work = work
         self._recipes = recipes
         self._changes = tuple(changes)
         self._gpus = gpus
-        self._deadline = time.monotonic() + limit_s - EXPORT_S - SUMMARY_S
-        self._end = time.monotonic() + (total_s or limit_s) - EXPORT_S - SUMMARY_S
+        self._began = time.monotonic()
+        self._deadline = self._began + limit_s - EXPORT_S - SUMMARY_S
+        self._end = self._began + (total_s or limit_s) - EXPORT_S - SUMMARY_S
         self._reserve_s = reserve_s
-        self.log: list[dict[str, object]] = []
+        self.log: list[dict[str, Any]] = []
+        """What has been done in this slice; `campaign.json` has that of all slices."""
+        self._slices: list[dict[str, Any]] = _slices_of(work)
+        self._slices.append({"parts": self.log, "on_another_machine": resumed, "gpus": gpus})
 
     def run(self, base_is_ready: Iterable[bool] = (True,)) -> bool:
-        """Do what there is time for; True when everything is done. An arm that fails does not hold the others up.
+        """Do what there is time for; True when everything is done. A part that fails holds up only what needs it.
 
         Args:
             base_is_ready: Asked again and again once the model is needed, until it is True.
         """
-        everywhere = tuple(range(self._gpus))
-        if not self._has_examples() and not self._together([Part(("augment:sft",), None)]):
+        if not self._has_examples() and not self._side_by_side([[Part(("augment:sft",), None)]]):
             return False
         for ready in base_is_ready:
             if ready:
@@ -112,62 +134,66 @@ class Campaign:
             if self._left_s() <= 0:
                 return False
             time.sleep(POLL_S)
-        others = everywhere[1:] or None
-        first = [Part(("train:sft",), everywhere[:1] or None)] if not self._has_final("sft") else []
-        zero = [Part(("measure:zero-shot",), others)] if not self._is_measured("zero-shot") else []
-        if not self._in_turn_or_together(first, zero) or not self._has_final("sft"):
-            return False
-        half = len(everywhere) // 2
-        second = [Part(("train:self-supervised",), everywhere[: max(1, half)] or None)]
-        after_first = [Part(("measure:sft",), everywhere[half:] or None)] if not self._is_measured("sft") else []
+        untrained = tuple(f"train:{name}" for name in STAGES if not self._has_final(name))
+        training = [Part(untrained, None)] if untrained else []
+        self._side_by_side(
+            [
+                training + self._measuring("self-supervised"),
+                self._measuring("zero-shot") + self._measuring("sft") + self._measuring("evolutionary"),
+            ]
+        )
         if self._has_final("self-supervised"):
-            second = []
-        if not self._in_turn_or_together(second, after_first) and not self._has_final("self-supervised"):
-            return False
-        finished = self._arms()
-        rest = [name for name in REST if not self._is_measured(name)]
-        shares = _dealt(everywhere, len(rest)) if self._gpus else [None] * len(rest)
-        parts = [Part((f"measure:{name}",), share) for name, share in zip(rest, shares, strict=True)]
-        finished = self._in_turn_or_together(*([part] for part in parts)) and finished
-        return finished and self._is_measured("zero-shot")
+            self._arms()
+        return all(self._is_measured(name) for name in MEASURED)
 
     def summarise(self) -> None:
         """Write summary.json, table.md and hacks/ from what is finished."""
-        self._deadline = time.monotonic() + SUMMARY_S
-        self._wait([self._start(Part(("summary",), None), SUMMARY_S)])
+        self._deadline = time.monotonic() + SUMMARY_S + GRACE_S
+        self._side_by_side([[Part(("summary",), None)]])
 
-    def _arms(self) -> bool:
+    def _measuring(self, name: str) -> list[Part]:
+        needs = {"zero-shot": None, "evolutionary": "self-supervised"}.get(name, name)
+        return [] if self._is_measured(name) else [Part((f"measure:{name}",), None, needs=needs)]
+
+    def _arms(self) -> None:
         todo = [name for name in ARMS if not self._is_measured(name)]
-        waves = [todo[start : start + max(1, self._gpus)] for start in range(0, len(todo), max(1, self._gpus))]
-        done = True
-        for number, wave in enumerate(waves):
-            if self._left_s() <= 0:
-                return False
-            left_s = (self._end - GRACE_S - time.monotonic()) / (len(waves) - number)
-            changes: tuple[str, ...] = (f"contrastive.seconds={max(60.0, left_s - self._reserve_s):.0f}",)
-            if any(change.startswith("contrastive.seconds=") for change in self._changes) or self._arms_have_begun():
-                changes = ()
-            share_s = self._left_s() / (len(waves) - number)
-            parts = [
-                Part((f"train:{name}", f"measure:{name}"), (index,) if self._gpus else None, changes)
-                for index, name in enumerate(wave)
+        at_once = max(1, self._gpus)
+        # What is left of a slice is worth an arm's start if a step fits in behind.
+        least_s = LOADING_S if self._gpus else 0.0
+        if self._left_s() <= least_s:
+            return
+        changes = self._time_of_arms(math.ceil(len(todo) / at_once))
+        lanes = [
+            [
+                Part((f"train:{name}", f"measure:{name}"), (index,) if self._gpus else None, changes, least_s=least_s)
+                for name in todo[index::at_once]
             ]
-            self._remember(changes)
-            done = self._wait([self._start(part, share_s) for part in parts]) and done
-        return done
+            for index in range(at_once)
+        ]
+        self._wait(lanes)
 
-    def _arms_have_begun(self) -> bool:
-        """Whether an earlier slice has said how long arms train, which must not change between them."""
-        path = self._work / "arms.json"
-        if path.exists():
-            self._changes = (*self._changes, *json.loads(path.read_text()))
-            return True
-        return False
-
-    def _remember(self, changes: Sequence[str]) -> None:
+    def _time_of_arms(self, waves: int) -> tuple[str, ...]:
+        """The change of settings that says how long each arm trains: the same for all, in all slices."""
+        if any(change.startswith("contrastive.seconds=") for change in self._changes):
+            return ()
         path = self._work / "arms.json"
         if not path.exists():
-            path.write_text(json.dumps(list(changes)))
+            left_s = self._end - GRACE_S - time.monotonic()
+            each_s = [left_s / count - LOADING_S - self._measuring_s() for count in range(waves, 0, -1)]
+            seconds = next((each for each in each_s if each >= LEAST_ARM_S), max(60.0, each_s[-1]))
+            path.write_text(json.dumps([f"contrastive.seconds={seconds:.0f}"]))
+        return tuple(json.loads(path.read_text()))
+
+    def _measuring_s(self) -> float:
+        """How long it takes to measure an arm on one GPU."""
+        if self._reserve_s is not None:
+            return self._reserve_s
+        taken: dict[str, float] = {}
+        for entry in (entry for one in self._slices for entry in one["parts"]):
+            [name, *others] = entry["parts"]
+            if not others and name in ("measure:sft", "measure:self-supervised", "measure:evolutionary"):
+                taken[name] = taken.get(name, 0.0) + entry["seconds"] * max(1, entry.get("gpus", 1))
+        return RESERVE_SHARE * max(taken.values()) if taken else RESERVE_S
 
     def _has_examples(self) -> bool:
         return (self._work / "sft" / "examples.jsonl").exists()
@@ -178,18 +204,16 @@ class Campaign:
     def _is_measured(self, name: str) -> bool:
         return (self._work / "held-out" / "results" / f"{name}.json").exists()
 
-    def _together(self, parts: Sequence[Part]) -> bool:
-        """Whether all of them finished."""
-        if self._left_s() <= 0:
-            return False
-        return self._wait([self._start(part, self._left_s()) for part in parts])
-
-    def _in_turn_or_together(self, *groups: Sequence[Part]) -> bool:
-        """Side by side where there is a GPU for each, else one after the other."""
-        busy = [group for group in groups if group]
-        if len(busy) <= self._gpus:
-            return self._together([part for group in busy for part in group])
-        return all([self._together(group) for group in busy])
+    def _side_by_side(self, lanes: Sequence[Sequence[Part]]) -> bool:
+        """Do lanes of parts beside one another, each with its share of the GPUs, or one after the other where there are too
+        few for that. True when all parts finished."""
+        busy = [lane for lane in lanes if lane]
+        if len(busy) > max(1, self._gpus):
+            busy = [[part for lane in busy for part in lane]]
+        everywhere = tuple(range(self._gpus))
+        # Uneven shares of the GPUs go to the first lane, which is the longest.
+        shares = [everywhere[index :: len(busy)] if self._gpus else None for index in range(len(busy))]
+        return self._wait([[replace(part, gpus=share) for part in lane] for lane, share in zip(busy, shares, strict=True)])
 
     def _left_s(self) -> float:
         return self._deadline - GRACE_S - time.monotonic()
@@ -218,31 +242,51 @@ class Campaign:
             )
         return Running(part, process, time.monotonic())
 
-    def _wait(self, running: Sequence[Running]) -> bool:
-        """Whether all of them finished."""
+    def _wait(self, lanes: Sequence[Sequence[Part]]) -> bool:
+        """Do the parts of each lane in order, lanes beside one another; True when all finished. A part whose stage nobody
+        has trained by the time that nothing else is at work is left out."""
+        waiting = [list(lane) for lane in lanes]
+        running: dict[int, Running] = {}
         done = True
-        left = list(running)
-        while left:
-            for one in list(left):
+        while running or any(waiting):
+            for number, lane in enumerate(waiting):
+                if number not in running and lane and self._may_start(lane[0]):
+                    running[number] = self._start(lane.pop(0), self._left_s())
+            if not running:
+                done = False
+                waiting = [lane[1:] for lane in waiting]
+            for number, one in list(running.items()):
                 status = one.process.poll()
                 if status is None and time.monotonic() > self._deadline:
                     one.process.kill()
                     status = one.process.wait()
-                if status is None:
-                    continue
-                left.remove(one)
-                took_s = round(time.monotonic() - one.began, 1)
-                self.log.append({"parts": list(one.part.names), "status": status, "seconds": took_s})
-                print(f"{' '.join(one.part.names)}: {_in_words(status)} after {took_s:.0f} s", flush=True)
-                done = done and status == 0
-            if left:
+                if status is not None:
+                    del running[number]
+                    self._note(one, status)
+                    done = done and status == 0
+            if running:
                 time.sleep(POLL_S / 4)
         return done
 
+    def _may_start(self, part: Part) -> bool:
+        return self._left_s() > part.least_s and (part.needs is None or self._has_final(part.needs))
 
-def _dealt(gpus: tuple[int, ...], hands: int) -> list[tuple[int, ...]]:
-    """GPUs dealt out to so many parts, all of them to each where there are too few."""
-    return [gpus[hand::hands] if len(gpus) >= hands else gpus for hand in range(hands)]
+    def _note(self, ended: Running, status: int) -> None:
+        """Say how a part ended, and write it down: whoever kills the campaign does not lose it."""
+        took_s = round(time.monotonic() - ended.began, 1)
+        gpus = self._gpus if ended.part.gpus is None else len(ended.part.gpus)
+        began_s = round(ended.began - self._began, 1)
+        names = list(ended.part.names)
+        self.log.append({"parts": names, "status": status, "seconds": took_s, "began": began_s, "gpus": gpus})
+        temporary = self._work / "campaign.json.part"
+        temporary.write_text(json.dumps(self._slices, indent=2) + "\n")
+        temporary.rename(self._work / "campaign.json")
+        print(f"{began_s + took_s:.0f} s: {' '.join(names)}: {_in_words(status)} after {took_s:.0f} s", flush=True)
+
+
+def _slices_of(work: Path) -> list[dict[str, Any]]:
+    path = work / "campaign.json"
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def _in_words(status: int) -> str:
@@ -292,11 +336,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     base, process = unpacking(given.base, given.work, given.wait_for_base)
     left_s = given.time_limit - (time.monotonic() - began)
     campaign = Campaign(
-        base, given.work, given.recipes, given.changes, gpus, left_s, total_s=given.total, reserve_s=given.reserve
+        base,
+        given.work,
+        given.recipes,
+        given.changes,
+        gpus,
+        left_s,
+        total_s=given.total,
+        reserve_s=given.reserve,
+        resumed=given.resume is not None,
     )
     finished = campaign.run(_until_done(process))
     campaign.summarise()
-    _note(given.work, campaign.log, resumed=given.resume is not None, gpus=gpus)
     packed(given.work, given.export)
     if process is not None and process.poll() is None:
         process.kill()
@@ -318,7 +369,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, help="how many; by default all")
     parser.add_argument("--time-limit", type=float, default=540.0, metavar="SECONDS", help="of this slice")
     parser.add_argument("--total", type=float, metavar="SECONDS", help="left for this and all later slices together")
-    parser.add_argument("--reserve", type=float, default=420.0, metavar="SECONDS", help="of it, for measuring the arms")
+    parser.add_argument(
+        "--reserve", type=float, metavar="SECONDS", help="for measuring an arm; by default what measuring has taken so far"
+    )
     parser.add_argument("--wait-for-base", type=float, default=0.0, metavar="SECONDS", help="for a GGUF file to arrive")
     parser.add_argument("--export-only", action="store_true", help="pack what there is, and nothing else")
     parser.add_argument("--unpack-base", type=Path, help=argparse.SUPPRESS)
@@ -336,14 +389,6 @@ def _until_done(process: subprocess.Popen[bytes] | None) -> Iterable[bool]:
     if process is not None and process.returncode:
         raise SystemExit("the model could not be unpacked; see above")
     yield True
-
-
-def _note(work: Path, log: list[dict[str, object]], *, resumed: bool, gpus: int) -> None:
-    """Add this slice to `campaign.json`."""
-    path = work / "campaign.json"
-    slices = json.loads(path.read_text()) if path.exists() else []
-    slices.append({"parts": log, "on_another_machine": resumed, "gpus": gpus})
-    path.write_text(json.dumps(slices, indent=2) + "\n")
 
 
 def _gpus() -> int:

@@ -1,8 +1,11 @@
 """What a campaign is carried between machines as: what is worth keeping, in a few files of bounded size.
 
-`records.tar.gz.N` (run directories, exemplar databases, hacks, summary, table, logs), `weights.tar.N` (adapters in bfloat16,
-the newest checkpoint of an unfinished arm without its optimiser's state: Adam then begins anew, which is said in
-campaign.json). With rank 8 on a model of half a billion parameters an adapter has 9 MB.
+`records.tar.gz.N` (run directories, exemplar databases, the evaluations that all parts share, hacks, summary, table, logs)
+and `weights.tar.N` (adapters in bfloat16, the newest checkpoint of an unfinished arm without its optimiser's state: Adam
+then begins anew, which is said in campaign.json). With rank 8 on a model of half a billion parameters an adapter has 9 MB.
+
+The shared evaluations come along because arms of a later slice are compared with those of an earlier one: go on with
+machines of the same kind, or leave `judged.sqlite` behind.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def export(work: Path, out: Path) -> None:
     for path in sorted(work.rglob("*")):
         relative = path.relative_to(work)
         parts = relative.parts
-        if not path.is_file() or parts[0] in ("base", "base.part") or parts[0].startswith("judged.sqlite") or "ref" in parts:
+        if not path.is_file() or parts[0] in ("base", "base.part") or "ref" in parts:
             continue
         if path.name in LEFT_OUT or path.name.endswith(("-wal", "-shm")):
             continue
@@ -136,13 +139,16 @@ def _pieces(name: str, data: bytes) -> dict[str, bytes]:
 
 
 def unpack(packed: Path, work: Path) -> None:
-    """Bring an export back."""
-    work.mkdir(parents=True, exist_ok=True)
+    """Bring an export back, as a whole or not at all."""
+    temporary = work.with_name(f".{work.name}-unpacked")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     for name in ("records.tar.gz", "weights.tar"):
         pieces = sorted(packed.glob(f"{name}.*"), key=lambda path: int(path.suffix[1:]))
         if pieces:
             with tarfile.open(fileobj=io.BytesIO(b"".join(path.read_bytes() for path in pieces))) as tar:
-                tar.extractall(work, filter="data")
+                tar.extractall(temporary, filter="data")
+    temporary.rename(work)
 
 
 def packed(work: Path, out: Path) -> None:

@@ -60,27 +60,82 @@ def run(campaign, tmp_path, *more):
     return campaign.main(words)
 
 
+def seconds_of(call):
+    (change,) = call["changes"]
+    return float(change.removeprefix("contrastive.seconds="))
+
+
 def test_every_part_is_done_once_on_the_gpus_that_are_its_own(campaign, tmp_path):
     limits = ("--gpus", "4", "--time-limit", "1000", "--reserve", "300")
     assert run(campaign, tmp_path, *limits) == 0
     calls = asked(tmp_path / "work")
-    assert [call["only"] for call in calls[:1]] == [["augment:sft"]]
-    assert {tuple(call["only"]): call["gpus"] for call in calls[1:3]} == {
-        ("train:sft",): "0",
-        ("measure:zero-shot",): "1,2,3",
+    assert calls[0]["only"] == ["augment:sft"]
+    assert calls[0]["gpus"] == "0,1,2,3"
+    lanes = {"0,2": [], "1,3": []}
+    for call in calls[1:6]:
+        lanes[call["gpus"]].append(call["only"])
+    assert lanes == {
+        "0,2": [["train:sft", "train:self-supervised"], ["measure:self-supervised"]],
+        "1,3": [["measure:zero-shot"], ["measure:sft"], ["measure:evolutionary"]],
     }
-    assert {call["only"][0]: call["gpus"] for call in calls[3:5]} == {"train:self-supervised": "0,1", "measure:sft": "2,3"}
-    arms = {call["only"][0]: call for call in calls[5:9]}
+    arms = {call["only"][0]: call for call in calls[6:10]}
     assert sorted(call["gpus"] for call in arms.values()) == ["0", "1", "2", "3"]
     assert all(call["only"] == [name, name.replace("train", "measure")] for name, call in arms.items())
     assert len({tuple(call["changes"]) for call in arms.values()}) == 1  # the same time for each
-    seconds = float(arms["train:vanilla-grpo"]["changes"][0].removeprefix("contrastive.seconds="))
-    assert 500 < seconds < 640  # of 1000, without the reserve and the grace
-    assert {call["only"][0] for call in calls[9:11]} == {"measure:self-supervised", "measure:evolutionary"}
-    assert calls[-1]["only"] == ["summary"]
+    assert 500 < seconds_of(arms["train:vanilla-grpo"]) < 600  # of 1000, without the reserve, loading and the grace
+    assert calls[10]["only"] == ["summary"]
     # Nothing is left to do.
     assert run(campaign, tmp_path, *limits) == 0
     assert [call["only"] for call in asked(tmp_path / "work")[len(calls) :]] == [["summary"]]
+
+
+def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_all(campaign, tmp_path):
+    limits = ("--gpus", "2", "--time-limit", "1500", "--total", "3000", "--reserve", "300")
+    assert run(campaign, tmp_path, *limits) == 0
+    calls = [call for call in asked(tmp_path / "work") if call["only"][0] in {f"train:{name}" for name in campaign.ARMS}]
+    assert {call["only"][0] for call in calls[:2]} == {"train:contrastive-bucket", "train:vanilla-grpo"}
+    assert sorted(call["gpus"] for call in calls) == ["0", "0", "1", "1"]
+    assert 1000 < seconds_of(calls[0]) < 1150  # half of 3000, without the reserve, loading and the grace
+    assert len({tuple(call["changes"]) for call in calls}) == 1
+
+
+def test_where_time_is_short_the_last_arms_are_left_for_later_rather_than_all_cut_short(campaign, tmp_path):
+    assert run(campaign, tmp_path, "--gpus", "2", "--time-limit", "1100", "--reserve", "300") == 0
+    call = next(call for call in asked(tmp_path / "work") if "train:contrastive-bucket" in call["only"])
+    assert 600 < seconds_of(call) < 700  # not (1100 - 90) / 2 - 300 and loading, which would be 115
+
+
+def test_the_time_to_measure_an_arm_is_what_measuring_has_taken(campaign, tmp_path):
+    work = tmp_path / "work"
+    (work / "sft").mkdir(parents=True)
+    (work / "sft" / "examples.jsonl").touch()
+    before = [
+        {"parts": ["measure:sft"], "status": -9, "seconds": 100.0, "gpus": 2},
+        {"parts": ["measure:sft"], "status": 0, "seconds": 200.0, "gpus": 1},
+        {"parts": ["measure:zero-shot"], "status": 0, "seconds": 900.0, "gpus": 1},
+    ]
+    (work / "campaign.json").write_text(json.dumps([{"parts": before, "on_another_machine": False, "gpus": 2}]))
+    assert run(campaign, tmp_path, "--gpus", "4", "--time-limit", "2000") == 0
+    call = next(call for call in asked(work) if "train:contrastive-bucket" in call["only"])
+    held_back = campaign.RESERVE_SHARE * 400 + campaign.LOADING_S + campaign.GRACE_S + campaign.EXPORT_S + campaign.SUMMARY_S
+    assert 2000 - held_back - 60 < seconds_of(call) <= 2000 - held_back
+
+
+def test_what_fails_holds_up_only_what_needs_it(campaign, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "late-sft").touch()
+    assert run(campaign, tmp_path, "--gpus", "1", "--time-limit", "1000") == 4
+    assert [call["only"] for call in asked(work)] == [
+        ["augment:sft"],
+        ["train:sft", "train:self-supervised"],
+        ["measure:zero-shot"],
+        ["summary"],
+    ]
+    assert run(campaign, tmp_path, "--gpus", "1", "--time-limit", "1000") == 0
+    slices = json.loads((work / "campaign.json").read_text())
+    assert [entry["status"] for entry in slices[0]["parts"]] == [0, 4, 0, 0]
+    assert all(entry["status"] == 0 for entry in slices[1]["parts"])
 
 
 def test_the_next_slice_on_another_machine_goes_on_with_the_same_time_for_each_arm(campaign, tmp_path):
@@ -98,6 +153,24 @@ def test_the_next_slice_on_another_machine_goes_on_with_the_same_time_for_each_a
     assert {tuple(call["changes"]) for call in since if call["only"][0].startswith("train:")} == {tuple(told)}
     slices = json.loads((tmp_path / "new" / "campaign.json").read_text())
     assert [entry["on_another_machine"] for entry in slices] == [False, True]
+
+
+def test_the_evaluations_that_parts_share_come_along(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import contrastive_export as export
+    from toys import toy_code, toy_evaluation, toy_task
+
+    from kernelwright.records import Candidate
+    from kernelwright.rl.prompts import whole_source
+    from kernelwright.rl.training.shared import SharedEvaluations
+
+    task = toy_task("even", "amber")
+    candidate = Candidate(source=whole_source(task, toy_code(0), "subclass"))
+    found = toy_evaluation(task, candidate)
+    SharedEvaluations(tmp_path / "work" / "judged.sqlite", "first", None).add(found)
+    export.packed(tmp_path / "work", tmp_path / "out")
+    export.unpack(tmp_path / "out", tmp_path / "elsewhere")
+    assert SharedEvaluations(tmp_path / "elsewhere" / "judged.sqlite", "first", None).find(task, candidate) == found
 
 
 def test_the_model_may_still_be_on_its_way_while_teachers_are_judged(campaign, tmp_path):

@@ -94,7 +94,11 @@ class Equipment:
 
     def must_stop(self) -> bool:
         """Whether the time is up."""
-        return self.out_of_time() or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self.ends_within(0.0)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the time is up, or will be so soon that what takes so long would not be done."""
+        return self.out_of_time() or (self.deadline is not None and time.monotonic() + seconds >= self.deadline)
 
 
 @dataclass(frozen=True, slots=True)

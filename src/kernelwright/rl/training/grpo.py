@@ -216,7 +216,8 @@ class Keeper(TrainerCallback):
         now = time.monotonic()
         step_s, self._step_started = now - self._step_started, now
         self.spent = self._limit_s is not None and self.spent_s + step_s > self._limit_s
-        if self.spent or self._equipment.must_stop():
+        # A step that the deadline cuts off is lost.
+        if self.spent or self._equipment.ends_within(step_s):
             control.should_save = True
             control.should_training_stop = True
 

@@ -1,4 +1,4 @@
-"""Evaluations that several runs on one machine share: what one training arm has had judged, another need not."""
+"""Evaluations that several runs share: what one training arm has had judged, another need not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SharedEvaluations:
     """A file of evaluations by task, candidate and how they were made. Several processes may use it at once.
 
     A program has one speed, whoever wrote it: runs that are compared with each other see the same measurement of the same
-    program. Use a file for each machine.
+    program. Use a file for each kind of machine.
 
     Args:
         path: An SQLite file; made at the first use.
