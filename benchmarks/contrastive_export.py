@@ -2,7 +2,8 @@
 
 `records.tar.gz.N` (run directories, exemplar databases, the evaluations that all parts share, hacks, summary, table, logs)
 and `weights.tar.N` (adapters in bfloat16, the newest checkpoint of an unfinished arm without its optimiser's state: Adam
-then begins anew, which is said in campaign.json). With rank 8 on a model of half a billion parameters an adapter has 9 MB.
+then begins anew, which is said in campaign.json; stage 1's only until nothing needs them any more). With rank 8 on a model
+of half a billion parameters an adapter has 9 MB.
 
 The shared evaluations come along because arms of a later slice are compared with those of an earlier one: go on with
 machines of the same kind, or leave `judged.sqlite` behind.
@@ -44,6 +45,8 @@ def export(work: Path, out: Path) -> None:
             continue
         if "checkpoints" in parts and path.name == WEIGHTS and (work / parts[0] / "final").is_dir():
             continue  # those of `final`, which stand in for them when the arm is taken further
+        if path.name == WEIGHTS and parts[0] == "sft" and _is_past_stage_1(work):
+            continue
         if parts[1:2] in (("rounds",), ("steps",)) and (work / parts[0] / "final").is_dir():
             continue
         if path.name.startswith("attempts-") and (work / parts[0] / "results" / f"{parts[-2]}.json").exists():
@@ -54,6 +57,11 @@ def export(work: Path, out: Path) -> None:
     for stale in sorted(out.glob("*/checkpoints/checkpoint-*")):
         if not _is_newest(work / stale.relative_to(out) / WEIGHTS, work / stale.relative_to(out).parts[0]):
             shutil.rmtree(stale)
+
+
+def _is_past_stage_1(work: Path) -> bool:
+    """Whether nothing needs stage 1's weights any more."""
+    return (work / "self-supervised" / "final").is_dir() and (work / "held-out" / "results" / "sft.json").exists()
 
 
 def _copy(path: Path, target: Path) -> None:

@@ -189,6 +189,24 @@ def test_the_model_may_still_be_on_its_way_while_teachers_are_judged(campaign, t
     assert told
 
 
+def test_stage_1_s_weights_are_left_behind_once_nothing_needs_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import contrastive_export as export
+    import torch
+    from safetensors.torch import save_file
+
+    work = tmp_path / "work"
+    for name in ("sft", "self-supervised"):
+        (work / name / "final").mkdir(parents=True)
+        save_file({"weight": torch.ones(2)}, work / name / "final" / export.WEIGHTS)
+    export.export(work, tmp_path / "before")
+    (work / "held-out" / "results").mkdir(parents=True)
+    (work / "held-out" / "results" / "sft.json").write_text("{}")
+    export.export(work, tmp_path / "after")
+    assert (tmp_path / "before" / "sft" / "final" / export.WEIGHTS).exists()
+    assert [path.parts[-3] for path in (tmp_path / "after").rglob(export.WEIGHTS)] == ["self-supervised"]
+
+
 def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import contrastive_export as export

@@ -341,3 +341,23 @@ def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
     # With more time it goes on where it was.
     longer = contrastive_config(schooled, steps=2, rest={"seconds": 1000.0})
     assert train_contrastive(longer, SPLIT, run, Equipment(judges=judge, device="cpu")).steps == 2
+
+
+def test_a_step_that_the_deadline_would_cut_off_is_not_begun(monkeypatch):
+    from types import SimpleNamespace
+
+    from kernelwright.rl.training.grpo import Keeper
+
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    equipment = Equipment(judges=ToyJudge(), device="cpu", deadline=100.0)
+    keeper = Keeper(None, equipment, lambda step, values: None, updates=1, limit_s=None, spent_s=0.0)
+    stopped = {}
+    keeper.on_train_begin(None, None, None)
+    for step, now in enumerate([30.0, 60.0, 85.0], start=1):
+        clock[0] = now
+        control = SimpleNamespace(should_save=False, should_training_stop=False)
+        keeper.on_step_end(None, SimpleNamespace(global_step=step), control)
+        stopped[now] = control.should_training_stop and control.should_save
+    assert stopped == {30.0: False, 60.0: False, 85.0: True}
+    assert not keeper.spent
