@@ -134,14 +134,11 @@ class Campaign:
             if self._left_s() <= 0:
                 return False
             time.sleep(POLL_S)
-        untrained = tuple(f"train:{name}" for name in STAGES if not self._has_final(name))
-        training = [Part(untrained, None)] if untrained else []
-        self._side_by_side(
-            [
-                training + self._measuring("self-supervised"),
-                self._measuring("zero-shot") + self._measuring("sft") + self._measuring("evolutionary"),
-            ]
-        )
+        first = self._measuring("self-supervised")
+        if untrained := tuple(f"train:{name}" for name in STAGES if not self._has_final(name)):
+            # One process: starting judges takes long.
+            first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
+        self._side_by_side([first, self._measuring("zero-shot") + self._measuring("sft") + self._measuring("evolutionary")])
         if self._has_final("self-supervised"):
             self._arms()
         return all(self._is_measured(name) for name in MEASURED)

@@ -72,18 +72,18 @@ def test_every_part_is_done_once_on_the_gpus_that_are_its_own(campaign, tmp_path
     assert calls[0]["only"] == ["augment:sft"]
     assert calls[0]["gpus"] == "0,1,2,3"
     lanes = {"0,2": [], "1,3": []}
-    for call in calls[1:6]:
+    for call in calls[1:5]:
         lanes[call["gpus"]].append(call["only"])
     assert lanes == {
-        "0,2": [["train:sft", "train:self-supervised"], ["measure:self-supervised"]],
+        "0,2": [["train:sft", "train:self-supervised", "measure:self-supervised"]],
         "1,3": [["measure:zero-shot"], ["measure:sft"], ["measure:evolutionary"]],
     }
-    arms = {call["only"][0]: call for call in calls[6:10]}
+    arms = {call["only"][0]: call for call in calls[5:9]}
     assert sorted(call["gpus"] for call in arms.values()) == ["0", "1", "2", "3"]
     assert all(call["only"] == [name, name.replace("train", "measure")] for name, call in arms.items())
     assert len({tuple(call["changes"]) for call in arms.values()}) == 1  # the same time for each
     assert 500 < seconds_of(arms["train:vanilla-grpo"]) < 600  # of 1000, without the reserve, loading and the grace
-    assert calls[10]["only"] == ["summary"]
+    assert calls[9]["only"] == ["summary"]
     # Nothing is left to do.
     assert run(campaign, tmp_path, *limits) == 0
     assert [call["only"] for call in asked(tmp_path / "work")[len(calls) :]] == [["summary"]]
@@ -128,7 +128,7 @@ def test_what_fails_holds_up_only_what_needs_it(campaign, tmp_path):
     assert run(campaign, tmp_path, "--gpus", "1", "--time-limit", "1000") == 4
     assert [call["only"] for call in asked(work)] == [
         ["augment:sft"],
-        ["train:sft", "train:self-supervised"],
+        ["train:sft", "train:self-supervised", "measure:self-supervised"],
         ["measure:zero-shot"],
         ["summary"],
     ]
@@ -187,6 +187,37 @@ def test_the_model_may_still_be_on_its_way_while_teachers_are_judged(campaign, t
     slice_of = campaign.Campaign("model", work, ROOT / "recipes", [], 0, 1000.0)
     assert slice_of.run(arriving())
     assert told
+
+
+def test_what_is_published_is_all_records_and_no_weights(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contrastive_export import WEIGHTS
+    from contrastive_publish import publish
+    from toys import toy_code, toy_evaluation, toy_task
+
+    from kernelwright.records import Candidate, RunDirectory
+    from kernelwright.rl.prompts import whole_source
+
+    task = toy_task("even", "amber")
+    work, target = tmp_path / "work", tmp_path / "target"
+    for way, name in enumerate(("sft", "held-out/confirmations")):
+        candidate = Candidate(source=whole_source(task, toy_code(way), "subclass"))
+        RunDirectory(work / name).append(toy_evaluation(task, candidate))
+    (work / "sft" / "final").mkdir()
+    (work / "sft" / "final" / WEIGHTS).touch()
+    (work / "judged.sqlite").touch()
+    (work / "hacks" / "wrong-output").mkdir(parents=True)
+    (work / "hacks" / "wrong-output" / "1.py").write_text("x = 1")
+    (work / "summary.json").write_text("{}")
+    publish(work, target)
+    assert {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()} == {
+        "summary.json",
+        "hacks/wrong-output/1.py",
+        "sft/evaluations.jsonl.gz",
+        "held-out/confirmations/evaluations.jsonl.gz",
+    }
+    for name in ("sft", "held-out/confirmations"):
+        assert list(RunDirectory(target / name).evaluations()) == list(RunDirectory(work / name).evaluations())
 
 
 def test_stage_1_s_weights_are_left_behind_once_nothing_needs_them(tmp_path, monkeypatch):
