@@ -53,6 +53,8 @@ RESERVE_SHARE = 1.15
 LEAST_ARM_S = 300.0
 """Below it an arm makes too few steps to be worth measuring. Our choice."""
 POLL_S = 1.0
+NOT_FAILED = (0, 4, -9)
+"""Statuses of parts that finished, that ran out of time, and that were killed at the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Part:
     """The stage that must be trained before it can start."""
     least_s: float = 0.0
     """With less time left it is not started."""
+    tried: bool = False
+    """Whether it has failed before: it is tried twice, since nobody may be looking for minutes."""
 
 
 @dataclass(slots=True)
@@ -260,7 +264,10 @@ class Campaign:
                 if status is not None:
                     del running[number]
                     self._note(one, status)
-                    done = done and status == 0
+                    if status in NOT_FAILED or one.part.tried:
+                        done = done and status == 0
+                    else:
+                        waiting[number].insert(0, replace(one.part, tried=True))
             if running:
                 time.sleep(POLL_S / 4)
         return done
@@ -348,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packed(given.work, given.export)
     if process is not None and process.poll() is None:
         process.kill()
-    failed = any(entry["status"] not in (0, 4, -9) for entry in campaign.log)
+    failed = any(entry["status"] not in NOT_FAILED for entry in campaign.log)
     return 0 if finished else 3 if failed else 4
 
 

@@ -25,9 +25,12 @@ for part in only:
         (out / "sft").mkdir(exist_ok=True)
         (out / "sft" / "examples.jsonl").touch()
     elif kind == "train":
-        if (out / f"late-{name}").exists():
-            (out / f"late-{name}").unlink()
-            sys.exit(4)
+        for sign, status in (("late", 4), ("broken", 1)):
+            if (out / f"{sign}-{name}").exists():
+                (out / f"{sign}-{name}").unlink()
+                sys.exit(status)
+        if (out / f"hopeless-{name}").exists():
+            sys.exit(1)
         (out / name / "final").mkdir(parents=True)
         (out / name / "final" / "adapter_config.json").touch()
     elif kind == "measure":
@@ -136,6 +139,19 @@ def test_what_fails_holds_up_only_what_needs_it(campaign, tmp_path):
     slices = json.loads((work / "campaign.json").read_text())
     assert [entry["status"] for entry in slices[0]["parts"]] == [0, 4, 0, 0]
     assert all(entry["status"] == 0 for entry in slices[1]["parts"])
+
+
+def test_a_part_that_fails_is_tried_once_more(campaign, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "broken-sft").touch()
+    (work / "hopeless-vanilla-grpo").touch()
+    assert run(campaign, tmp_path, "--gpus", "2", "--time-limit", "1000") == 3
+    asked_for = [call["only"][0] for call in asked(work)]
+    assert [asked_for.count(f"train:{name}") for name in ("sft", "vanilla-grpo", "contrastive-random")] == [2, 2, 1]
+    statuses = [entry["status"] for one in json.loads((work / "campaign.json").read_text()) for entry in one["parts"]]
+    assert sorted(set(statuses)) == [0, 1]
+    assert statuses.count(1) == 3
 
 
 def test_the_next_slice_on_another_machine_goes_on_with_the_same_time_for_each_arm(campaign, tmp_path):
