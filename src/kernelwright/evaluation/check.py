@@ -50,6 +50,8 @@ class _Posed:
     tolerance: Tolerance
     reference: Answer
     seed: int | None
+    fp32: Distance
+    """What would be allowed if no convolution might use TF32."""
 
     @property
     def name(self) -> str:
@@ -68,6 +70,8 @@ class Checker:
         self._gate = VacuityGate()
         self._earlier_truth: list[torch.Tensor] | None = None
         self._calibrated = False
+        self._convolves: bool | None = None
+        """Whether the reference runs convolutions; None while it is not known."""
         self._unordered: bool | None = None
         """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
 
@@ -179,6 +183,11 @@ class Checker:
         dtype = self._float_dtype or torch.int64
         lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
         tolerance = calibrate(own, lower, dtype, subject.settings)
+        fp32 = tolerance.allowed
+        permitted = self._permitted(drawn, state, training, truth)
+        if permitted is not None and permitted.rms > own.rms:
+            lower = self._lower(drawn, state, training, truth)
+            tolerance = calibrate(farthest([own, permitted]), lower, dtype, subject.settings)
         if not self._has_float64 and dtype.is_floating_point:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
             loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
@@ -189,7 +198,7 @@ class Checker:
         self._calibrated |= tolerance.calibrated
         subject.tolerances[inputs] = (tolerance.allowed + tolerance.reference) * 2.0
         self._gate.observe(truth, tensors_of(drawn), tolerance.allowed)
-        return _Posed(inputs, drawn, state, training, truth, tolerance, reference, seed)
+        return _Posed(inputs, drawn, state, training, truth, tolerance, reference, seed, fp32)
 
     def _truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
         """Outputs in float64; None where the module does not run in it or draws random numbers."""
@@ -204,6 +213,22 @@ class Checker:
             self._has_float64 = False
             self._subject.checks["truth"] = f"reference: {error}"
             return None
+
+    def _permitted(
+        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]
+    ) -> Distance | None:
+        """The error of convolutions in TF32, where PyTorch lets the reference's use it: the same convolution may or may not,
+        by its layout or by cuDNN's choice, and neither is a fault of the candidate."""
+        subject = self._subject
+        usable = self._has_float64 and self._float_dtype is torch.float32 and subject.lets_convolutions_use_tf32
+        if not usable or self._convolves is False:
+            return None
+        try:
+            outputs = self._oracle.with_tf32_convolutions(drawn, state, training=training)
+        except OutOfDomain:
+            return None
+        self._convolves = outputs is not None
+        return None if outputs is None else apart(outputs, truth)
 
     def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
         """Errors of lower precisions, highest first, each computed only when asked for."""
@@ -288,6 +313,8 @@ class Checker:
             "calibrated": posed.tolerance.calibrated,
         }
         if found.within(posed.tolerance.allowed):
+            if self._convolves and found.rms > posed.fp32.rms:
+                self._subject.label(Label.TF32, f"its error on `{posed.name}` is that of convolutions in TF32: {found}")
             return posed
         which = _worst_output(answer.outputs, posed.truth)
         detail = f"on input set `{posed.name}`: error{which} {found}; allowed {posed.tolerance.allowed}"

@@ -205,7 +205,7 @@ class Side:
         """Repeat the latest call, on inputs that lie there still, so that the host's part of the next one is as fast as in a
         program that calls again and again. A process that has slept takes twice as long to launch the same kernels.
 
-        Its result is not looked at: whoever does work here that belongs to the next call is slower in a series, where no call
+        Its result is not looked at: whoever does work here that belongs to the next call is slower in a series, where none
         is repeated.
         """
         if self._latest is None:
