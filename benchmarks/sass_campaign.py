@@ -5,10 +5,10 @@
 
 Each agent on each kernel has a run directory and a process of its own. Several processes share a GPU and time their
 schedules one at a time, since most of an agent's time goes into choosing what to measure. A run that is finished is
-not repeated, and one that was cut short when the call's time was up goes on where it was. When a kernel's agents are
-done, the best confirmed winner goes through `deploy`, which proves it and times it again in fresh processes: that is
-the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails leaves the rest alone. With
-`--backend` naming a model, nothing is deployed and every number is marked as simulated.
+not repeated, and one that was cut short when the call's time was up goes on where it was, so that budgets end up equal.
+When a kernel's agents are done, the best confirmed winner goes through `deploy`, which proves it and times it again in
+fresh processes: that is the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails
+leaves the rest alone. With `--backend` naming a model, nothing is deployed and every number is marked as simulated.
 """
 
 from __future__ import annotations
@@ -108,11 +108,15 @@ class Unit:
         return f"{self.kernel}/{self.agent or 'deploy'}"
 
     def is_done(self, out: Path, agents: Sequence[str]) -> bool:
-        """Whether its result is on disk."""
+        """Whether its result is on disk and no time limit cut it short."""
+        summaries = read_summaries(out / self.kernel)
         if self.agent is not None:
-            return (out / self.kernel / self.agent / "summary.json").exists()
+            found = summaries.get(self.agent)
+            return found is not None and found["agents"][self.agent]["stopped_by"] != "time"
         final = RunDirectory(out / self.kernel).read_json("deployed.json")
-        return final is not None and set(agents) <= set(final["agents"])
+        if final is None or not set(agents) <= set(final["agents"]):
+            return False
+        return bool(final.get("schedules") == schedules_of(summaries))
 
 
 Start = Callable[[Unit, int, float], "subprocess.Popen[bytes]"]
@@ -277,7 +281,9 @@ def deploy_best(path: Path) -> None:
     """Send a kernel's best confirmed winner through the deployed path, and write what that said."""
     summaries = read_summaries(path)
     held = {agent: found["best"] for agent, found in summaries.items() if found["best"] is not None}
-    final: dict[str, Any] = {"deployed": False, "agents": sorted(summaries), "agent": None}
+    final: dict[str, Any] = {
+        "deployed": False, "agents": sorted(summaries), "agent": None, "schedules": schedules_of(summaries)
+    }  # fmt: skip
     if not held:
         final["reason"] = "no gain was confirmed"
     else:
@@ -316,6 +322,11 @@ def read_summaries(path: Path) -> dict[str, dict[str, Any]]:
         run.parent.name: RunDirectory(run.parent).read_json("summary.json") for run in sorted(path.glob("*/summary.json"))
     }
     return {agent: summary for agent, summary in found.items() if summary is not None}
+
+
+def schedules_of(summaries: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """How many schedules each agent has measured."""
+    return {agent: summary["agents"][agent]["schedules"] for agent, summary in summaries.items()}
 
 
 def count_schedules(out: Path) -> int:

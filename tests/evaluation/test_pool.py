@@ -95,6 +95,15 @@ def test_jobs_are_taken_only_as_slots_become_free(member):
         assert len(list(outcomes)) == 5
 
 
+def test_a_device_has_cores_of_its_own(member):
+    member.act = staticmethod(lambda one: [evaluation(one.task).model_copy(update={"detail": str(os.sched_getaffinity(0))})])
+    all_cores, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    for cores, expected in (({"cpu": frozenset({first})}, {first}), ({}, all_cores)):
+        with JudgePool(["cpu"], SETTINGS, cores=cores) as judges:
+            assert [found.detail for _, found in judges.evaluate([job()])] == [str(expected)]
+    assert os.sched_getaffinity(0) == all_cores
+
+
 def test_a_rotation_has_one_outcome_for_each_baseline(member):
     member.act = staticmethod(lambda one: [evaluation(one.task) for _ in one.baselines])
     rotations = [Rotation(job(number).task, (candidate(),) * number) for number in (1, 3)]

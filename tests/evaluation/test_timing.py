@@ -18,8 +18,10 @@ from kernelwright.evaluation.compare import Distance
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.subject import Rejection
 from kernelwright.evaluation.timing import log_ratios
-from kernelwright.records import Label, Reason, TimingBlock
+from kernelwright.records import Candidate, Label, Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
+
+from .snippets import RELU
 
 CPU = torch.device("cpu")
 
@@ -146,6 +148,61 @@ def test_a_draw_on_which_the_reference_fails_ends_this_turn():
     run, subject, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
     run.odd_inputs([odd_set(subject, "one"), odd_set(subject, "two")])
     assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
+
+
+class WarmedSide(OddSide):
+    def __init__(self, story, name, latency_us):
+        super().__init__()
+        self.story, self.name, self.latency_us = story, name, latency_us
+
+    def warm_host(self):
+        self.story.append(("warm", self.name))
+
+    def place(self, inputs, slot):
+        self.story.append(("place", self.name))
+        return super().place(inputs, slot)
+
+    def call(self, layout, *, seed, hold):
+        self.story.append(("call", self.name))
+        answer = super().call(layout, seed=seed)
+        answer.clocks = CallClocks(self.latency_us, self.latency_us, 0.0, 0.0)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("device", "latency_us", "warmed"), [("cuda", 50.0, True), ("cuda", 5000.0, False), ("cpu", 50.0, False)]
+)
+def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(monkeypatch, device, latency_us, warmed):
+    subject, story = FakeSubject(torch.device(device)), []
+    subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
+    sides = {name: WarmedSide(story, name, latency_us) for name in timing._SIDES}
+    run = timing._Run(subject, sides, lambda: story.append(("flush", "")) or 0.0)
+    run._compare = lambda reference, candidate: None
+    names = list(timing._SIDES)
+    run._round(names, hold=False, keep=False)
+    assert ("warm", "reference") not in story, "how long a call takes is not known yet"
+    story.clear()
+    run._round(names, hold=False, keep=True)
+    each = ["place", "flush", "call", "flush"]
+    assert [what for what, _ in story] == [*(["warm"] if warmed else []), *each] * 3
+
+
+def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
+    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
+    monkeypatch.setattr(timing, "_BRIEF_US", math.inf)
+    same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
+    found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
+    assert found.accepted, found.detail
+    late = Candidate(source=same.source.replace("def forward(self", "def forward(self", 1) + """
+_forward = ModelNew.forward
+
+def forward(self, *inputs):
+    self.calls = getattr(self, "calls", 0) + 1
+    return _forward(self, *inputs) + (self.calls > 30)
+
+ModelNew.forward = forward
+""")
+    assert not shared_judge.evaluate(RELU, late, settings=Settings.quick(threads=1)).accepted
 
 
 @pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.errors import DeviceError, InfrastructureError, UsageError
+from kernelwright.rl import assembly_agents
 from kernelwright.rl.assembly_agents import AGENTS, Table, agent_named, play
 from kernelwright.rl.assembly_backends import SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.rl.assembly_game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
@@ -79,7 +80,9 @@ def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, 
 
 
 @pytest.mark.parametrize("agent", SEARCHES)
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, tmp_path):
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, tmp_path, monkeypatch):
+    # What was paid for is played again without paying, for longer than a search looks in vain.
+    monkeypatch.setattr(assembly_agents, "_IDLE_ROUNDS", 20)
     whole = ledger_of(program, 60, agent)
     play(agent, Table(program, None, whole, seed=5))
     path = tmp_path / "schedules.jsonl"

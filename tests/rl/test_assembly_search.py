@@ -88,6 +88,11 @@ def test_a_run_goes_on_where_it_was_and_refuses_to_be_another_one(program, tmp_p
             tuned(program, tmp_path / "a", **{"budget": 30, **change})
 
 
+def test_a_search_that_time_ended_may_go_on_and_its_new_best_is_weighed(program, tmp_path):
+    assert tuned(program, tmp_path / "a", budget=40, limit_s=0.0).best is None
+    assert tuned(program, tmp_path / "a", budget=40).best == tuned(program, tmp_path / "b", budget=40).best is not None
+
+
 @pytest.mark.parametrize(
     "options",
     [{"agents": ()}, {"agents": ("x",)}, {"agents": ("ppo", "ppo")}, {"budget": 0}, {"moves": "all"}, {"horizon": 0}],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 
 import kernelwright
-from kernelwright.errors import UsageError
+from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.evaluation import JudgePool, Settings
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, Verdict
+from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.rl import bench as module
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
@@ -171,3 +175,109 @@ def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
     result = module.bench(suite, device="cpu", out=tmp_path, settings=SETTINGS, strict_too=True)
     assert sorted(found.checks["strict_fp32"] for found in RunDirectory(tmp_path).evaluations()) == [False, True]
     assert result.rows[0].strict is not None
+
+
+class FakePool:
+    """A `JudgePool` whose findings come from nowhere; the first device's candidates wait until all baselines are done."""
+
+    made: ClassVar[list[tuple[tuple[str, ...], int, dict[str, frozenset[int]]]]] = []
+    measured: ClassVar[dict[str, tuple[str, ...]]] = {}
+    enough = threading.Event()
+    fails = False
+
+    def __init__(self, devices, settings, per_device=1, cores=None):
+        self.devices = tuple(devices)
+        self.made.append((self.devices, per_device, cores))
+
+    def evaluate(self, jobs, stop=None):
+        assert self.enough.wait(10)
+        if self.fails:
+            raise KeyboardInterrupt
+        for job in jobs:
+            yield job, judged(job.task, 3.0, strict=False).model_copy(update={"candidate_sha256": job.candidate.sha256})
+
+    def rotate(self, rotations, stop=None):
+        for one in rotations:
+            self.measured[one.task.id] = self.devices
+            found = judged(one.task, 1.5, strict=False)
+            yield (
+                one,
+                [
+                    found.model_copy(
+                        update={"candidate_sha256": each.sha256, "policy": each.policy, "techniques": each.techniques}
+                    )
+                    for each in one.baselines
+                ],
+            )
+            if len(self.measured) == 2:
+                self.enough.set()
+                while self.fails and not stop():
+                    pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    for name, value in (("made", []), ("measured", {}), ("enough", threading.Event())):
+        monkeypatch.setattr(FakePool, name, value)
+    monkeypatch.setattr(module, "JudgePool", FakePool)
+    monkeypatch.setattr(module, "devices_of", lambda name: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr(module, "os", SimpleNamespace(sched_getaffinity=lambda pid: set(range(9))))
+
+
+def test_baselines_are_measured_on_the_last_device_beside_candidates(tmp_path, cheap, two_devices):
+    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, None, 1)))
+    module.bench(suite, baselines=["again"], out=tmp_path, per_device=8, baselines_per_device=10, baselines_beside=True)
+    cores = {"cuda:0": frozenset(range(4)), "cuda:1": frozenset(range(4, 8))}
+    assert FakePool.made == [(("cuda:1",), 10, cores), (("cuda:0",), 8, cores), (("cuda:0",), 10, cores)]
+    assert FakePool.measured == {"diagonal": ("cuda:1",), "scaled": ("cuda:1",)}, "the others wait for the candidate"
+    assert len(list(RunDirectory(tmp_path).evaluations())) == 3
+
+
+def test_what_is_broken_off_ends_the_work_beside_it(tmp_path, cheap, two_devices, monkeypatch):
+    monkeypatch.setattr(FakePool, "fails", True)
+    more = Task(id="more", source=source("a[:, None] * b * 2"))
+    suite = Suite("made", tuple(SuiteEntry(task, FASTER, 1) for task in (DIAGONAL, SCALED, more)))
+    with pytest.raises(KeyboardInterrupt):
+        module.bench(suite, baselines=["again"], out=tmp_path, baselines_beside=True)
+    found = [one.task for one in RunDirectory(tmp_path).evaluations()]
+    assert found == ["diagonal", "scaled"], "what comes after is of a pool that was closed in the middle"
+
+
+def test_what_others_may_be_to_blame_for_is_done_once_more(tmp_path, suite):
+    class Crowded(OtherJudges):
+        def evaluate(self, jobs, stop=None):
+            for job in jobs:
+                changes = {
+                    "verdict": Verdict.REJECTED,
+                    "reason": Reason.OUT_OF_MEMORY,
+                    "speedup": None,
+                    "reference_us": None,
+                }
+                yield job, judged(job.task, 1.0, strict=False).model_copy(update=changes)
+
+    def again(judges, retry):
+        module.bench(suite, device="cpu", out=tmp_path, evaluator=judges, retry=retry)
+        return len(list(RunDirectory(tmp_path).evaluations()))
+
+    blame = lambda found: found.reason is Reason.OUT_OF_MEMORY  # noqa: E731
+    assert [again(Crowded(), retry) for retry in (None, None, blame, blame)] == [1, 1, 2, 2]
+
+
+def test_an_error_is_forgotten_once_the_work_is_done(tmp_path, suite):
+    class Broken(OtherJudges):
+        def evaluate(self, jobs, stop=None):
+            for job in jobs:
+                yield job, InfrastructureError("no memory")
+
+    results = [
+        module.bench(suite, device="cpu", out=tmp_path, evaluator=judges, baselines=["eager"])
+        for judges in (Broken(), OtherJudges())
+    ]
+    assert [list(result.errors) for result in results] == [["diagonal candidate"], []]
+    assert RunDirectory(tmp_path).read_json("errors.json") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -114,6 +115,10 @@ def summary_of(agent, **best):
     }  # fmt: skip
 
 
+def deployed(agents):
+    return {"deployed": False, "agents": agents, "reason": "no gain", "schedules": dict.fromkeys(agents, 5)}
+
+
 def test_a_kernel_without_a_deployed_winner_counts_as_one(sass_campaign):
     summaries = {"ppo": summary_of("ppo", speedup=1.2, low=1.1, high=1.3), "random": summary_of("random")}
     refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-gain", "low": 0.99, "high": 1.01})
@@ -153,7 +158,7 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
             return Done(1)
         if unit.agent is None:
             agents = sorted(path.parent.name for path in folder.glob("*/summary.json"))
-            (folder / "deployed.json").write_text(json.dumps({"deployed": False, "agents": agents, "reason": "no gain"}))
+            (folder / "deployed.json").write_text(json.dumps(deployed(agents)))
         else:
             (folder / unit.agent).mkdir(parents=True)
             (folder / unit.agent / "summary.json").write_text(json.dumps(summary_of(unit.agent)))
@@ -173,6 +178,22 @@ def test_every_agent_has_a_process_and_what_fails_leaves_the_rest_alone(sass_cam
     started.clear()
     sass_campaign.campaign(options_of(tmp_path), start)
     assert sorted(name for name, _ in started) == ["gemv/deploy", "rope/deploy", "rope/ppo"]
+
+
+def test_who_was_stopped_by_time_is_owed_the_rest_and_then_the_winner_another_deployment(sass_campaign, tmp_path):
+    unit, deployment = sass_campaign.Unit("rope", "ppo"), sass_campaign.Unit("rope")
+    run = tmp_path / "rope" / "ppo"
+    assert not unit.is_done(tmp_path, ["ppo"])
+    run.mkdir(parents=True)
+    summary = summary_of("ppo")
+    summary["agents"]["ppo"] |= {"stopped_by": "time", "schedules": 3}
+    (run / "summary.json").write_text(json.dumps(summary))
+    sass_campaign.deploy_best(tmp_path / "rope")
+    assert deployment.is_done(tmp_path, ["ppo"])
+    assert not unit.is_done(tmp_path, ["ppo"])
+    (run / "summary.json").write_text(json.dumps(summary_of("ppo")))
+    assert unit.is_done(tmp_path, ["ppo"])
+    assert not deployment.is_done(tmp_path, ["ppo"])
 
 
 def test_networks_go_where_the_campaign_says(sass_campaign, tmp_path, monkeypatch):
@@ -205,6 +226,36 @@ def test_archives_are_few_and_leave_the_policies_out(sass_campaign, tmp_path, mo
         with tarfile.open(path) as archive:
             names += archive.getnames()
     assert sorted(names) == ["rope/ppo/0.bin", "rope/ppo/1.bin", "rope/ppo/2.bin", "rope/ppo/3.bin", "summary.json"]
+
+
+def test_what_is_published_is_packed_and_names_no_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import sass_publish
+
+    campaign, target = tmp_path / "campaign", tmp_path / "published"
+    code = b"\x7fELF\0/some/where/kernels\0.text\0" + bytes(range(256))
+    for agent in ("ppo", "random"):
+        run = campaign / "rope" / agent
+        (run / "ppo").mkdir(parents=True)
+        for name in ("config.json", "summary.json", "schedules.jsonl", "winner.json", "ppo/ppo.jsonl", "ppo/policy.zip"):
+            (run / name).write_text(f"{agent} {name}")
+        for name in ("original.cubin", "tuned.cubin"):
+            (run / name).write_bytes(code)
+    (campaign / "rope" / "deployed.json").write_text('{"agent": "ppo"}')
+    for name in ("summary.json", "calls.json"):
+        (campaign / name).write_text("{}")
+    sass_publish.publish(campaign, target)
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == sorted(
+        ["calls.json", "summary.json", "rope/deployed.json", "rope/original.cubin", "rope/ppo/tuned.cubin"]
+        + [
+            f"rope/{agent}/{name}"
+            for agent in ("ppo", "random")
+            for name in ("config.json", "summary.json", "schedules.jsonl.gz", "winner.json.gz", "ppo/ppo.jsonl.gz")
+        ]
+    )
+    packed = (target / "rope" / "random" / "schedules.jsonl.gz").read_bytes()
+    assert gzip.decompress(packed) == b"random schedules.jsonl"
+    assert (target / "rope" / "original.cubin").read_bytes() == code.replace(b"/some/where/kernels", b"." * 19)
 
 
 def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):

@@ -151,7 +151,7 @@ def test_a_kernel_shorter_than_a_launch_costs_the_host_is_told_apart_from_the_ho
 
 def test_processes_that_share_the_gpu_do_not_disturb_each_other_much(tmp_path, monkeypatch):
     target = load_target("corpus:gemm_leakyrelu", GPU.architecture)
-    plan = Plan(coarse=40, fine=40)
+    plan = Plan.steady(40)
 
     def medians(children):
         with ThreadPoolExecutor(len(children)) as pool:

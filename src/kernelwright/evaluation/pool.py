@@ -12,7 +12,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -65,12 +65,21 @@ class JudgePool:
         devices: `cpu`, `cuda:0`, `cuda:1` ...: resolved names.
         settings: Of jobs that bring none.
         per_device: Judges for each device. On a CPU more than one only adds waiting.
+        cores: For a device, the processor's cores that its judges and their workers may use: so that what is compiled for
+            one device does not disturb what is timed on another. By default all.
     """
 
-    def __init__(self, devices: Sequence[str], settings: Settings, per_device: int = 1) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str],
+        settings: Settings,
+        per_device: int = 1,
+        cores: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
         if not devices:
             raise DeviceError("Wanted at least one device to judge on; found none.")
         self._settings = settings
+        self._cores = cores or {}
         self._slots = [device for _ in range(per_device) for device in devices]
         self._jobs: queue.SimpleQueue[tuple[int, Job | Rotation] | None] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[tuple[int, _Found]] = queue.SimpleQueue()
@@ -138,6 +147,8 @@ class JudgePool:
 
     def _serve(self, device: str) -> None:
         """One slot: hand jobs to its process, replace it when it dies."""
+        if device in self._cores:
+            os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
         member: _Member | None = None
         while (entry := self._jobs.get()) is not None:
             index, job = entry

@@ -7,7 +7,9 @@ is believed and outputs are compared as loosely as KernelBench does.
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.evaluation.timing import log_ratios
+from kernelwright.evaluation.timing import BLOCKS_MAX, is_brief, log_ratios
 from kernelwright.records import Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -42,7 +44,8 @@ def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], flo
     """Measure modules that wrap the task's own.
 
     Args:
-        subject: The task; its candidate is not used. `settings.blocks` says how many rounds, two inputs each.
+        subject: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
+            short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
         sources: Text of a module with `ModelNew` for each baseline.
         flush: Empties the caches.
 
@@ -67,8 +70,12 @@ def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], flo
         with subject.gate(shared=True):
             rotation.first_calls()
         with subject.gate():
-            for index in range(subject.settings.warmup_calls + subject.settings.blocks):
-                rotation.round(keep=index >= subject.settings.warmup_calls)
+            for _ in range(subject.settings.warmup_calls):
+                rotation.round(keep=False)
+            start_s, done, long_s = time.perf_counter(), 0, subject.settings.triple_s * (1 + len(sides)) / 3
+            while done < subject.settings.blocks or (time.perf_counter() - start_s < long_s and done < BLOCKS_MAX):
+                rotation.round(keep=True)
+                done += 1
         return found | {name: rotation.result(name) for name in sides if name not in found}
     finally:
         for side in (reference, *sides.values()):
@@ -91,6 +98,8 @@ class _Rotation:
         self._sides = sides
         self._failures = failures
         self._flush = flush
+        self._latency_us = math.inf
+        """Of the reference's latest call."""
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -125,16 +134,20 @@ class _Rotation:
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
+        warms = is_brief(self._subject.device, self._latency_us)
         for name in order:
             if name in self._failures:
                 continue
             side = self._sides[name] if name else self._reference
             try:
+                if warms:
+                    side.warm_host()
                 layout = side.place(inputs, slot=random.randrange(2))
                 self._flush()
                 answers[name] = side.call(layout, seed=seed)
             except WorkerFailure as failure:
                 self._failures[name] = failure
+        self._latency_us = answers[""].clocks.inner_us
         for name, answer in answers.items():
             try:
                 self._compare(answer, answers[""])

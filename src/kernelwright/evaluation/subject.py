@@ -68,7 +68,7 @@ class Subject:
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
 
     def __post_init__(self) -> None:
-        with self.gate():
+        with self.gate(shared=True):  # measures nothing
             self._prepare()
 
     def _prepare(self) -> None:

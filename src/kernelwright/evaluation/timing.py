@@ -40,12 +40,14 @@ from kernelwright.tasks.input_sets import InputSet
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
 _SIDES = ("reference", "candidate", "null")
-_BLOCKS_MAX = 64
+BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
 """Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
 _SERIES_US = 2000.0
 _SERIES_SHARE = 0.9
+_WARMED, _BRIEF_US = ("cuda",), 2000.0
+"""Of longer calls the host's part is too small for its warmth to matter."""
 _PROCESSES_TO_BE_SURE = 3
 _WATCHED_ROUNDS = 2
 """On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
@@ -176,6 +178,14 @@ def log_ratios(blocks: list[TimingBlock], *, null: bool = False) -> list[list[fl
     return list(processes.values())
 
 
+def is_brief(device: torch.device, latency_us: float) -> bool:
+    """Whether the host's part of a call is much of it, so that the host is warmed up before it is timed.
+
+    On a processor a call is the host's alone, and nothing else runs on its core meanwhile.
+    """
+    return device.type in _WARMED and latency_us < _BRIEF_US
+
+
 def _time_process(
     subject: Subject, flush: CacheFlush, odd: OddInputs, process: int
 ) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
@@ -232,6 +242,8 @@ class _Run:
         self._first_output: list[torch.Tensor] | None = None
         self._still = subject.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
+        self._latency_us = math.inf
+        """Of the reference's latest call."""
         self._helpers_us = 0.0
         self._asked_us = 0.0
         self._started_s = 0.0
@@ -243,7 +255,7 @@ class _Run:
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
         settings, done = self._subject.settings, len(self._samples["reference"].clocks) // 2
-        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < _BLOCKS_MAX)
+        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
@@ -309,8 +321,11 @@ class _Run:
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
+        warms = is_brief(self._subject.device, self._latency_us)
         for name in order:
             side = self._sides[name]
+            if warms:
+                side.warm_host()
             layout = side.place(inputs, slot=random.randrange(2))
             self._flush()
             answer = side.call(layout, seed=seed, hold=hold)  # all sides: it changes how the heap is reused
@@ -320,6 +335,7 @@ class _Run:
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us.append(quiet_us)
+        self._latency_us = answers["reference"].clocks.inner_us
         self._compare(answers["reference"], answers["candidate"])
         if hold:
             self._first_output = answers["reference"].outputs

@@ -29,7 +29,8 @@ PAPER_LAST_TEMPERATURE = 0.05
 _PERCENT_PER_DEGREE = 0.2
 """What a temperature of 1 means, in percent of the original's cost. Our choice: about what one good move gains."""
 _IDLE_ROUNDS = 256
-"""Rounds in which nothing new was found to measure before a search gives up: the space may be exhausted."""
+"""Rounds in which nothing new was asked for before a search gives up: the space may be exhausted. What an interrupted run
+had paid for is new to the one that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ NEIGHBOURHOODS = {
     "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
 }
 """Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
-gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single kernels (`results/sass-h200`)."""
+gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
 
 
 class Agent(Protocol):
@@ -150,7 +151,7 @@ def play_randomly(table: Table) -> None:
     chains = _chains(table)
     idle = 0
     while idle < _IDLE_ROUNDS:
-        before = table.ledger.spent
+        before = table.ledger.asked
         for chain in chains:
             move = None
             if len(chain.schedule.history) - len(table.start) < table.horizon:
@@ -162,7 +163,7 @@ def play_randomly(table: Table) -> None:
                 return
             chain.schedule.play(move)
         table.ledger.measured_all([chain.schedule for chain in chains])
-        idle = 0 if table.ledger.spent > before else idle + 1
+        idle = 0 if table.ledger.asked > before else idle + 1
 
 
 def climb(table: Table) -> None:
@@ -299,7 +300,7 @@ def _walk(
     best: tuple[float, Schedule] = (begin, table.schedule())
     idle = 0
     while idle < _IDLE_ROUNDS:
-        before = table.ledger.spent
+        before = table.ledger.asked
         for chain in chains:
             if kicks and chain.misses >= _PATIENCE:
                 chain.schedule, chain.relative, chain.misses = best[1].copy(), math.inf, 0
@@ -321,7 +322,7 @@ def _walk(
             chain.relative = relative
             if relative < best[0]:
                 best = (relative, chain.schedule.copy())
-        idle = 0 if table.ledger.spent > before else idle + 1
+        idle = 0 if table.ledger.asked > before else idle + 1
 
 
 _SEARCHES: dict[str, Agent] = {

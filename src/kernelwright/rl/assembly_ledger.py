@@ -134,6 +134,7 @@ class Ledger:
         self._available = threading.Semaphore(len(backends))
         self._lock = threading.Lock()
         self._known: dict[str, Future[Measurement]] = {}
+        self._asked: set[str] = set()
         self._taken = 0
         self._clock = clock
         self._deadline = None if limit_s is None else clock() + limit_s
@@ -159,6 +160,11 @@ class Ledger:
     def spent(self) -> int:
         """Schedules measured so far."""
         return len(self.entries)
+
+    @property
+    def asked(self) -> int:
+        """Different schedules, the original aside, that were asked for since this ledger was opened, paid for or not."""
+        return len(self._asked)
 
     @property
     def spent_by(self) -> str | None:
@@ -200,6 +206,7 @@ class Ledger:
                 self._taken += 1
                 mine: Future[Measurement] = Future()
                 self._known[digest] = mine
+            self._asked.add(digest)
         if known is not None:
             return known.result()
         try:

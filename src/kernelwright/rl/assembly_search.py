@@ -294,13 +294,15 @@ def _proven_winner(run: RunDirectory, program: Program, tried: Sequence[_Chosen]
 def _most_promising(run: RunDirectory, arena: Arena, agent: str, ledger: Ledger, say: Tell) -> list[Entry]:
     """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
     noted = run.read_json(_WEIGHED) or {}
-    if agent not in noted:
+    # A search that its time limit ended may have gone on since.
+    if noted.get(agent, {}).get("schedules") != ledger.spent:
         best = ledger.best(WEIGHED)
         say(f"weighing the best {len(best)} schedules of {agent}")
         found = [(entry.number, arena.weigh(ledger.schedule_of(entry)).speedup) for entry in best]
-        noted[agent] = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+        seemed = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+        noted[agent] = {"schedules": ledger.spent, "best": seemed}
         run.write_json(_WEIGHED, noted)
-    ranked = sorted(noted[agent], key=lambda pair: (-pair[1], pair[0]))
+    ranked = sorted(noted[agent]["best"], key=lambda pair: (-pair[1], pair[0]))
     return [ledger.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
 
 

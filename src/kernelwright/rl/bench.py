@@ -8,8 +8,11 @@ is wrong or does not run has none.
 
 from __future__ import annotations
 
-import contextlib
+import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -25,6 +28,9 @@ from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
+
+_CORES_WORTH_SHARING = 4
+"""With fewer for each device, sharing costs more than it protects. Our choice."""
 
 
 @runtime_checkable
@@ -73,6 +79,9 @@ def bench(
     deadline: Callable[[], bool] | None = None,
     strict_too: bool = False,
     evaluator: Evaluator | None = None,
+    baselines_per_device: int | None = None,
+    baselines_beside: bool = False,
+    retry: Callable[[Evaluation], bool] | None = None,
 ) -> BenchResult:
     """Measure a suite; resumes in `out`.
 
@@ -88,6 +97,12 @@ def bench(
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
         evaluator: Who judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines beside
             eager are wanted, which a `RayPool` is not. By default judges on this machine.
+        baselines_per_device: Tasks whose baselines are measured at once on each device; by default `per_device`. Their
+            compilers work while nobody measures on the device, so that a few tasks more than candidates keep it busy.
+        baselines_beside: On several devices, measure baselines on the last of them while candidates are judged on the
+            others, and then on all: a run that is cut short has both of the first tasks. With judges on this machine only.
+        retry: Whether an earlier evaluation is to be made once more, whereupon the later one counts: where others on the
+            machine may be to blame for its rejection.
 
     Raises:
         UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run.
@@ -122,13 +137,13 @@ def bench(
         "tasks": [entry.task.id for entry in suite.entries],
         "devices": list(devices),
         "settings": settings.model_dump(mode="json"),
+        "baselines": [name for name in ALL_BASELINES if name in ("eager", *baselines)],
         "kernelwright": kernelwright.__version__,
     }
     if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
         run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-    done = {
-        (found.task_sha256, found.candidate_sha256, found.policy, _is_strict(found)) for found in run.evaluations()
-    }
+    made = Counter(map(_key, run.evaluations()))
+    done = {_key(found) for found in run.evaluations() if made[_key(found)] > 1 or retry is None or not retry(found)}
 
     def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
         strict = (work.settings or settings).strict_fp32
@@ -140,28 +155,88 @@ def bench(
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
     finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
 
+    one_at_a_time, broken_off = threading.Lock(), threading.Event()
+
     def keep(task: Task, what: str, outcome: Outcome) -> None:
         nonlocal finished
-        finished += 1
-        if isinstance(outcome, KernelwrightError):
-            errors[f"{task.id} {what}"] = str(outcome)
-            run.write_json("errors.json", errors)
-        else:
-            run.append(outcome)
-        if on_event is not None:
-            on_event(BenchEvent(task.id, what, outcome, finished, total))
+        with one_at_a_time:
+            if broken_off.is_set():
+                return  # a pool that was closed in the middle of its work finds nothing out
+            finished += 1
+            if isinstance(outcome, KernelwrightError):
+                errors[f"{task.id} {what}"] = str(outcome)
+                run.write_json("errors.json", errors)
+            else:
+                run.append(outcome)
+                if errors.pop(f"{task.id} {what}", None) is not None:
+                    run.write_json("errors.json", errors)
+            if on_event is not None:
+                on_event(BenchEvent(task.id, what, outcome, finished, total))
+
+    def stop() -> bool:
+        return broken_off.is_set() or (deadline is not None and deadline())
+
+    def judge(pool: Evaluator) -> None:
+        for job, outcome in pool.evaluate(owed, stop=stop):
+            keep(job.task, "candidate", outcome)
+
+    left = _Shared(turns)
+
+    def measure(pool: RotatingEvaluator) -> None:
+        for rotation, found in pool.rotate(left, stop=stop):
+            for index, baseline in enumerate(rotation.baselines):
+                outcome = found if isinstance(found, KernelwrightError) else found[index]
+                keep(rotation.task, baseline.techniques[0], outcome)
 
     count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
-    with contextlib.ExitStack() as stack:
-        pool = evaluator or stack.enter_context(JudgePool(devices, settings, count))
-        for job, outcome in pool.evaluate(owed, stop=deadline):
-            keep(job.task, "candidate", outcome)
-        if isinstance(pool, RotatingEvaluator):
-            for rotation, found in pool.rotate(turns, stop=deadline):
-                for index, baseline in enumerate(rotation.baselines):
-                    outcome = found if isinstance(found, KernelwrightError) else found[index]
-                    keep(rotation.task, baseline.techniques[0], outcome)
+    turns_count = baselines_per_device or count
+    cores = _cores_of_each(devices)
+    if evaluator is not None:
+        judge(evaluator)
+        if isinstance(evaluator, RotatingEvaluator):
+            measure(evaluator)
+    elif baselines_beside and len(devices) > 1:
+        with ThreadPoolExecutor(1) as thread, JudgePool(devices[-1:], settings, turns_count, cores) as last:
+            beside = thread.submit(measure, last)
+            try:
+                with JudgePool(devices[:-1], settings, count, cores) as pool:
+                    judge(pool)
+                with JudgePool(devices[:-1], settings, turns_count, cores) as pool:
+                    measure(pool)
+                beside.result()
+            except BaseException:
+                broken_off.set()
+                raise
+    else:
+        with JudgePool(devices, settings, count, cores) as pool:
+            judge(pool)
+            if turns_count == count:
+                measure(pool)
+        if turns_count != count:
+            with JudgePool(devices, settings, turns_count, cores) as pool:
+                measure(pool)
     return summarise(run, suite, errors)
+
+
+def _cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
+    """An equal share of the processor's cores for each of several devices; nothing where there are too few."""
+    mine = sorted(os.sched_getaffinity(0))
+    share = len(mine) // len(devices)
+    if len(devices) < 2 or share < _CORES_WORTH_SHARING:
+        return {}
+    return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
+
+
+class _Shared(Iterator[Rotation]):
+    """Work that several pools take from."""
+
+    def __init__(self, work: Iterable[Rotation]) -> None:
+        self._work = iter(work)
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Rotation:
+        with self._lock:
+            return next(self._work)
 
 
 def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[Rotation]:
@@ -178,6 +253,10 @@ def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> li
         for entry in suite.entries
         if names
     ]
+
+
+def _key(found: Evaluation) -> tuple[str, str, str, bool]:
+    return (found.task_sha256, found.candidate_sha256, found.policy, _is_strict(found))
 
 
 def _is_strict(found: Evaluation) -> bool:
