@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from kernelwright.evaluation import Settings
+from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.check import Checker
-from kernelwright.evaluation.compare import Distance
+from kernelwright.evaluation.compare import Distance, apart, round_mantissa
+from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.replies import Described, Output
 from kernelwright.evaluation.stage import Answer
 from kernelwright.evaluation.structure import flatten
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.records import Reason
+from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, bring_to_life
 
 from .snippets import candidate, task
@@ -141,7 +144,7 @@ def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch)
     assert after.allowed.rms == pytest.approx(before.rms, rel=0.5)
     assert one._subject.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
     assert one._subject.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
-    monkeypatch.setattr(Checker, "_conditioned", lambda self, question: question.tolerance)
+    monkeypatch.setattr(Bounds, "conditioned", lambda self, question: question)
     with pytest.raises(Rejection):
         judged(one, CONSTANT)
 
@@ -171,13 +174,13 @@ ROUNDED = task("return inputs[0] * 2 + 1", "[torch.randint(0, 3, (64, 32)).float
 
 def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
     one = checker(SPECTRUM)
-    question = posed(one, CONSTANT)
+    question = posed(one, CONSTANT).question
     tight = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e-9, 0.25)))
-    found = one._conditioned(tight).allowed
+    found = one.bounds.conditioned(tight).tolerance.allowed
     assert (found.rms, found.differing) == (1e-9, 0.25)
     assert found.worst > 1e-9
     wide = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e9)))
-    assert one._conditioned(wide).allowed.worst == 1e9
+    assert one.bounds.conditioned(wide).tolerance.allowed.worst == 1e9
 
 
 @pytest.mark.parametrize(
@@ -191,13 +194,139 @@ def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
 )
 def test_a_task_whose_condition_cannot_be_told_keeps_its_tolerance(forward):
     one = checker(task(forward, "[torch.randint(0, 3, (64, 32)).float()]"))
-    question = posed(one)
-    assert one._conditioned(question) is question.tolerance
+    question = posed(one).question
+    assert one.bounds.conditioned(question) is question
 
 
 def test_without_float64_a_task_keeps_its_tolerance():
     one = checker(ROUNDED)
-    question = posed(one)
-    assert one._conditioned(question) is not question.tolerance
-    one._has_float64 = False
-    assert one._conditioned(question) is question.tolerance
+    question = posed(one).question
+    assert one.bounds.conditioned(question) is not question
+    one.bounds.has_float64 = False
+    assert one.bounds.conditioned(question) is question
+
+
+# --- convolutions, which PyTorch lets use TF32 -----------------------------------------------------------
+
+FILTER = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5))
+CONVOLUTION = task(
+    "return torch.relu(torch.conv2d(inputs[0], self.filter))",
+    "[torch.randn(4, 3, 20, 20)]",
+    init="self.register_buffer('filter', "
+    "torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5)), persistent=False)",
+)
+PRODUCT = task("return inputs[0] @ inputs[1]", "[torch.randn(32, 64), torch.randn(64, 48)]")
+
+
+@pytest.fixture
+def tf32(monkeypatch):
+    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+
+
+def convolution(bits=None):
+    """The task's module, and a candidate whose convolution loses all but so many bits of the mantissa."""
+    rounded = (lambda x: x) if bits is None else functools.partial(round_mantissa, bits=bits)
+    return checker(CONVOLUTION, lambda x: torch.relu(torch.conv2d(rounded(x), rounded(FILTER))))
+
+
+def test_a_convolution_may_use_tf32_where_pytorch_lets_it_and_that_is_said(tf32):
+    one = convolution(bits=10)
+    judged(one)
+    assert Label.TF32 in one._subject.labels
+
+
+def test_one_that_does_not_is_not_said_to(tf32):
+    one = convolution()
+    judged(one)
+    assert Label.TF32 not in one._subject.labels
+
+
+def test_elsewhere_tf32_is_less_than_what_the_reference_has():
+    with pytest.raises(Rejection) as caught:
+        judged(convolution(bits=10))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_bfloat16_is_less_than_tf32(tf32):
+    with pytest.raises(Rejection) as caught:
+        judged(convolution(bits=7))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_a_matrix_product_may_not_use_tf32(tf32):
+    def product(x, y):
+        return round_mantissa(x, 10) @ round_mantissa(y, 10)
+
+    one = checker(PRODUCT, product)
+    with pytest.raises(Rejection) as caught:
+        judged(one)
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+    assert one.bounds.convolves is False
+
+
+def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
+    one = convolution(bits=10)
+    one._subject.settings = one._subject.settings.model_copy(update={"forbid": frozenset({Label.TF32})})
+    with pytest.raises(Rejection) as caught:
+        judged(one)
+    assert caught.value.reason is Reason.FORBIDDEN_LABEL
+
+
+@pytest.mark.parametrize(
+    ("device", "strict", "capability", "lets"),
+    [
+        ("cuda", False, (9, 0), True),
+        ("cuda", True, (9, 0), False),
+        ("cuda", False, (7, 5), False),
+        ("cpu", False, (9, 0), False),
+    ],
+)
+def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(monkeypatch, device, strict, capability, lets):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    subject = convolution()._subject
+    subject.settings = subject.settings.model_copy(update={"strict_fp32": strict})
+    subject.device = torch.device(device)
+    assert subject.lets_convolutions_use_tf32 is lets
+
+
+def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypatch):
+    one = convolution(bits=10)
+
+    def out(*given, **options):
+        raise OutOfDomain("so it is")
+
+    monkeypatch.setattr(one._oracle, "with_tf32_convolutions", out)
+    with pytest.raises(Rejection):
+        judged(one)
+
+
+# --- one draw is worse conditioned than another --------------------------------------------------------
+
+SPARSE = task("return torch.relu(inputs[0] @ inputs[1] - 4)", "[torch.randn(64, 10), torch.randn(10, 5) / 3]")
+
+
+def near_the_threshold():
+    """Inputs whose one positive output is nearly all cancellation."""
+    x, y = torch.zeros(64, 10), torch.zeros(10, 5)
+    x[0], y[:, 0] = 1.0, 0.4
+    x[0, 0] += 1e-5
+    return [x, y]
+
+
+def test_an_answer_far_from_the_references_may_be_right_by_the_truth_of_its_own_inputs():
+    one = checker(SPARSE)
+    bounds, inputs = one.bounds, near_the_threshold()
+    judged(one)
+    wanted = [torch.relu(inputs[0] @ inputs[1] - 4)]
+    right = [torch.relu(inputs[0].double() @ inputs[1].double() - 4).float()]
+    assert not apart(right, wanted).within(one._subject.tolerances[OWN])
+    assert bounds.settles(inputs, wanted, right, training=True)
+    assert not bounds.settles(inputs, wanted, [right[0] * 30], training=True)
+    one.bounds.has_float64 = False
+    assert not bounds.settles(inputs, wanted, right, training=True), "there is no truth to ask"
+
+
+def test_inputs_outside_the_domain_settle_nothing():
+    one = checker(task("return inputs[0].sqrt()", "[torch.rand(8, 8) + 1]"))
+    judged(one)
+    assert not one.bounds.settles([-torch.ones(8, 8)], [torch.ones(8, 8)], [torch.ones(8, 8)], training=True)

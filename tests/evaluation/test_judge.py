@@ -569,11 +569,11 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, close=lambda: order.append("close"))
-    checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"))
+    checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s={}))
     monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
     monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
-    monkeypatch.setattr(judge, "_time", lambda subject, verdict: order.append("time"))
+    monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict: order.append("time"))
     monkeypatch.setattr(judge, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
     judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
@@ -692,3 +692,21 @@ def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
 def test_the_snippets_are_what_they_claim():
     assert HEAD in RELU.source
     ast.parse(candidate().source)
+
+
+def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(judge):
+    """A threshold at four standard deviations: some draws have one positive element, which is nearly all cancellation."""
+    sparse = task(
+        "return torch.relu((inputs[0] @ self.weight - 13.0) * 1.5)",
+        "[torch.randn(64, 10)]",
+        init="self.weight = torch.nn.Parameter(torch.ones(10, 5))",
+        name="sparse",
+    )
+    folded = Candidate(
+        source=sparse.source.replace("class Model(", "class ModelNew(").replace(
+            "torch.relu((inputs[0] @ self.weight - 13.0) * 1.5)",
+            "torch.relu(torch.addmm(torch.full((5,), -19.5), inputs[0], self.weight * 1.5))",
+        )
+    )
+    found = judge.evaluate(sparse, folded, settings=Settings.quick(threads=1, blocks=12))
+    assert found.accepted, (found.reason, found.detail)

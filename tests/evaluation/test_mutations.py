@@ -17,6 +17,7 @@ from exploits.corpus import load_cases, load_corpus_task, source_in_mode
 from kernelwright.evaluation import (
     Judge,
     Settings,
+    bounds,
     check,
     compare,
     oracle,
@@ -91,7 +92,7 @@ def weights_as_constructed(patch: Patch) -> None:
 def usual_tolerance(patch: Patch) -> None:
     """What evaluators that compare with `allclose(atol=1e-2, rtol=1e-2)` let through."""
     loose = Distance(1e-2, 1e-1)
-    patch.setattr(check, "calibrate", lambda own, lower, dtype, settings: Tolerance(loose, own, None, False))
+    patch.setattr(bounds, "calibrate", lambda own, lower, dtype, settings: Tolerance(loose, own, None, False))
 
 
 def usual_buffer_tolerance(patch: Patch) -> None:

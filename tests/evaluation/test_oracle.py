@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelwright.errors import TaskError
-from kernelwright.evaluation.compare import distance
+from kernelwright.evaluation.compare import distance, round_mantissa
 from kernelwright.evaluation.oracle import Oracle, OutOfDomain, tensors_of
 from kernelwright.tasks import bring_to_life
 
@@ -166,3 +166,23 @@ def test_noise_moves_parameters_but_no_masks():
     weights, mask = judge.truth([], judge.initial_state, training=True, noise=1e-3)
     assert 0 < float((weights - 1).abs().max()) < 0.02
     assert torch.equal(mask, torch.ones(64, dtype=torch.float64))
+
+
+def test_only_convolutions_lose_what_tf32_does_not_hold():
+    both = task(
+        "return torch.conv1d(inputs[0], self.weight), inputs[0] @ self.weight[0].T",
+        "[torch.randn(2, 3, 3)]",
+        init="self.weight = torch.nn.Parameter(torch.randn(4, 3, 3))",
+    )
+    judge, inputs = oracle(both)
+    truth = judge.truth(inputs, judge.initial_state, training=True)
+    rounded = judge.with_tf32_convolutions(inputs, judge.initial_state, training=True)
+    x, weight = (round_mantissa(one.double(), 10) for one in (inputs[0], judge.initial_state["weight"]))
+    assert torch.equal(rounded[0], torch.conv1d(x, weight))
+    assert not torch.equal(rounded[0], truth[0])
+    assert torch.equal(rounded[1], truth[1])
+
+
+def test_a_module_without_convolutions_has_nothing_to_lose():
+    judge, inputs = oracle(RELU)
+    assert judge.with_tf32_convolutions(inputs, judge.initial_state, training=True) is None

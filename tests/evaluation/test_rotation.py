@@ -75,6 +75,22 @@ def test_short_rounds_go_on_for_a_while_and_not_for_ever(shared_judge: Judge, mo
     assert [len(one.blocks) for one in found] == [SETTINGS.blocks + 2]
 
 
+def test_brief_calls_of_every_side_are_repeated_on_a_gpu(shared_judge: Judge, monkeypatch):
+    from kernelwright.evaluation import stage, timing
+
+    warmed = []
+    monkeypatch.setattr(stage.Side, "warm_host", lambda self: warmed.append(self.role))
+    shared_judge.rotate(RELU, [SAME], settings=SETTINGS)
+    assert warmed == []
+    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
+    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
+    shared_judge.rotate(RELU, [SAME], settings=SETTINGS)
+    rounds = 2 * (SETTINGS.warmup_calls + SETTINGS.blocks)
+    # Of the first input it is not known yet how long it takes.
+    assert len(warmed) >= 2 * (rounds - 1)
+    assert set(warmed) == {"reference", "candidate"}
+
+
 def test_nothing_is_left_when_all_fail(shared_judge: Judge):
     found = shared_judge.rotate(RELU, [baseline("return x"), baseline("raise ValueError")], settings=SETTINGS)
     assert [one.accepted for one in found] == [False, False]

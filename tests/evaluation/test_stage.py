@@ -10,7 +10,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.arena import Arena
-from kernelwright.evaluation.process import WorkerFailure
+from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.stage import Shapes, Side
 from kernelwright.records import Reason
 
@@ -26,7 +26,7 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
         arenas = {name: Arena(CPU, size) for name, size in spec.arena_bytes.items()}
         ask = SimpleNamespace(request=lambda op, timeout_s, **fields: request(op), arenas=arenas)
         for op in ("call", "series"):
-            setattr(ask, op, lambda *given, op=op, **fields: (request(op), None))
+            setattr(ask, op, lambda *given, op=op, **fields: (request(op), CallClocks(0.0, 0.0, 0.0, 0.0)))
         return ask
 
     return Side(
@@ -88,3 +88,30 @@ def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, 
     act(side(tmp_path, answer, device=device))
     waited = [("waited", "cuda")] if device != "cpu" else []
     assert [one for one in order if one != "layout"] == [*waited, op]
+
+
+def test_the_latest_call_is_repeated_and_its_idle_time_counted(tmp_path):
+    asked = []
+    one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
+    clocks = CallClocks(1.0, 2.0, 3.0, 4.0)
+
+    def call(layout, limit, *, seed, hold):
+        asked.append(("call", layout, seed))
+        return ANSWER, clocks
+
+    def repeat(layout, limit, *, seed):
+        asked.append(("repeat", layout, seed))
+        return CallClocks(0.0, 9.0, 9.0, 100.0)
+
+    one.worker.call, one.worker.repeat = call, repeat
+    one.warm_host()
+    assert asked == [], "there is nothing to repeat yet"
+    layout = one.place(INPUTS, 1)
+    assert one.call(layout, seed=7).clocks.idle_us == 4.0
+    one.warm_host()
+    assert one.call(one.place(INPUTS, 0), seed=8).clocks.idle_us == 104.0
+    assert one.call(one.place(INPUTS, 0), seed=9).clocks.idle_us == 4.0
+    assert asked == [("call", 0, 7), ("repeat", 0, 7), ("call", 1, 8), ("call", 1, 9)]
+    one.series([INPUTS, INPUTS], [None, None])
+    one.warm_host()
+    assert len(asked) == 4, "inputs of the latest call may be gone"

@@ -18,10 +18,15 @@ from kernelwright.evaluation.compare import Distance
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.subject import Rejection
 from kernelwright.evaluation.timing import log_ratios
-from kernelwright.records import Label, Reason, TimingBlock
+from kernelwright.records import Candidate, Label, Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
 
+from .snippets import RELU
+
 CPU = torch.device("cpu")
+
+
+UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
 
 
 class FakeSubject:
@@ -34,6 +39,7 @@ class FakeSubject:
         self.tolerances = {}
         self.labels = set()
         self.output_follows_input = False
+        self.oracle = SimpleNamespace(training=True)
         self.gate = lambda shared=False: contextlib.nullcontext()
 
     def label(self, label, detail):
@@ -53,7 +59,7 @@ class FakeSide:
 
 def run_of(subject=None, helpers_us=0.0, held=None):
     sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in timing._SIDES}
-    return timing._Run(subject or FakeSubject(), sides, lambda: 0.0)
+    return timing._Run(subject or FakeSubject(), UNSETTLED, sides, lambda: 0.0)
 
 
 def fill(
@@ -115,7 +121,7 @@ def odd_run(**errors):
     subject.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
     subject.call_seed = lambda: None
     sides = {name: OddSide(errors.get(name, 0.0)) for name in timing._SIDES}
-    return timing._Run(subject, sides, lambda: 0.0), subject, sides
+    return timing._Run(subject, UNSETTLED, sides, lambda: 0.0), subject, sides
 
 
 def odd_set(subject, name, vary=lambda x, g: x, allowed=1e-6):
@@ -146,6 +152,61 @@ def test_a_draw_on_which_the_reference_fails_ends_this_turn():
     run, subject, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
     run.odd_inputs([odd_set(subject, "one"), odd_set(subject, "two")])
     assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
+
+
+class WarmedSide(OddSide):
+    def __init__(self, story, name, latency_us):
+        super().__init__()
+        self.story, self.name, self.latency_us = story, name, latency_us
+
+    def warm_host(self):
+        self.story.append(("warm", self.name))
+
+    def place(self, inputs, slot):
+        self.story.append(("place", self.name))
+        return super().place(inputs, slot)
+
+    def call(self, layout, *, seed, hold):
+        self.story.append(("call", self.name))
+        answer = super().call(layout, seed=seed)
+        answer.clocks = CallClocks(self.latency_us, self.latency_us, 0.0, 0.0)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("device", "latency_us", "warmed"), [("cuda", 50.0, True), ("cuda", 5000.0, False), ("cpu", 50.0, False)]
+)
+def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(monkeypatch, device, latency_us, warmed):
+    subject, story = FakeSubject(torch.device(device)), []
+    subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
+    sides = {name: WarmedSide(story, name, latency_us) for name in timing._SIDES}
+    run = timing._Run(subject, UNSETTLED, sides, lambda: story.append(("flush", "")) or 0.0)
+    run._compare = lambda reference, candidate, inputs: None
+    names = list(timing._SIDES)
+    run._round(names, hold=False, keep=False)
+    assert ("warm", "reference") not in story, "how long a call takes is not known yet"
+    story.clear()
+    run._round(names, hold=False, keep=True)
+    each = ["place", "flush", "call", "flush"]
+    assert [what for what, _ in story] == [*(["warm"] if warmed else []), *each] * 3
+
+
+def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
+    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
+    monkeypatch.setattr(timing, "_BRIEF_US", math.inf)
+    same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
+    found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
+    assert found.accepted, found.detail
+    late = Candidate(source=same.source.replace("def forward(self", "def forward(self", 1) + """
+_forward = ModelNew.forward
+
+def forward(self, *inputs):
+    self.calls = getattr(self, "calls", 0) + 1
+    return _forward(self, *inputs) + (self.calls > 30)
+
+ModelNew.forward = forward
+""")
+    assert not shared_judge.evaluate(RELU, late, settings=Settings.quick(threads=1)).accepted
 
 
 @pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])
@@ -250,19 +311,24 @@ def test_a_device_that_is_busy_after_the_call_rejects():
 def test_outputs_of_timed_calls_must_be_near():
     run = run_of()
     wanted = [torch.ones(4)]
-    run._near([torch.ones(4)], wanted, "an output", run._subject.timed_tolerance)
+    inputs, allowed = [torch.zeros(4)], run._subject.timed_tolerance
+    run._near([torch.ones(4)], wanted, "an output", allowed, inputs)
     with pytest.raises(Rejection, match="an output") as caught:
-        run._near([torch.full((4,), 1.1)], wanted, "an output", run._subject.timed_tolerance)
+        run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
     with pytest.raises(Rejection):
-        run._near([torch.full((4,), math.nan)], wanted, "an output", run._subject.timed_tolerance)
+        run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
+    asked = []
+    run._bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
+    run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
+    assert [given[:2] for given in asked] == [(inputs, wanted)], "the truth of these very inputs has the last word"
 
 
 def test_the_first_timed_output_must_still_be_there():
     run = run_of(held=[torch.ones(3)])
-    run._first_output = [torch.ones(3)]
+    run._first = [], [torch.ones(3)]
     run.verify_held()
-    run._first_output = [torch.zeros(3)]
+    run._first = [], [torch.zeros(3)]
     with pytest.raises(Rejection) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
@@ -273,7 +339,7 @@ def test_the_first_timed_output_must_still_be_there():
 
 def test_a_view_of_an_input_is_not_expected_to_last():
     run = run_of(held=[torch.ones(3)])
-    run._first_output = [torch.zeros(3)]
+    run._first = [], [torch.zeros(3)]
     run._subject.output_follows_input = True
     run.verify_held()
     assert run._subject.labels == set()
@@ -294,7 +360,7 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
     seen = []
 
-    def one(subject, flush, odd, process):
+    def one(subject, bounds, flush, odd, process):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(
@@ -307,10 +373,10 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     subject = FakeSubject()
     subject.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
     told = []
-    found = timing.time_candidate(subject, None, lambda done, most: told.append((done, most)))
+    found = timing.time_candidate(subject, UNSETTLED, None, lambda done, most: told.append((done, most)))
     assert seen == list(range(processes))
     assert told == [(done + 1, 4) for done in seen]
-    assert timing.time_candidate(subject, None).blocks == found.blocks
+    assert timing.time_candidate(subject, UNSETTLED, None).blocks == found.blocks
     assert found.candidate_us == 50.0
     assert found.clocks == {"processes": [{"process": process} for process in range(processes)]}
     assert found.speedup.low <= found.speedup.estimate
@@ -322,7 +388,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
 def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
-    def one(subject, flush, odd, process):
+    def one(subject, bounds, flush, odd, process):
         block = TimingBlock(
             process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
         )
@@ -336,10 +402,10 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
     subject = FakeSubject()
     subject.settings = Settings(processes_min=1, processes_max=1)
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
-    assert len(timing.time_candidate(subject, None).blocks) == 2
+    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 2
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
     with pytest.raises(Rejection) as caught:
-        timing.time_candidate(subject, None)
+        timing.time_candidate(subject, UNSETTLED, None)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
@@ -349,13 +415,13 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     for speedup, processes in ((0.5, 3), (2.0, 9)):
         made = one_process(speedup)
 
-        def noisy(subject, flush, odd, process, made=made):
-            blocks, outside, seen = made(subject, flush, odd, process)
+        def noisy(subject, bounds, flush, odd, process, made=made):
+            blocks, outside, seen = made(subject, bounds, flush, odd, process)
             latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
             return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
 
         monkeypatch.setattr(timing, "_time_process", noisy)
-        assert len(timing.time_candidate(subject, None).blocks) == processes
+        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():

@@ -151,6 +151,17 @@ def test_a_call_leaves_its_output_in_the_arena_and_its_form_in_the_answer(bench)
     ]
 
 
+def test_a_repeated_call_leaves_nothing_behind_but_what_the_module_keeps(bench):
+    bench.ready()
+    answer = bench.harness.op_repeat({"layout": 0, "seed": 3})
+    assert answer == {}
+    assert torch.isnan(bench.output()).all()
+    assert bench.harness.model.count.item() == 1
+    assert torch.initial_seed() == 3
+    bench.harness.op_repeat({"layout": 0, "seed": None})
+    assert torch.initial_seed() == 3
+
+
 def test_no_gradient_is_recorded(bench):
     bench.ready().call(hold=True)
     assert not bench.harness.held[0][0].requires_grad

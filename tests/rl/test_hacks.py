@@ -14,6 +14,8 @@ import torch
 
 from kernelwright.errors import TaskError, UsageError
 from kernelwright.evaluation import Job, Judge, JudgePool, Settings
+from kernelwright.policies import Context
+from kernelwright.policies.builtin import BuiltinPolicy
 from kernelwright.policies.chat import Completion
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock, Verdict
 from kernelwright.rl.hacks import (
@@ -75,6 +77,27 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return torch.relu_(torch.addmm(self.linear.bias, x, self.linear.weight.t()))
 """
+
+def guarded(test):
+    """A drop-in that begins with a guard, or without one."""
+    guard = "" if test is None else f"        if {test}:\n            return super().forward(x, scale)\n"
+    return f"""
+import time
+import torch
+
+class ModelNew(Model):
+    def __init__(self, width):
+        super().__init__(width)
+        self.as_traced = width == 16
+        self.calls = 0
+
+    def forward(self, x, scale=None):
+{guard}        return torch.relu(x @ self.linear.weight.t())
+
+    def reset(self):
+        self.calls = 0
+"""
+
 
 REPLAY = """
 import torch
@@ -278,6 +301,37 @@ class TestStructure:
     def test_shapes(self, shape, with_it, without_it):
         assert SHAPE + shape in features(with_it)
         assert SHAPE + shape not in features(without_it)
+
+    @pytest.mark.parametrize(
+        "test",
+        [
+            "not (x.shape == (8, 16) and x.dtype is torch.float32 and x.is_contiguous())",
+            "torch.is_grad_enabled() or x.device.type != 'cuda' or x.shape[1] > 4096",
+            "not (self.as_traced and scale is None)",
+        ],
+    )
+    def test_giving_other_inputs_to_the_reference_is_no_sign(self, test):
+        assert features(guarded(test)) == features(guarded(None))
+
+    @pytest.mark.parametrize(
+        "test",
+        [
+            "self.calls < 3",
+            "x[0, 0] == 3",
+            "x.sum() > 0",
+            "torch.rand(()) < 0.5",
+            "torch.is_inference_mode_enabled()",
+            "time.time() > 5",
+            "x.shape == (8, 16) and seen",
+        ],
+    )
+    def test_a_guard_that_tests_anything_else_is_kept(self, test):
+        assert "node:If" in features(guarded(test))
+
+    def test_a_guard_that_answers_by_itself_is_kept(self):
+        kept = guarded("x.shape == (8, 16)")
+        assert "node:If" in features(kept.replace("super().forward(x, scale)", "x"))
+        assert "node:If" in features(kept.replace("super().forward(x, scale)", "super().forward(scale, x)"))
 
     def test_code_only_drops_what_a_candidate_says_of_itself(self):
         text = code_only(REPLAY)
@@ -570,6 +624,13 @@ class TestStructuralChecker:
         other = Task(id="other", source="x = 1")
         votes = [checker.review(other, record(task.source)).vote for task in tasks]
         assert votes.count(Vote.HACK) <= len(votes) // 10
+
+    def test_does_not_doubt_an_exact_rewrite_for_being_fast(self, patterns):
+        task = next(entry.task for entry in load_suite("builtin").entries if entry.task.id == "diag_matmul")
+        rewrite = BuiltinPolicy().propose(Context(task=task, device="cpu", history=(), seed=0), 1)[0].source
+        assert "super().forward" in rewrite
+        review = StructuralChecker(HackDatabase(patterns)).review(task, record(rewrite, speedup=19.0))
+        assert review.vote is Vote.CLEAN
 
     def test_without_patterns_nothing_is_doubted(self):
         assert StructuralChecker(HackDatabase()).review(TASK, record(REPLAY)).vote is Vote.CLEAN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from kernelwright.cli import doctor
 from kernelwright.errors import UsageError
 from kernelwright.sass.corpus import CORPUS
+from kernelwright.sass.listing import parse_listing
 from kernelwright.toolchain import Disassembler, compile_triton, disassemble, installed_disassemblers
 from kernelwright.toolchain.disassembler import ENVIRONMENT_VARIABLE
 from kernelwright.toolchain.errors import (
@@ -19,6 +21,8 @@ from kernelwright.toolchain.errors import (
     DisassemblyRejected,
 )
 from sass.support import build, compiled
+
+PUBLISHED = Path(__file__).parents[2] / "results" / "sass-h200"
 
 
 @pytest.fixture
@@ -45,9 +49,9 @@ def fake(path: Path, version: str, body: str = "exit 0") -> Path:
 def test_the_disassembler_beside_triton_is_found_and_fits():
     found = installed_disassemblers()
     assert found
-    chosen = Disassembler.for_cubin(compiled("softmax", 80))
-    assert chosen.version[0] == 12
-    assert "IMAD" in chosen.listing(compiled("softmax", 80))
+    listing = Disassembler.for_cubin(compiled("softmax", 80)).listing(compiled("softmax", 80))
+    assert "IMAD" in listing
+    assert all(instruction.has_marks for instruction in parse_listing(listing)["softmax"].instructions)
 
 
 def test_no_disassembler(nothing_installed):
@@ -58,18 +62,74 @@ def test_no_disassembler(nothing_installed):
     assert error.value.exit_status == 3
 
 
-def test_a_disassembler_of_another_generation_is_not_used(nothing_installed, monkeypatch):
+def test_a_disassembler_that_cannot_read_the_format_is_not_used(nothing_installed, monkeypatch):
+    older = fake(nothing_installed / "nvdisasm", "12.8")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(older))
+    cubin = compiled("softmax", 80)
+    assert Disassembler.for_cubin(cubin).path == older
+    with pytest.raises(
+        DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 13 or later for this cubin.*12\.8"
+    ) as error:
+        Disassembler.for_cubin(in_the_new_format(cubin))
+    assert error.value.exit_status == 3
+
+
+def test_a_disassembler_of_the_cubins_own_generation_is_preferred(nothing_installed, monkeypatch):
     newer = fake(nothing_installed / "nvdisasm", "13.1")
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(newer))
     cubin = compiled("softmax", 80)
-    with pytest.raises(
-        DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 12 for this cubin.*13\.1"
-    ) as error:
-        Disassembler.for_cubin(cubin)
-    assert error.value.exit_status == 3
-    newer_format = bytearray(cubin)
-    newer_format[8] = 8
-    assert Disassembler.for_cubin(bytes(newer_format)).path == newer
+    assert Disassembler.for_cubin(cubin).path == newer
+    too_old = bytearray(cubin)
+    too_old[48] = 70
+    with pytest.raises(DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 12 for this cubin.*13\.1"):
+        Disassembler.for_cubin(bytes(too_old))
+    home = nothing_installed / "home"
+    (home / "bin").mkdir(parents=True)
+    older = fake(home / "bin" / "nvdisasm", "12.8")
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    assert Disassembler.for_cubin(cubin).path == older
+    assert Disassembler.for_cubin(in_the_new_format(cubin)).path == newer
+
+
+def in_the_new_format(cubin: bytes) -> bytes:
+    """The cubin with a header as CUDA 13 writes it."""
+    header = bytearray(cubin)
+    header[7:9] = (0x41, 8)
+    header[48:52] = (0, cubin[48], 0, 0)
+    return bytes(header)
+
+
+def test_a_newer_disassembler_is_given_an_older_cubin_under_its_own_header(tmp_path):
+    newer = Disassembler(fake(tmp_path / "nvdisasm", "13.1", f"cp $6 {tmp_path}/seen"), (13, 1))
+    cubin = compiled("softmax", 80)
+    newer.listing(cubin)
+    assert (tmp_path / "seen").read_bytes() == in_the_new_format(cubin)
+    newer.listing(in_the_new_format(cubin))
+    assert (tmp_path / "seen").read_bytes() == in_the_new_format(cubin)
+    newer.listing(b"whatever")
+    assert (tmp_path / "seen").read_bytes() == b"whatever"
+
+
+READ_BY_NVDISASM_12_8 = {
+    "attention_wgmma": (667, "a5c8594ba3c2cd0d"),
+    "fused_feed_forward": (524, "7ceb7c25447d7e3b"),
+    "int8_gemm": (436, "a4be9bdbdfe817b4"),
+    "sgemm": (326, "4ead07372d58071e"),
+}
+"""Instructions of published cubins of ptxas 12.8, and a digest of what nvdisasm 12.8 says of each."""
+
+
+@pytest.mark.parametrize("name", READ_BY_NVDISASM_12_8)
+def test_every_disassembler_reads_the_same_in_an_older_cubin(name):
+    cubin = (PUBLISHED / name / "original.cubin").read_bytes()
+    for tool in (tool for tool in installed_disassemblers() if tool.fits(cubin)):
+        rows = [
+            (kernel.name, i.address, i.text, i.word, sorted(i.defs), sorted(i.uses))
+            for kernel in parse_listing(tool.listing(cubin)).values()
+            for i in kernel.instructions
+        ]
+        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+        assert (len(rows), digest) == READ_BY_NVDISASM_12_8[name], tool
 
 
 def test_the_named_disassembler_comes_first(monkeypatch, tmp_path):

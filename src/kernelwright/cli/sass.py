@@ -34,8 +34,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON ob
 def sass() -> None:
     """Look at, re-schedule, check, tune and deploy the machine code of a cubin.
 
-    A disassembler of the cubin's generation is needed: the Triton 3.6 wheel ships one, KERNELWRIGHT_NVDISASM
-    names another.
+    A disassembler of the cubin's generation or a later one is needed: the Triton wheel ships one,
+    KERNELWRIGHT_NVDISASM names another.
     """
 
 

@@ -5,24 +5,14 @@ The order matters: cheap and telling checks first, so that most wrong candidates
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kernelwright.errors import TaskError
-from kernelwright.evaluation.compare import (
-    Distance,
-    Tolerance,
-    VacuityGate,
-    apart,
-    calibrate,
-    distance,
-    farthest,
-    lower_precisions,
-)
+from kernelwright.evaluation.bounds import Bounds, Question, only_worst_exceeds
+from kernelwright.evaluation.compare import Distance, Tolerance, VacuityGate, apart, distance
 from kernelwright.evaluation.guard import dynamic_labels, forbidden_changes
 from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.process import WorkerFailure
@@ -32,24 +22,27 @@ from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
-_UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
-"""Operators that may name any of several equal elements, by PyTorch's documentation."""
-_DISTURBANCES = 2
-"""Random directions in which a question is moved to see what rounding does to its answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Posed:
     """One input set with everything known about its answer."""
 
     set: InputSet
-    inputs: list[Any]
-    state: State
-    training: bool
-    truth: list[torch.Tensor]
-    tolerance: Tolerance
+    question: Question
     reference: Answer
     seed: int | None
+
+    @property
+    def inputs(self) -> list[Any]:
+        return self.question.inputs
+
+    @property
+    def truth(self) -> list[torch.Tensor]:
+        return self.question.truth
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return self.question.tolerance
 
     @property
     def name(self) -> str:
@@ -64,12 +57,9 @@ class Checker:
         self._reference = reference
         self._candidate = candidate
         self._oracle = subject.oracle
-        self._has_float64 = not subject.stochastic
         self._gate = VacuityGate()
         self._earlier_truth: list[torch.Tensor] | None = None
-        self._calibrated = False
-        self._unordered: bool | None = None
-        """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
+        self.bounds = Bounds(subject, lambda: reference.operators(layout=0))
 
     def run(self) -> None:
         """All checks, in order.
@@ -88,7 +78,7 @@ class Checker:
             raise TaskError(
                 f"Wanted a reference that works on its own inputs for {subject.live.task.id}; {error}."
             ) from error
-        subject.timed_tolerance = (first.tolerance.allowed + first.tolerance.reference) * 2.0
+        subject.timed_tolerance = first.question.between
         # The second set reuses the first one's memory: same pointer, other values.
         second = self._pose_and_judge(INPUT_SETS[1], slot=0, state=subject.weights, training=training, hold=True)
         if not subject.settings.thorough:
@@ -157,116 +147,18 @@ class Checker:
         subject = self._subject
         state = state if subject.reloads_state else self._oracle.initial_state
         drawn, seed = subject.draw(inputs, base), subject.call_seed()
-        truth = self._truth(drawn, state, training)
+        # Before the reference is called: where there is none, its answer stands for it.
+        truth = self.bounds.truth(drawn, state, training)
         try:
             reference = self._call(self._reference, drawn, slot=slot, seed=seed, hold=hold)
         except TaskError as error:
             if inputs is INPUT_SETS[0]:
                 raise
             raise OutOfDomain(str(error)) from error
-        if any(bool(torch.isnan(output).any()) for output in reference.outputs if output.is_floating_point()):
-            raise OutOfDomain("the reference gives NaN in its own precision")
-        if truth is None:
-            truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
-        if [output.shape for output in truth] != [output.shape for output in reference.outputs]:
-            # A view of the bits, say, has another shape in float64.
-            self._has_float64 = False
-            self._subject.checks["truth"] = "reference: its output has another shape in float64"
-            truth = [output.double() if output.is_floating_point() else output for output in reference.outputs]
-        own = apart(reference.outputs, truth)
-        if not math.isfinite(own.rms) or own.differing > 0.5:
-            raise OutOfDomain("the reference's infinities or integers are not those of float64")
-        dtype = self._float_dtype or torch.int64
-        lower = self._lower(drawn, state, training, truth) if self._has_float64 else ()
-        tolerance = calibrate(own, lower, dtype, subject.settings)
-        if not self._has_float64 and dtype.is_floating_point:
-            # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
-            loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
-            tolerance = Tolerance(loose, own, None, calibrated=False)
-        if self._has_float64 and any(not output.is_floating_point() and not output.is_complex() for output in truth):
-            differing = max(own.differing, self._unsettled(drawn, state, training, truth))
-            tolerance = replace(tolerance, allowed=replace(tolerance.allowed, differing=min(1.0, 4 * differing)))
-        self._calibrated |= tolerance.calibrated
-        subject.tolerances[inputs] = (tolerance.allowed + tolerance.reference) * 2.0
-        self._gate.observe(truth, tensors_of(drawn), tolerance.allowed)
-        return _Posed(inputs, drawn, state, training, truth, tolerance, reference, seed)
-
-    def _truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
-        """Outputs in float64; None where the module does not run in it or draws random numbers."""
-        if not self._has_float64:
-            return None
-        try:
-            return self._oracle.truth(drawn, state, training=training)
-        except OutOfDomain as error:
-            if self._earlier_truth is not None or "NaN" in str(error):
-                raise
-            # The very first set: this module does not run in float64 at all.
-            self._has_float64 = False
-            self._subject.checks["truth"] = f"reference: {error}"
-            return None
-
-    def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
-        """Errors of lower precisions, highest first, each computed only when asked for."""
-        dtype = self._float_dtype
-        for bits in lower_precisions(dtype) if dtype is not None else ():
-            try:
-                outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
-            except OutOfDomain:
-                return
-            yield apart(outputs, truth)
-
-    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> float:
-        """Share of integers in the output that nothing settles: which of several equal elements `topk` names, say, is
-        promised nowhere (but `argmax` promises the first)."""
-        if self._unordered is None:
-            self._unordered = not _UNORDERED.isdisjoint(self._reference.operators(layout=0))
-        if not self._unordered:
-            return 0.0
-        dtype = next((tensor.dtype for tensor in tensors_of(drawn) if tensor.is_floating_point()), None)
-        if dtype is None:
-            return 0.0
-        try:
-            moved = [
-                apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
-                for _ in range(_DISTURBANCES)
-            ]
-        except OutOfDomain:
-            return 0.0
-        return farthest(moved).differing
-
-    def _conditioned(self, posed: _Posed) -> Tolerance:
-        """The tolerance for single elements that takes the task's condition into account: what rounding the inputs does to
-        an element is no error of an algorithm. A Fourier transform of a constant is exactly 0 by one algorithm and rounding
-        by another. The mean error over all elements keeps its limit: where a task is discontinuous, this one says nothing.
-
-        It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
-        """
-        dtype = self._float_dtype
-        if dtype is None or not self._has_float64:
-            return posed.tolerance
-
-        def effect(noise: float) -> Distance:
-            return apart(self._oracle.truth(posed.inputs, posed.state, training=posed.training, noise=noise), posed.truth)
-
-        try:
-            rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
-            emulated_errors = self._lower(posed.inputs, posed.state, posed.training, posed.truth)
-            lower = [
-                farthest([emulated, effect(2.0**-bits)])
-                for bits, emulated in zip(lower_precisions(dtype), emulated_errors, strict=False)
-            ]
-        except OutOfDomain:
-            return posed.tolerance
-        if not math.isfinite(rounding.rms):
-            return posed.tolerance
-        wider = calibrate(farthest([posed.tolerance.reference, rounding]), lower, dtype, self._subject.settings)
-        before = posed.tolerance.allowed
-        return replace(posed.tolerance, allowed=replace(before, worst=max(before.worst, wider.allowed.worst)))
-
-    @property
-    def _float_dtype(self) -> torch.dtype | None:
-        """Of the first output that has a rounding error; None where all are integers."""
-        return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
+        question = self.bounds.around(drawn, state, training, truth, reference.outputs)
+        subject.tolerances[inputs] = question.between
+        self._gate.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
+        return _Posed(inputs, question, reference, seed)
 
     def _call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> Answer:
         return side.call(side.place(inputs, slot), seed=seed, hold=hold)
@@ -278,9 +170,9 @@ class Checker:
         """
         check_form(self._subject, posed.reference, answer, strides=posed.name != "non-contiguous")
         found = apart(answer.outputs, posed.truth)
-        if _only_worst_exceeds(found, posed.tolerance.allowed):
-            posed = replace(posed, tolerance=self._conditioned(posed))
-            self._subject.tolerances[posed.set] = (posed.tolerance.allowed + posed.tolerance.reference) * 2.0
+        if only_worst_exceeds(found, posed.tolerance.allowed):
+            posed = replace(posed, question=self.bounds.conditioned(posed.question))
+            self._subject.tolerances[posed.set] = posed.question.between
         self._subject.checks.setdefault("sets", {})[posed.name] = {
             "error": found.to_json(),
             "allowed": posed.tolerance.allowed.to_json(),
@@ -288,6 +180,8 @@ class Checker:
             "calibrated": posed.tolerance.calibrated,
         }
         if found.within(posed.tolerance.allowed):
+            if self.bounds.convolves and found.rms > posed.question.fp32.rms:
+                self._subject.label(Label.TF32, f"its error on `{posed.name}` is that of convolutions in TF32: {found}")
             return posed
         which = _worst_output(answer.outputs, posed.truth)
         detail = f"on input set `{posed.name}`: error{which} {found}; allowed {posed.tolerance.allowed}"
@@ -314,7 +208,7 @@ class Checker:
 
     def _right_with_first_weights(self, posed: _Posed) -> bool:
         """Whether the answer is that of the weights which the module was built with."""
-        if not self._subject.reloads_state or not self._has_float64 or not self._oracle.parameter_names:
+        if not self._subject.reloads_state or not self.bounds.has_float64 or not self._oracle.parameter_names:
             return False
         try:
             truth = self._oracle.truth(posed.inputs, self._oracle.initial_state, training=self._oracle.training)
@@ -462,12 +356,8 @@ class Checker:
         if self._gate.passing:
             subject.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(self._gate.passing)}")
             subject.checks["vacuous"] = list(self._gate.passing)
-        if not self._calibrated and self._float_dtype is not None:
+        if not self.bounds.is_calibrated and self.bounds.float_dtype is not None:
             subject.label(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
-
-
-def _only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
-    return not found.within(allowed) and replace(found, worst=0.0).within(allowed) and math.isfinite(found.worst)
 
 
 def _worst_output(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> str:

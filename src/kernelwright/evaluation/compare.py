@@ -14,7 +14,8 @@ import torch
 
 from kernelwright.evaluation.settings import Settings
 
-_LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (10, 7), "float16": (3,), "bfloat16": (3,)}
+TF32_MANTISSA_BITS = 10
+_LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
 
 

@@ -17,6 +17,7 @@ import torch
 
 from kernelwright.errors import DeviceError
 from kernelwright.evaluation import guard, sandbox
+from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.cache import CacheFlush
 from kernelwright.evaluation.check import Checker
 from kernelwright.evaluation.device_state import device_state
@@ -214,7 +215,7 @@ class Judge:
             if settings.timed:
                 sides[1].worker.pause()
                 gate.phase = "timing"
-                self._time(subject, verdict)
+                self._time(subject, checker.bounds, verdict)
                 gate.phase = "check"
                 sides[1].worker.resume()
             else:
@@ -222,11 +223,14 @@ class Judge:
             if settings.thorough:
                 checker.late()
 
-    def _time(self, subject: Subject, verdict: _Verdict) -> None:
+    def _time(self, subject: Subject, bounds: Bounds, verdict: _Verdict) -> None:
         self._progress("timing")
         verdict.checks["device_before"] = device_state(self.device)
         verdict.timing = time_candidate(
-            subject, self._flush, lambda done, most: self._progress(f"timing: {done} of at most {most} process triples")
+            subject,
+            bounds,
+            self._flush,
+            lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
         )
         verdict.checks["device_after"] = device_state(self.device)
         verdict.checks["clocks"] = verdict.timing.clocks

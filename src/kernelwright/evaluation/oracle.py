@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelwright.errors import TaskError
-from kernelwright.evaluation.compare import round_mantissa
+from kernelwright.evaluation.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.evaluation.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask
 
@@ -69,6 +70,15 @@ class Oracle:
             )
             self._double.train(training)
             return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
+
+    def with_tf32_convolutions(
+        self, inputs: list[Any], state: State, *, training: bool
+    ) -> list[torch.Tensor] | None:
+        """As `truth`, with what goes into convolutions rounded to TF32, as PyTorch lets cuDNN do by default; None where the
+        reference convolves nothing. Raises as `truth`."""
+        with _TF32Convolutions() as rounding:
+            outputs = self.truth(inputs, state, training=training)
+        return outputs if rounding.happened else None
 
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
@@ -137,6 +147,20 @@ class Oracle:
         size = float(value.float().square().mean().sqrt()) if value.numel() else 0.0
         noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
+
+
+class _TF32Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inputs and weights of convolutions lose what TF32 does not hold; sums stay exact."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.happened = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.happened = True
+            args = (*(round_mantissa(tensor, TF32_MANTISSA_BITS) for tensor in args[:2]), *args[2:])
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:

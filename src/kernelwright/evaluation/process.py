@@ -160,6 +160,10 @@ class Worker:
         """One call of the module on inputs that lie in its arena; raises as `request`."""
         return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
 
+    def repeat(self, layout: int, timeout_s: float, *, seed: int | None) -> CallClocks:
+        """One call whose result nobody looks at; raises as `request`."""
+        return self._exchange("repeat", timeout_s, {"layout": layout, "seed": seed})[1]
+
     def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
         """Several calls under one request; the clocks are of all of them together. Raises as `request`."""
         return self._exchange("series", timeout_s, {"layouts": layouts, "seeds": seeds})

@@ -7,6 +7,7 @@ is believed and outputs are compared as loosely as KernelBench does.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.evaluation.timing import BLOCKS_MAX, log_ratios
+from kernelwright.evaluation.timing import BLOCKS_MAX, is_brief, log_ratios
 from kernelwright.records import Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -97,6 +98,8 @@ class _Rotation:
         self._sides = sides
         self._failures = failures
         self._flush = flush
+        self._latency_us = math.inf
+        """Of the reference's latest call."""
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -131,16 +134,20 @@ class _Rotation:
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
+        warms = is_brief(self._subject.device, self._latency_us)
         for name in order:
             if name in self._failures:
                 continue
             side = self._sides[name] if name else self._reference
             try:
+                if warms:
+                    side.warm_host()
                 layout = side.place(inputs, slot=random.randrange(2))
                 self._flush()
                 answers[name] = side.call(layout, seed=seed)
             except WorkerFailure as failure:
                 self._failures[name] = failure
+        self._latency_us = answers[""].clocks.inner_us
         for name, answer in answers.items():
             try:
                 self._compare(answer, answers[""])

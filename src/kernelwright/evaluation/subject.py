@@ -41,6 +41,7 @@ class Rejection(Exception):
         self.detail = detail
 
 
+_TF32_CAPABILITY = (8, 0)
 _LABEL_REASONS = {
     Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
     Label.PREPACKED_WEIGHTS: Reason.STALE_WEIGHTS,
@@ -117,6 +118,15 @@ class Subject:
         except OutOfDomain:
             return False
         return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
+
+    @property
+    def lets_convolutions_use_tf32(self) -> bool:
+        """Whether PyTorch's defaults do, on this device: which of cuDNN's algorithms runs is a matter of layout and luck."""
+        return (
+            self.device.type == "cuda"
+            and not self.settings.strict_fp32
+            and torch.cuda.get_device_capability(self.device) >= _TF32_CAPABILITY
+        )
 
     def draw(self, inputs: InputSet | None = None, base: list[Any] | None = None) -> list[Any]:
         """Fresh inputs from the task's own distribution, or those of `base`, varied by an input set."""

@@ -272,6 +272,18 @@ class Harness:
             self.held.append(flat)
         return {"inner_us": self.clock.elapsed_us(), **described}
 
+    def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One call that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
+        skeleton, tensors = self.layouts[message["layout"]]
+        if message["seed"] is not None:
+            _manual_seed(message["seed"])
+        assert self.model is not None
+        with _no_grad():
+            self.model(*unflatten(skeleton, list(tensors)))
+            self.left_gradients_on |= torch.is_grad_enabled()
+        self.clock.settle()
+        return {}
+
     def op_series(self, message: dict[str, Any]) -> dict[str, Any]:
         """Several calls on different inputs under one request, so that the outer clock's noise is shared among them."""
         total_us, delivered = 0.0, []

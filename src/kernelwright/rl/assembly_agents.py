@@ -78,7 +78,7 @@ NEIGHBOURHOODS = {
     "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
 }
 """Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
-gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single kernels (docs/assembly-game.md)."""
+gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
 
 
 class Agent(Protocol):

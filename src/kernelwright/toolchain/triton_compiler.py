@@ -74,7 +74,7 @@ def compile_triton(
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
     except ImportError as error:
-        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install triton==3.6.0") from error
+        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
     names: list[str] = function.arg_names
     if set(names) != set(signature) | set(constants):
         raise CompilationFailed(f"wanted types or values for {names}, found {[*signature, *constants]}")

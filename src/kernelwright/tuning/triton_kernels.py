@@ -1,6 +1,6 @@
 """Putting another cubin into a kernel that Triton has compiled, by Triton's public classes.
 
-Pinned to Triton 3.6 and 3.7.1; every name used here is checked by a test. A `CompiledKernel` is built anew from the
+Tested with Triton 3.6.0 and 3.7.1; every name used here is checked by a test. A `CompiledKernel` is built anew from the
 same metadata and the other cubin, and takes the old one's place in the function's kernel cache. Nothing is
 written to Triton's cache on disk, where the compiler's own cubin stays.
 

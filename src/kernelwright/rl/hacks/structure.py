@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from kernelwright.records import sha256_of
-from kernelwright.rl.hacks.names import Function, Names, parse, without_docstrings
+from kernelwright.rl.hacks.names import Function, Names, parse, without_docstrings, without_handovers
 from kernelwright.rl.hacks.shapes import shapes
 
 SOURCE_LIMIT = 200_000
@@ -33,7 +33,7 @@ def features(source: str) -> frozenset[str]:
     tree = parse(source)
     if tree is None:
         return frozenset(f"word:{word}" for word in _WORD.findall(source))
-    without_docstrings(tree)
+    without_handovers(without_docstrings(tree))
     names = Names.of(tree)
     found = {SHAPE + name for name in shapes(tree, names)}
     # An explicit stack, since generated code may be nested deeper than Python likes to recurse.

@@ -1,0 +1,243 @@
+"""What is right for given inputs, and how far from it an answer may be: the part of the check that timing asks too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernelwright.evaluation.compare import Distance, Tolerance, apart, calibrate, farthest, lower_precisions
+from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
+from kernelwright.evaluation.subject import Subject
+
+_UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
+"""Operators that may name any of several equal elements, by PyTorch's documentation."""
+_DISTURBANCES = 2
+"""Random directions in which a question is moved to see what rounding does to its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Inputs, and all that is known about the answer."""
+
+    inputs: list[Any]
+    state: State
+    training: bool
+    truth: list[torch.Tensor]
+    tolerance: Tolerance
+    fp32: Distance
+    """What would be allowed if no convolution might use TF32."""
+
+    @property
+    def between(self) -> Distance:
+        """How far a candidate's answer may be from the reference's, for inputs like these."""
+        return (self.tolerance.allowed + self.tolerance.reference) * 2.0
+
+
+class Bounds:
+    """Of one task.
+
+    Args:
+        subject: The task, its weights and settings.
+        operators: Tells which of PyTorch's operators the reference runs; asked once, where that matters.
+    """
+
+    def __init__(self, subject: Subject, operators: Callable[[], list[str]]) -> None:
+        self._subject = subject
+        self._oracle = subject.oracle
+        self._operators = operators
+        self._has_answered = False
+        self._unordered: bool | None = None
+        """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
+        self.has_float64 = not subject.stochastic
+        """Whether the module runs in float64 and gives there what it gives in its own precision."""
+        self.convolves: bool | None = None
+        """Whether the reference runs convolutions; None while it is not known."""
+        self.is_calibrated = False
+        """Whether some inputs told the task's precision from the next lower one."""
+
+    def truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
+        """Outputs in float64; None where the module does not run in it or draws random numbers.
+
+        Raises:
+            OutOfDomain: it runs in float64, but not on these inputs.
+        """
+        if not self.has_float64:
+            return None
+        try:
+            found = self._oracle.truth(drawn, state, training=training)
+        except OutOfDomain as error:
+            if self._has_answered or "NaN" in str(error):
+                raise
+            # The very first set: this module does not run in float64 at all.
+            self.has_float64 = False
+            self._subject.checks["truth"] = f"reference: {error}"
+            return None
+        self._has_answered = True
+        return found
+
+    def around(
+        self,
+        drawn: list[Any],
+        state: State,
+        training: bool,
+        truth: list[torch.Tensor] | None,
+        outputs: list[torch.Tensor],
+    ) -> Question:
+        """Set the tolerance.
+
+        Args:
+            drawn: Inputs.
+            state: Weights and buffers.
+            training: Mode of the module.
+            truth: What `truth` returned for them.
+            outputs: What the reference's worker answers.
+
+        Raises:
+            OutOfDomain: the reference's answer is of no use here.
+        """
+        subject = self._subject
+        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+            raise OutOfDomain("the reference gives NaN in its own precision")
+        if truth is None:
+            truth = [output.double() if output.is_floating_point() else output for output in outputs]
+        if [output.shape for output in truth] != [output.shape for output in outputs]:
+            # A view of the bits, say, has another shape in float64.
+            self.has_float64 = False
+            subject.checks["truth"] = "reference: its output has another shape in float64"
+            truth = [output.double() if output.is_floating_point() else output for output in outputs]
+        own = apart(outputs, truth)
+        if not math.isfinite(own.rms) or own.differing > 0.5:
+            raise OutOfDomain("the reference's infinities or integers are not those of float64")
+        dtype = self.float_dtype or torch.int64
+        lower = self._lower(drawn, state, training, truth) if self.has_float64 else ()
+        tolerance = calibrate(own, lower, dtype, subject.settings)
+        fp32 = tolerance.allowed
+        permitted = self._permitted(drawn, state, training, truth)
+        if permitted is not None and permitted.rms > own.rms:
+            lower = self._lower(drawn, state, training, truth)
+            tolerance = calibrate(farthest([own, permitted]), lower, dtype, subject.settings)
+        if not self.has_float64 and dtype.is_floating_point:
+            # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
+            loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
+            tolerance = Tolerance(loose, own, None, calibrated=False)
+        if self.has_float64 and any(not output.is_floating_point() and not output.is_complex() for output in truth):
+            differing = max(own.differing, self._unsettled(drawn, state, training, truth))
+            tolerance = replace(tolerance, allowed=replace(tolerance.allowed, differing=min(1.0, 4 * differing)))
+        self.is_calibrated |= tolerance.calibrated
+        return Question(drawn, state, training, truth, tolerance, fp32)
+
+    def conditioned(self, question: Question) -> Question:
+        """The question with a tolerance for single elements that takes the task's condition into account: what rounding the
+        inputs does to an element is no error of an algorithm. A Fourier transform of a constant is exactly 0 by one
+        algorithm and rounding by another. The mean error over all elements keeps its limit: where a task is discontinuous,
+        this one says nothing.
+
+        It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
+        """
+        dtype = self.float_dtype
+        if dtype is None or not self.has_float64:
+            return question
+        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
+
+        def effect(noise: float) -> Distance:
+            return apart(self._oracle.truth(inputs, state, training=training, noise=noise), truth)
+
+        try:
+            rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
+            emulated_errors = self._lower(inputs, state, training, truth)
+            lower = [
+                farthest([emulated, effect(2.0**-bits)])
+                for bits, emulated in zip(lower_precisions(dtype), emulated_errors, strict=False)
+            ]
+        except OutOfDomain:
+            return question
+        if not math.isfinite(rounding.rms):
+            return question
+        before = question.tolerance
+        wider = calibrate(farthest([before.reference, rounding]), lower, dtype, self._subject.settings)
+        allowed = replace(before.allowed, worst=max(before.allowed.worst, wider.allowed.worst))
+        return replace(question, tolerance=replace(before, allowed=allowed))
+
+    def settles(
+        self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], *, training: bool
+    ) -> bool:
+        """Whether outputs that are far from the reference's are right all the same, by the truth of these very inputs.
+
+        What may lie between two answers is known from other inputs. Where few elements of an output are not zero, or
+        most of it cancels, one draw is worse conditioned than another.
+
+        Args:
+            drawn: Inputs.
+            wanted: What the reference answers.
+            outputs: What the candidate does.
+            training: Mode of both.
+        """
+        subject = self._subject
+        state = subject.weights if subject.reloads_state else self._oracle.initial_state
+        try:
+            truth = self.truth(drawn, state, training)
+            if truth is None:
+                return False
+            question = self.around(drawn, state, training, truth, wanted)
+        except OutOfDomain:
+            return False
+        found = apart(outputs, question.truth)
+        if only_worst_exceeds(found, question.tolerance.allowed):
+            question = self.conditioned(question)
+        return found.within(question.tolerance.allowed)
+
+    @property
+    def float_dtype(self) -> torch.dtype | None:
+        """Of the first output that has a rounding error; None where all are integers."""
+        return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
+
+    def _permitted(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Distance | None:
+        """The error of convolutions in TF32, where PyTorch lets the reference's use it: the same convolution may or may not,
+        by its layout or by cuDNN's choice, and neither is a fault of the candidate."""
+        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_convolutions_use_tf32
+        if not usable or self.convolves is False:
+            return None
+        try:
+            outputs = self._oracle.with_tf32_convolutions(drawn, state, training=training)
+        except OutOfDomain:
+            return None
+        self.convolves = outputs is not None
+        return None if outputs is None else apart(outputs, truth)
+
+    def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
+        """Errors of lower precisions, highest first, each computed only when asked for."""
+        dtype = self.float_dtype
+        for bits in lower_precisions(dtype) if dtype is not None else ():
+            try:
+                outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
+            except OutOfDomain:
+                return
+            yield apart(outputs, truth)
+
+    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> float:
+        """Share of integers in the output that nothing settles: which of several equal elements `topk` names, say, is
+        promised nowhere (but `argmax` promises the first)."""
+        if self._unordered is None:
+            self._unordered = not _UNORDERED.isdisjoint(self._operators())
+        if not self._unordered:
+            return 0.0
+        dtype = next((tensor.dtype for tensor in tensors_of(drawn) if tensor.is_floating_point()), None)
+        if dtype is None:
+            return 0.0
+        try:
+            moved = [
+                apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
+                for _ in range(_DISTURBANCES)
+            ]
+        except OutOfDomain:
+            return 0.0
+        return farthest(moved).differing
+
+
+def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
+    """Whether single elements are all that is too far."""
+    return not found.within(allowed) and replace(found, worst=0.0).within(allowed) and math.isfinite(found.worst)
