@@ -15,6 +15,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Judge, Settings, resolve_device
 from kernelwright.evaluation import judge as judge_module
 from kernelwright.evaluation.judge import devices_of
+from kernelwright.evaluation.subject import Subject
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 
 from .snippets import HEAD, RELU, candidate, task
@@ -573,12 +574,16 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s={}))
     monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
     monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
-    monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict: order.append("time"))
+    monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict, checked: order.append(("time", *checked)))
     monkeypatch.setattr(judge, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
     judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
     emptied = ["emptied"] if device != "cpu" else []
-    assert order == ["check", *emptied, "pause", "time", "resume", "late", "close", "close"]
+    assert order == ["check", *emptied, "pause", ("time",), "resume", "late", "close", "close"]
+    order.clear()
+    first_look = TIME.model_copy(update={"fresh_processes": False})
+    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), first_look)
+    assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
 
 
 def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
@@ -710,3 +715,17 @@ def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(
     )
     found = judge.evaluate(sparse, folded, settings=Settings.quick(threads=1, blocks=12))
     assert found.accepted, (found.reason, found.detail)
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch, thorough):
+    started = []
+    start = Subject.start
+    monkeypatch.setattr(Subject, "start", lambda self, role: started.append(role) or start(self, role))
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False, thorough=thorough)
+    found = judge.evaluate(RELU, honest(RELU), settings=settings)
+    assert found.accepted, (found.reason, found.detail)
+    assert sorted(started) == ["candidate", "reference", "reference"]
+    assert {block.process for block in found.blocks} == {0}
+    old = candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n > 14)")
+    assert not judge.evaluate(RELU, old, settings=settings).accepted, "what goes wrong with age is seen in one process, too"

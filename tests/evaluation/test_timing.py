@@ -98,6 +98,33 @@ def test_a_side_that_does_not_start_closes_the_others(error):
     assert closed == ["reference", "reference"]
 
 
+def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatch):
+    started, closed, used = [], [], []
+
+    def side(name):
+        return SimpleNamespace(close=lambda: closed.append(name))
+
+    gate = contextlib.nullcontext
+    subject = SimpleNamespace(start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate())
+
+    class Run:
+        def __init__(self, subject, bounds, sides, flush):
+            used.append(sides)
+
+        def __getattr__(self, name):
+            return lambda *given: False if name == "wants_more" else "found"
+
+    monkeypatch.setattr(timing, "_Run", Run)
+    given = {"reference": side("reference"), "candidate": side("candidate")}
+    assert timing._time_process(subject, None, None, None, 0, given) == "found"
+    assert (started, closed) == (["reference"], ["fresh"])
+    assert {name: used[0][name] for name in given} == given
+    assert set(used[0]) == set(timing._SIDES)
+    timing._time_process(subject, None, None, None, 1, {})
+    assert sorted(started[1:]) == ["candidate", "reference", "reference"]
+    assert closed == ["fresh"] * 4
+
+
 class OddSide:
     """Answers a call with the inputs, moved by `error`, or raises."""
 
@@ -360,7 +387,7 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
     seen = []
 
-    def one(subject, bounds, flush, odd, process):
+    def one(subject, bounds, flush, odd, process, given):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(
@@ -388,7 +415,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
 def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
-    def one(subject, bounds, flush, odd, process):
+    def one(subject, bounds, flush, odd, process, given):
         block = TimingBlock(
             process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
         )
@@ -415,8 +442,8 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     for speedup, processes in ((0.5, 3), (2.0, 9)):
         made = one_process(speedup)
 
-        def noisy(subject, bounds, flush, odd, process, made=made):
-            blocks, outside, seen = made(subject, bounds, flush, odd, process)
+        def noisy(subject, bounds, flush, odd, process, given, made=made):
+            blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
             latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
             return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
 

@@ -32,7 +32,8 @@ def test_a_published_folder_is_reported_or_refused(tmp_path, capsys, folder):
     if records and folder not in records:
         named = Path(said.partition("such as ")[2].rstrip("."))
         assert named in records
-    for run in sorted(records):
+    # Of a campaign with a run for each agent on each kernel, some.
+    for run in sorted(records)[:: max(1, len(records) // 8)]:
         assert report(capsys, run, tmp_path / "page.html")[0] == 0, run
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +25,7 @@ from kernelwright.evaluation.gate import DeviceGate
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.rotation import Rotated, rotate
 from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.stage import Side
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import Timing, time_candidate
 from kernelwright.evaluation.workers import REFERENCES_KEPT, Workers
@@ -213,17 +214,20 @@ class Judge:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if settings.timed:
-                sides[1].worker.pause()
                 gate.phase = "timing"
-                self._time(subject, checker.bounds, verdict)
+                if settings.fresh_processes:
+                    sides[1].worker.pause()
+                    self._time(subject, checker.bounds, verdict, {})
+                    sides[1].worker.resume()
+                else:
+                    self._time(subject, checker.bounds, verdict, dict(zip(("reference", "candidate"), sides, strict=True)))
                 gate.phase = "check"
-                sides[1].worker.resume()
             else:
                 verdict.labels.add(Label.NOT_RETIMED)
             if settings.thorough:
                 checker.late()
 
-    def _time(self, subject: Subject, bounds: Bounds, verdict: _Verdict) -> None:
+    def _time(self, subject: Subject, bounds: Bounds, verdict: _Verdict, checked: Mapping[str, Side]) -> None:
         self._progress("timing")
         verdict.checks["device_before"] = device_state(self.device)
         verdict.timing = time_candidate(
@@ -231,6 +235,7 @@ class Judge:
             bounds,
             self._flush,
             lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
+            checked,
         )
         verdict.checks["device_after"] = device_state(self.device)
         verdict.checks["clocks"] = verdict.timing.clocks

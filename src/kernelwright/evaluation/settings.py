@@ -21,6 +21,9 @@ class Settings(BaseModel):
     processes_min: int = Field(default=3, ge=1, le=64)
     """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
     processes_max: int = Field(default=6, ge=1, le=64)
+    fresh_processes: bool = True
+    """False times the first triple in the processes that were checked, which saves starting them and making a CUDA context
+    each: for a first look, such as a reward, that is measured again where it matters."""
     blocks: int = Field(default=6, ge=2, le=1000)
     """Randomised mirrored blocks per process triple, at least; each holds two calls of every side."""
     triple_s: float = Field(default=0.4, ge=0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from statistics import median
@@ -89,7 +89,11 @@ class _Samples:
 
 
 def time_candidate(
-    subject: Subject, bounds: Bounds, flush: CacheFlush, on_process: Callable[[int, int], None] | None = None
+    subject: Subject,
+    bounds: Bounds,
+    flush: CacheFlush,
+    on_process: Callable[[int, int], None] | None = None,
+    checked: Mapping[str, Side] | None = None,
 ) -> Timing:
     """Measure until the interval is narrow or the processes run out.
 
@@ -98,6 +102,7 @@ def time_candidate(
         bounds: Of its check.
         flush: Of the device in use.
         on_process: Told (finished, most) after each process triple.
+        checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
 
     Raises:
         Rejection, WorkerFailure: the candidate misbehaved while timed.
@@ -110,7 +115,7 @@ def time_candidate(
     odd = OddInputs([*subject.tolerances], settings)
     process = 0
     while True:
-        found, unseen, seen = _time_process(subject, bounds, flush, odd, process)
+        found, unseen, seen = _time_process(subject, bounds, flush, odd, process, (checked or {}) if process == 0 else {})
         process += 1
         blocks += found
         outside.append(unseen)
@@ -191,9 +196,9 @@ def is_brief(device: torch.device, latency_us: float) -> bool:
 
 
 def _time_process(
-    subject: Subject, bounds: Bounds, flush: CacheFlush, odd: OddInputs, process: int
+    subject: Subject, bounds: Bounds, flush: CacheFlush, odd: OddInputs, process: int, given: Mapping[str, Side]
 ) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
-    sides = _start(subject)
+    sides = {**_start(subject, [name for name in _SIDES if name not in given]), **given}
     try:
         run = _Run(subject, bounds, sides, flush)
         with subject.gate(shared=True):
@@ -209,19 +214,20 @@ def _time_process(
             run.verify_held()
         return run.finish(process)
     finally:
-        for side in sides.values():
-            side.close()
+        for name, side in sides.items():
+            if name not in given:
+                side.close()
 
 
-def _start(subject: Subject) -> dict[str, Side]:
-    """The three sides, started beside one another: most of a start is waiting for imports and for the driver."""
+def _start(subject: Subject, names: Sequence[str] = _SIDES) -> dict[str, Side]:
+    """Sides, started beside one another: most of a start is waiting for imports and for the driver."""
     sides: dict[str, Side] = {}
     failure: BaseException | None = None
-    with ThreadPoolExecutor(len(_SIDES)) as threads:
+    with ThreadPoolExecutor(len(names)) as threads:
         # Whoever starts first gets the first memory: draw that too.
         started = {
             threads.submit(subject.start, "reference" if name == "null" else name): name
-            for name in random.sample(_SIDES, len(_SIDES))
+            for name in random.sample(names, len(names))
         }
         for future in as_completed(started):
             try:
