@@ -28,8 +28,8 @@ class Question:
     training: bool
     truth: list[torch.Tensor]
     tolerance: Tolerance
-    fp32: Distance
-    """What would be allowed if no convolution might use TF32."""
+    uses_tf32: bool = False
+    """Whether the tolerance is that of convolutions in TF32."""
 
     @property
     def between(self) -> Distance:
@@ -115,11 +115,6 @@ class Bounds:
         dtype = self.float_dtype or torch.int64
         lower = self._lower(drawn, state, training, truth) if self.has_float64 else ()
         tolerance = calibrate(own, lower, dtype, subject.settings)
-        fp32 = tolerance.allowed
-        permitted = self._permitted(drawn, state, training, truth)
-        if permitted is not None and permitted.rms > own.rms:
-            lower = self._lower(drawn, state, training, truth)
-            tolerance = calibrate(farthest([own, permitted]), lower, dtype, subject.settings)
         if not self.has_float64 and dtype.is_floating_point:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
             loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
@@ -128,7 +123,31 @@ class Bounds:
             differing = max(own.differing, self._unsettled(drawn, state, training, truth))
             tolerance = replace(tolerance, allowed=replace(tolerance.allowed, differing=min(1.0, 4 * differing)))
         self.is_calibrated |= tolerance.calibrated
-        return Question(drawn, state, training, truth, tolerance, fp32)
+        return Question(drawn, state, training, truth, tolerance)
+
+    def permitted(self, question: Question) -> Question:
+        """The question with a tolerance for convolutions in TF32, where PyTorch lets the reference's use it: the same
+        convolution may or may not, by its layout or by cuDNN's choice, and neither is a fault of the candidate.
+
+        It costs float64 runs, so that it is asked for only when an answer is about to be rejected.
+        """
+        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_convolutions_use_tf32
+        if not usable or self.convolves is False:
+            return question
+        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
+        try:
+            outputs = self._oracle.with_tf32_convolutions(inputs, state, training=training)
+        except OutOfDomain:
+            return question
+        self.convolves = outputs is not None
+        if outputs is None:
+            return question
+        before = question.tolerance
+        error = farthest([before.reference, apart(outputs, truth)])
+        lower = self._lower(inputs, state, training, truth)
+        wider = calibrate(error, lower, torch.float32, self._subject.settings)
+        allowed = replace(farthest([before.allowed, wider.allowed]), differing=before.allowed.differing)
+        return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
     def conditioned(self, question: Question) -> Question:
         """The question with a tolerance for single elements that takes the task's condition into account: what rounding the
@@ -186,27 +205,20 @@ class Bounds:
         except OutOfDomain:
             return False
         found = apart(outputs, question.truth)
+        return found.within(self.widened(question, found).tolerance.allowed)
+
+    def widened(self, question: Question, found: Distance) -> Question:
+        """The question with what may be said for an answer that is so far from the truth."""
+        if not found.within(question.tolerance.allowed):
+            question = self.permitted(question)
         if only_worst_exceeds(found, question.tolerance.allowed):
             question = self.conditioned(question)
-        return found.within(question.tolerance.allowed)
+        return question
 
     @property
     def float_dtype(self) -> torch.dtype | None:
         """Of the first output that has a rounding error; None where all are integers."""
         return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
-
-    def _permitted(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Distance | None:
-        """The error of convolutions in TF32, where PyTorch lets the reference's use it: the same convolution may or may not,
-        by its layout or by cuDNN's choice, and neither is a fault of the candidate."""
-        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_convolutions_use_tf32
-        if not usable or self.convolves is False:
-            return None
-        try:
-            outputs = self._oracle.with_tf32_convolutions(drawn, state, training=training)
-        except OutOfDomain:
-            return None
-        self.convolves = outputs is not None
-        return None if outputs is None else apart(outputs, truth)
 
     def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
         """Errors of lower precisions, highest first, each computed only when asked for."""
