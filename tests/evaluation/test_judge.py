@@ -717,12 +717,11 @@ def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(
     assert found.accepted, (found.reason, found.detail)
 
 
-@pytest.mark.parametrize("thorough", [True, False])
-def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch, thorough):
+def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     started = []
     start = Subject.start
     monkeypatch.setattr(Subject, "start", lambda self, role: started.append(role) or start(self, role))
-    settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False, thorough=thorough)
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False)
     found = judge.evaluate(RELU, honest(RELU), settings=settings)
     assert found.accepted, (found.reason, found.detail)
     assert sorted(started) == ["candidate", "reference", "reference"]
