@@ -8,12 +8,11 @@ rollouts and examples are packed with gzip; whatever reads a run directory reads
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import shutil
 from pathlib import Path
 
 from contrastive_export import ARMS, PACKED
+from publishing import copy_plain, from_command_line, packed_bytes, write_packed
 
 WHOLE = ("summary.json", "table.md", "campaign.json", "arms.json", "hacks", "held-out/results")
 RUNS = ("sft", "self-supervised", *ARMS, "held-out", "held-out/confirmations")
@@ -23,11 +22,7 @@ LINES = ("evaluations.jsonl", "rollouts.jsonl", "examples.jsonl")
 
 def main() -> None:
     """Publish one campaign."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", type=Path)
-    parser.add_argument("target", type=Path)
-    options = parser.parse_args()
-    publish(options.campaign, options.target)
+    from_command_line(__doc__, publish)
 
 
 def publish(campaign: Path, target: Path) -> None:
@@ -43,18 +38,12 @@ def publish(campaign: Path, target: Path) -> None:
 
 
 def _publish_run(run: Path, target: Path) -> None:
-    for name in PLAIN:
-        if (run / name).exists():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(run / name, target / name)
+    copy_plain(run, target, PLAIN)
     for name in LINES:
         # Of evaluations, those that came with an earlier slice are packed already and go in front.
         packed = run / PACKED
         before = packed.read_bytes() if name == "evaluations.jsonl" and packed.exists() else b""
-        since = gzip.compress((run / name).read_bytes(), mtime=0) if (run / name).exists() else b""
-        if before or since:
-            target.mkdir(parents=True, exist_ok=True)
-            (target / f"{name}.gz").write_bytes(before + since)
+        write_packed(target, name, before + packed_bytes(run / name))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ schedules are packed with gzip; whatever reads a run directory reads them as the
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import re
 import shutil
 from pathlib import Path
+
+from publishing import copy_plain, from_command_line, packed_bytes, write_packed
 
 from kernelwright.records import RunDirectory
 
@@ -26,11 +26,7 @@ _SOURCE_PATH = re.compile(rb"/[\w.+-]+(?:/[\w.+-]+)+")
 
 def main() -> None:
     """Publish one campaign."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", type=Path)
-    parser.add_argument("target", type=Path)
-    options = parser.parse_args()
-    publish(options.campaign, options.target)
+    from_command_line(__doc__, publish)
 
 
 def publish(campaign: Path, target: Path) -> None:
@@ -51,15 +47,9 @@ def publish(campaign: Path, target: Path) -> None:
 
 def publish_run(run: Path, target: Path, is_winner: bool) -> None:
     """Write the published form of one agent's run directory."""
-    for name in PLAIN:
-        if (run / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(run / name, target / name)
+    copy_plain(run, target, PLAIN)
     for name in PACKED:
-        if (run / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            # Without a time of writing the same records are the same bytes.
-            (target / f"{name}.gz").write_bytes(gzip.compress((run / name).read_bytes(), mtime=0))
+        write_packed(target, name, packed_bytes(run / name))
     if is_winner and (run / "tuned.cubin").exists():
         (target / "tuned.cubin").write_bytes(without_paths((run / "tuned.cubin").read_bytes()))
 

@@ -274,14 +274,7 @@ class Harness:
 
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
-        skeleton, tensors = self.layouts[message["layout"]]
-        if message["seed"] is not None:
-            _manual_seed(message["seed"])
-        assert self.model is not None
-        with _no_grad():
-            self.model(*unflatten(skeleton, list(tensors)))
-            self.left_gradients_on |= torch.is_grad_enabled()
-        self.clock.settle()
+        self._call(message["layout"], message["seed"], [])
         return {}
 
     def op_series(self, message: dict[str, Any]) -> dict[str, Any]:

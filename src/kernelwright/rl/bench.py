@@ -142,8 +142,9 @@ def bench(
     }
     if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
         run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-    made = Counter(map(_key, run.evaluations()))
-    done = {_key(found) for found in run.evaluations() if made[_key(found)] > 1 or retry is None or not retry(found)}
+    recorded = list(run.evaluations())
+    made = Counter(map(_key, recorded))
+    done = {_key(found) for found in recorded if made[_key(found)] > 1 or retry is None or not retry(found)}
 
     def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
         strict = (work.settings or settings).strict_fp32

@@ -37,11 +37,15 @@ def play_sweep(schedule: Schedule, rng: random.Random, hot_share: float = 0.8) -
         How many moves were played; 0 when `_ATTEMPTS` draws changed nothing.
     """
     inside = loop_slots(schedule.kernel)
-    blocks = [block for block in schedule.kernel.blocks if _kinds(schedule, block)]
-    hot = [block for block in blocks if block.start in inside]
-    for _ in range(_ATTEMPTS if blocks else 0):
-        block = rng.choice(hot if hot and rng.random() < hot_share else blocks)
-        kinds = _kinds(schedule, block)
+    movable = set(schedule.movable_slots)
+    every, hot = [], []
+    for block in schedule.kernel.blocks:
+        if kinds := _kinds(schedule, block, movable):
+            every.append(kinds)
+            if block.start in inside:
+                hot.append(kinds)
+    for _ in range(_ATTEMPTS if every else 0):
+        kinds = rng.choice(hot if hot and rng.random() < hot_share else every)
         indices = kinds[rng.choice(sorted(kinds))]
         count = rng.randint(2, min(len(indices), _LONGEST))
         first = rng.randint(0, len(indices) - count)
@@ -51,9 +55,8 @@ def play_sweep(schedule: Schedule, rng: random.Random, hot_share: float = 0.8) -
     return 0
 
 
-def _kinds(schedule: Schedule, block: Block) -> dict[str, list[int]]:
+def _kinds(schedule: Schedule, block: Block, movable: set[int]) -> dict[str, list[int]]:
     """Return a block's movable instructions by opcode, in their present order; only opcodes that occur twice."""
-    movable = set(schedule.movable_slots)
     found: dict[str, list[int]] = {}
     for slot in range(block.start, block.stop):
         if slot in movable:

@@ -1,0 +1,39 @@
+"""What every benchmark that publishes a campaign's folder does alike."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def from_command_line(described: str | None, publish: Callable[[Path, Path], None]) -> None:
+    """Publish the campaign that the command line names into the folder that it names."""
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("campaign", type=Path)
+    parser.add_argument("target", type=Path)
+    options = parser.parse_args()
+    publish(options.campaign, options.target)
+
+
+def copy_plain(run: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy those of the files that there are."""
+    for name in names:
+        if (run / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run / name, target / name)
+
+
+def packed_bytes(path: Path) -> bytes:
+    """A file packed with gzip; nothing where there is none."""
+    # Without a time of writing the same records are the same bytes.
+    return gzip.compress(path.read_bytes(), mtime=0) if path.exists() else b""
+
+
+def write_packed(target: Path, name: str, data: bytes) -> None:
+    """Write what is packed already under a packed file's name; an empty one is not written."""
+    if data:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / f"{name}.gz").write_bytes(data)
