@@ -2,10 +2,11 @@
 
     python benchmarks/cuda_l1_release.py h100.json RUN_DIR --seconds 440 --publish OUT_DIR
 
-On several GPUs baselines are measured on the last one while candidates are judged on the others, and then on all, so that a
-run that is cut short has both of the first tasks. The order is fixed and mixed: levels 1 and 2 first, then level 3, whose
-compilations take minutes, then what compiles in every process. What was broken off, and what others on the machine may have
-caused (no memory left, no time to build), is done once more at the end with few at once.
+On several GPUs baselines are measured on the last one while candidates are judged on the others, and whoever is done helps
+the others, so that a run that is cut short has both of the first tasks. The order is fixed and mixed: levels 1 and 2 first,
+then level 3, whose compilations take minutes, then what compiles in every process, and tasks without a candidate last. What
+was broken off, and what others on the machine may have caused (no memory left, no time to build), is done once more at the
+end with few at once.
 
 The same command goes on where it stopped, on another machine as well once RUN_DIR is there; `calls.json` says which machine
 went on when. The tables are over the tasks whose candidate has been judged, and say how many those are.
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no evaluation after this long")
     parser.add_argument("--judges", type=int, default=8, help="candidates at once on each device")
-    parser.add_argument("--rotations", type=int, default=10, help="tasks whose baselines compile at once on each device")
+    parser.add_argument("--rotations", type=int, default=8, help="tasks whose baselines compile at once on each device")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--baselines", default=",".join(ALL_BASELINES))
     parser.add_argument("--limit", type=int, help="only the first tasks")
@@ -111,11 +112,11 @@ def main() -> None:
     print((options.run / "table.md").read_text())
 
 
-def _turn(entry: SuiteEntry) -> tuple[bool, bool, str]:
+def _turn(entry: SuiteEntry) -> tuple[bool, bool, bool, str]:
     """Long ones last; tasks of one kind, which need much memory at the same time, are not neighbours."""
     source = "" if entry.candidate is None else entry.candidate.source
     compiles = re.search(r"torch\.compile|import triton", source) is not None
-    return compiles, entry.level == 3, hashlib.sha256(entry.task.id.encode()).hexdigest()
+    return entry.candidate is None, compiles, entry.level == 3, hashlib.sha256(entry.task.id.encode()).hexdigest()
 
 
 def _others_may_be_to_blame(found: Evaluation) -> bool:

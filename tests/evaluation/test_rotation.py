@@ -88,7 +88,7 @@ def test_brief_calls_of_every_side_are_repeated_on_a_gpu(shared_judge: Judge, mo
     rounds = 2 * (SETTINGS.warmup_calls + SETTINGS.blocks)
     # Of the first input it is not known yet how long it takes.
     assert len(warmed) >= 2 * (rounds - 1)
-    assert set(warmed) == {"reference", "candidate"}
+    assert set(warmed) == {"reference", "baseline"}
 
 
 def test_nothing_is_left_when_all_fail(shared_judge: Judge):

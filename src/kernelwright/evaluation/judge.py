@@ -28,7 +28,7 @@ from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Side
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import Timing, time_candidate
-from kernelwright.evaluation.workers import REFERENCES_KEPT, Workers
+from kernelwright.evaluation.workers import KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.tasks import LiveTask, bring_to_life
@@ -86,7 +86,7 @@ class Judge:
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self._zygote = Zygote()
-        self._workers = Workers(self._zygote, keep=REFERENCES_KEPT if self.device.type == "cuda" else 0)
+        self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         self._flush = CacheFlush(self.device)
         self._live: dict[str, LiveTask] = {}
@@ -140,7 +140,8 @@ class Judge:
 
         Args:
             task: What they wrap.
-            baselines: At least one, from a trusted policy.
+            baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
+                process that has served one of them may serve another.
             settings: Other than the judge's own; one process of each side answers `blocks` rounds.
 
         Raises:
@@ -159,7 +160,7 @@ class Judge:
                 directory,
                 DeviceGate(self.device),
             )
-            found = rotate(subject, {baseline.sha256: baseline.source for baseline in baselines}, self._flush)
+            found = rotate(subject, baselines, self._flush)
         records = []
         for baseline in baselines:
             one = found[baseline.sha256]

@@ -62,7 +62,7 @@ class WorkerSpec:
     """What a worker is to run and in what."""
 
     role: str
-    """`reference` (trusted, but behind the same walls) or `candidate`."""
+    """`reference` (trusted, but behind the same walls), `baseline` (this package's own wrapper around it) or `candidate`."""
     source: str
     class_name: str
     device: str
@@ -72,6 +72,8 @@ class WorkerSpec:
     """Compiler caches, shared by the fresh processes of one candidate so that each is compiled once. Inputs never
     repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
     arena_bytes: dict[str, int]
+    kept_as: str | None = None
+    """What kind of process it is to those that may take it over from one task to the next; None for one that nobody may."""
 
 
 class Worker:
@@ -120,12 +122,12 @@ class Worker:
     def _files(self) -> list[int]:
         return [handle for arena in self.arenas.values() for handle in arena.files]
 
-    def fits(self, settings: Settings) -> bool:
-        """Whether the process is what these settings would start."""
-        return _of_the_process(settings) == _of_the_process(self._settings)
+    def fits(self, spec: WorkerSpec, settings: Settings) -> bool:
+        """Whether the process is of the kind wanted, and what these settings would start."""
+        return spec.kept_as == self.spec.kept_as and _of_the_process(settings) == _of_the_process(self._settings)
 
     def forget(self) -> bool:
-        """Let a trusted worker drop its module and its memory, to `adopt` another later.
+        """Let a trusted worker drop its module and its memory, to `adopt` another of its kind later.
 
         Returns:
             Whether it may: it lives, and its module has left no trace in the process.

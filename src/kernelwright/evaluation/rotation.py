@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -21,7 +21,7 @@ from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import BLOCKS_MAX, is_brief, log_ratios
-from kernelwright.records import Reason, TimingBlock
+from kernelwright.records import Candidate, Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
@@ -40,17 +40,17 @@ class Rotated:
     blocks: tuple[TimingBlock, ...]
 
 
-def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
+def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
     """Measure modules that wrap the task's own.
 
     Args:
         subject: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
             short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
-        sources: Text of a module with `ModelNew` for each baseline.
+        baselines: Modules with `ModelNew`, from a trusted policy.
         flush: Empties the caches.
 
     Returns:
-        For each baseline its latencies, or why there are none.
+        By each baseline's hash its latencies, or why there are none.
 
     Raises:
         TaskError: the reference failed.
@@ -59,8 +59,8 @@ def rotate(subject: Subject, sources: Mapping[str, str], flush: Callable[[], flo
     reference = subject.start("reference")
     sides: dict[str, Side] = {}
     try:
-        with ThreadPoolExecutor(max(1, len(sources))) as threads:
-            starts = {name: threads.submit(subject.start_wrapper, source) for name, source in sources.items()}
+        with ThreadPoolExecutor(max(1, len(baselines))) as threads:
+            starts = {baseline.sha256: threads.submit(subject.start_baseline, baseline) for baseline in baselines}
             for name, start in starts.items():
                 try:
                     sides[name] = start.result()

@@ -92,6 +92,7 @@ class Side:
         device: torch.device,
         directory: Path,
         build: Path,
+        kept_as: str | None = None,
     ) -> None:
         self.role = role
         self._settings = settings
@@ -109,6 +110,7 @@ class Side:
                 "outputs": shapes.series_calls * shapes.output_bytes,
                 "state": shapes.state_bytes,
             },
+            kept_as=kept_as,
         )
         self._workers = workers
         self.worker = workers.start(spec, settings)
@@ -275,7 +277,7 @@ class Side:
         try:
             return ask()
         except WorkerFailure as failure:
-            if self.role == "candidate":
+            if self.role != "reference":
                 raise
             if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(

@@ -163,14 +163,14 @@ class Subject:
             TaskError: the reference could not.
         """
         if role == "candidate":
-            return self._start(role, self.candidate.source, "ModelNew", "candidate")
-        return self._start(role, self.live.task.source, "Model", "reference")
+            return self._start(role, self.candidate.source, "ModelNew")
+        return self._start(role, self.live.task.source, "Model", kept_as="reference")
 
-    def start_wrapper(self, source: str) -> Side:
-        """As `start`, of another module in the candidate's place, whose compiler's caches are its own."""
-        return self._start("candidate", source, "ModelNew", sha256_of(source)[:12])
+    def start_baseline(self, baseline: Candidate) -> Side:
+        """As `start`, of a trusted wrapper around the reference in the candidate's place."""
+        return self._start("baseline", baseline.source, "ModelNew", kept_as="-".join(baseline.techniques) or None)
 
-    def _start(self, role: str, source: str, class_name: str, build: str) -> Side:
+    def _start(self, role: str, source: str, class_name: str, kept_as: str | None = None) -> Side:
         side = Side(
             self.workers,
             self.settings,
@@ -180,11 +180,12 @@ class Subject:
             directory=self.directory,
             source=source,
             class_name=class_name,
-            build=self.directory / f"build-{build}",
+            build=self.directory / f"build-{sha256_of(kept_as or source)[:12]}",
+            kept_as=kept_as,
         )
         try:
             interface = side.build(self.arguments, self.build_seed)
-            if role == "candidate":
+            if role != "reference":
                 self._check_interface(interface)
             if self.reloads_state and self.oracle.initial_state:
                 side.load_state(self.weights)

@@ -38,6 +38,9 @@ _DisableTorchFunction = torch._C.DisableTorchFunction
 _no_grad = torch.no_grad
 _type = type
 
+_LEFT_BYTES_MAX = 256 << 20
+"""Of the device's memory in a process that has forgotten its module: libraries' workspaces are tens of MiB. Our choice."""
+
 
 class _HostClock:
     """Brackets a call with the monotonic clock."""
@@ -253,15 +256,19 @@ class Harness:
 
     def op_inspect(self, message: dict[str, Any]) -> dict[str, Any]:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
-        now = library_functions()
-        patched = sorted(
-            name
-            for name, identity in self.functions.items()
-            if now.get(name) != identity and not (name in WRAPPED_BY_COMPILE and "torch._dynamo" in sys.modules)
-        )
         after = global_state()
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
-        return {"before": self.before, "after": after, "patched": patched[:20], **self.interface()}
+        return {"before": self.before, "after": after, "patched": self.patched()[:20], **self.interface()}
+
+    def patched(self) -> list[str]:
+        """Functions of libraries that are no longer what they were, beside those that torch.compile replaces."""
+        now = library_functions()
+        compiles = "torch._dynamo" in sys.modules
+        return sorted(
+            name
+            for name, identity in self.functions.items()
+            if now.get(name) != identity and not (compiles and name in WRAPPED_BY_COMPILE)
+        )
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
@@ -305,18 +312,22 @@ class Harness:
 
     def forget(self) -> bool:
         """Let go of the module and of all memory; returns whether it left the process as it found it."""
-        clean = global_state() == self.before and library_functions() == self.functions
+        unchanged = global_state() == self.before and not self.patched()
+        unchanged = unchanged and library_functions().keys() == self.functions.keys()
         self.model = None
         sys.modules.pop(self.config["role"], None)
         for views in (self.layouts, self.regions, self.held, self.lingering):
             views.clear()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # what is compiled, and the memory of its graphs
         gc.collect()
         for memory in self.memory.values():
             close_arena(memory)
         self.memory.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return clean
+        if self.device.type != "cuda":
+            return unchanged
+        torch.cuda.empty_cache()
+        return unchanged and torch.cuda.memory_reserved(self.device) <= _LEFT_BYTES_MAX
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of PyTorch's operators that one call runs, views and allocations left out."""

@@ -2,8 +2,9 @@
 
 On a GPU a fresh process is dear: its context takes about a second to make, under a lock of the driver that all processes of
 the machine share (measured on H200s: 0.7 s alone, 4 s each when twelve start at once, on one GPU or on four). Most processes
-of an evaluation run the reference, which is trusted. There they are kept: each forgets its module, gives back all its
-memory and later builds another module anew, so that memory is laid out afresh each time. A candidate's process never is.
+of an evaluation run the reference, which is trusted, or one of the baselines around it. There they are kept: each forgets
+its module, gives back all its memory and later builds another module anew, so that memory is laid out afresh each time.
+Each baseline has a process of its own, whose compiler is as good as new for each task. A candidate's process is never kept.
 
 On a processor a fork costs milliseconds, and every process is fresh.
 """
@@ -20,8 +21,8 @@ from kernelwright.evaluation.process import Worker, WorkerFailure, WorkerSpec
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.zygote import Zygote
 
-REFERENCES_KEPT = 3
-"""One for the checks and two for timing: what one evaluation uses at the same time."""
+KEPT = 3
+"""Of each kind. One for the checks and two for timing: what one evaluation uses at the same time."""
 
 
 class Workers:
@@ -29,7 +30,7 @@ class Workers:
 
     Args:
         zygote: Forks them.
-        keep: How many of the reference's workers may wait for another task.
+        keep: How many trusted workers of one kind may wait for another task.
     """
 
     def __init__(self, zygote: Zygote, keep: int) -> None:
@@ -44,12 +45,12 @@ class Workers:
 
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
         """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
-        if not self._keep or spec.role != "reference":
+        if not self._keep or spec.kept_as is None:
             return Worker(self._zygote, spec, settings)
         with self._lock:
             if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-references-"))
-            spec = replace(spec, directory=self._directory, build=self._directory / "build")
+                self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-kept-"))
+            spec = replace(spec, directory=self._directory, build=self._directory / spec.build.name)
         worker = self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
         with self._lock:
             self._kept.append(worker)
@@ -57,7 +58,7 @@ class Workers:
 
     def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
         with self._lock:
-            fitting = [worker for worker in self._waiting if worker.fits(settings)]
+            fitting = [worker for worker in self._waiting if worker.fits(spec, settings)]
             if not fitting:
                 return None
             self._waiting.remove(fitting[0])
@@ -71,7 +72,8 @@ class Workers:
     def stop(self, worker: Worker) -> None:
         """End a worker, or keep it if it may be."""
         with self._lock:
-            keep = worker in self._kept and len(self._waiting) < self._keep
+            alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
+            keep = worker in self._kept and alike < self._keep
             if worker in self._kept:
                 self._kept.remove(worker)
         if keep and worker.forget():

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
@@ -28,6 +28,8 @@ from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
+
+W = TypeVar("W")
 
 _CORES_WORTH_SHARING = 4
 """With fewer for each device, sharing costs more than it protects. Our choice."""
@@ -100,7 +102,8 @@ def bench(
         baselines_per_device: Tasks whose baselines are measured at once on each device; by default `per_device`. Their
             compilers work while nobody measures on the device, so that a few tasks more than candidates keep it busy.
         baselines_beside: On several devices, measure baselines on the last of them while candidates are judged on the
-            others, and then on all: a run that is cut short has both of the first tasks. With judges on this machine only.
+            others; whoever is done helps the others. A run that is cut short has both of the first tasks. With judges on
+            this machine only.
         retry: Whether an earlier evaluation is to be made once more, whereupon the later one counts: where others on the
             machine may be to blame for its rejection.
 
@@ -177,14 +180,14 @@ def bench(
     def stop() -> bool:
         return broken_off.is_set() or (deadline is not None and deadline())
 
+    jobs_left, turns_left = _Shared(owed), _Shared(turns)
+
     def judge(pool: Evaluator) -> None:
-        for job, outcome in pool.evaluate(owed, stop=stop):
+        for job, outcome in pool.evaluate(jobs_left, stop=stop):
             keep(job.task, "candidate", outcome)
 
-    left = _Shared(turns)
-
     def measure(pool: RotatingEvaluator) -> None:
-        for rotation, found in pool.rotate(left, stop=stop):
+        for rotation, found in pool.rotate(turns_left, stop=stop):
             for index, baseline in enumerate(rotation.baselines):
                 outcome = found if isinstance(found, KernelwrightError) else found[index]
                 keep(rotation.task, baseline.techniques[0], outcome)
@@ -197,13 +200,25 @@ def bench(
         if isinstance(evaluator, RotatingEvaluator):
             measure(evaluator)
     elif baselines_beside and len(devices) > 1:
-        with ThreadPoolExecutor(1) as thread, JudgePool(devices[-1:], settings, turns_count, cores) as last:
-            beside = thread.submit(measure, last)
+
+
+        def judge_on(devices: Sequence[str]) -> None:
+            with JudgePool(devices, settings, count, cores) as pool:
+                judge(pool)
+
+        def measure_on(devices: Sequence[str]) -> None:
+            with JudgePool(devices, settings, turns_count, cores) as pool:
+                measure(pool)
+
+        def measure_then_judge(devices: Sequence[str]) -> None:
+            measure_on(devices)
+            judge_on(devices)
+
+        with ThreadPoolExecutor(1) as thread:
+            beside = thread.submit(measure_then_judge, devices[-1:])
             try:
-                with JudgePool(devices[:-1], settings, count, cores) as pool:
-                    judge(pool)
-                with JudgePool(devices[:-1], settings, turns_count, cores) as pool:
-                    measure(pool)
+                judge_on(devices[:-1])
+                measure_on(devices[:-1])
                 beside.result()
             except BaseException:
                 broken_off.set()
@@ -228,14 +243,14 @@ def _cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
     return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
-class _Shared(Iterator[Rotation]):
+class _Shared(Iterator[W]):
     """Work that several pools take from."""
 
-    def __init__(self, work: Iterable[Rotation]) -> None:
+    def __init__(self, work: Iterable[W]) -> None:
         self._work = iter(work)
         self._lock = threading.Lock()
 
-    def __next__(self) -> Rotation:
+    def __next__(self) -> W:
         with self._lock:
             return next(self._work)
 
