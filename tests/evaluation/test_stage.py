@@ -90,28 +90,38 @@ def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, 
     assert [one for one in order if one != "layout"] == [*waited, op]
 
 
-def test_the_latest_call_is_repeated_and_its_idle_time_counted(tmp_path):
-    asked = []
+def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_time_counted(tmp_path):
+    asked, others = [], [[torch.full((4,), value)] for value in (1.0, 2.0, 3.0)]
     one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
     clocks = CallClocks(1.0, 2.0, 3.0, 4.0)
 
+    def lying():
+        memory = one.worker.arenas["inputs"].memory.view(torch.float32)
+        return {value for value in (1.0, 2.0, 3.0) if (memory == value).any()}
+
     def call(layout, limit, *, seed, hold):
-        asked.append(("call", layout, seed))
+        asked.append(("call", seed, lying()))
         return ANSWER, clocks
 
-    def repeat(layout, limit, *, seed):
-        asked.append(("repeat", layout, seed))
+    def repeat(layout, limit, *, seed, calls):
+        asked.append(("repeat", seed, calls, lying()))
         return CallClocks(0.0, 9.0, 9.0, 100.0)
 
     one.worker.call, one.worker.repeat = call, repeat
-    one.warm_host()
-    assert asked == [], "there is nothing to repeat yet"
-    layout = one.place(INPUTS, 1)
-    assert one.call(layout, seed=7).clocks.idle_us == 4.0
-    one.warm_host()
-    assert one.call(one.place(INPUTS, 0), seed=8).clocks.idle_us == 104.0
-    assert one.call(one.place(INPUTS, 0), seed=9).clocks.idle_us == 4.0
-    assert asked == [("call", 0, 7), ("repeat", 0, 7), ("call", 1, 8), ("call", 1, 9)]
+
+    def flush():
+        return asked.append("flush") or 0.0
+
+    assert one.timed_call(others[0], flush, seed=7, repeats=3).clocks.idle_us == 4.0
+    assert asked == ["flush", ("call", 7, {1.0})], "there is nothing to repeat yet"
+    asked.clear()
+    assert one.timed_call(others[1], flush, seed=8, repeats=3).clocks.idle_us == 104.0
+    (what, seed, calls, seen), *after = asked
+    assert (what, seed, calls, seen) == ("repeat", 7, 3, {1.0}), "new inputs are not there yet"
+    assert after[0] == "flush"
+    assert 2.0 in after[1][2]
+    assert one.timed_call(others[2], flush, seed=9).clocks.idle_us == 4.0
+    asked.clear()
     one.series([INPUTS, INPUTS], [None, None])
-    one.warm_host()
-    assert len(asked) == 4, "inputs of the latest call may be gone"
+    one.timed_call(others[0], flush, seed=1, repeats=3)
+    assert [entry[0] for entry in asked] == ["f", "call"], "inputs of the latest call may be gone"

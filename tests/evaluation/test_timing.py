@@ -186,41 +186,33 @@ class WarmedSide(OddSide):
         super().__init__()
         self.story, self.name, self.latency_us = story, name, latency_us
 
-    def warm_host(self):
-        self.story.append(("warm", self.name))
-
-    def place(self, inputs, slot):
-        self.story.append(("place", self.name))
-        return super().place(inputs, slot)
-
-    def call(self, layout, *, seed, hold):
-        self.story.append(("call", self.name))
-        answer = super().call(layout, seed=seed)
+    def timed_call(self, inputs, flush, *, seed, hold, repeats):
+        self.story.append((self.name, repeats))
+        answer = super().call(super().place(inputs, 0), seed=seed)
         answer.clocks = CallClocks(self.latency_us, self.latency_us, 0.0, 0.0)
         return answer
 
 
 @pytest.mark.parametrize(
-    ("device", "latency_us", "warmed"), [("cuda", 50.0, True), ("cuda", 5000.0, False), ("cpu", 50.0, False)]
+    ("device", "latency_us", "repeats"), [("cuda", 50.0, 3), ("cuda", 1500.0, 2), ("cuda", 5000.0, 0), ("cpu", 50.0, 0)]
 )
-def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(monkeypatch, device, latency_us, warmed):
+def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, latency_us, repeats):
     subject, story = FakeSubject(torch.device(device)), []
     subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
     sides = {name: WarmedSide(story, name, latency_us) for name in timing._SIDES}
-    run = timing._Run(subject, UNSETTLED, sides, lambda: story.append(("flush", "")) or 0.0)
+    run = timing._Run(subject, UNSETTLED, sides, lambda: 0.0)
     run._compare = lambda reference, candidate, inputs: None
     names = list(timing._SIDES)
     run._round(names, hold=False, keep=False)
-    assert ("warm", "reference") not in story, "how long a call takes is not known yet"
+    assert story == [(name, 0) for name in names], "how long a call takes is not known yet"
     story.clear()
     run._round(names, hold=False, keep=True)
-    each = ["place", "flush", "call", "flush"]
-    assert [what for what, _ in story] == [*(["warm"] if warmed else []), *each] * 3
+    assert story == [(name, repeats) for name in names]
 
 
 def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
     monkeypatch.setattr(timing, "_WARMED", ("cpu",))
-    monkeypatch.setattr(timing, "_BRIEF_US", math.inf)
+    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
     same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
     found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
     assert found.accepted, found.detail

@@ -153,12 +153,12 @@ def test_a_call_leaves_its_output_in_the_arena_and_its_form_in_the_answer(bench)
 
 def test_a_repeated_call_leaves_nothing_behind_but_what_the_module_keeps(bench):
     bench.ready()
-    answer = bench.harness.op_repeat({"layout": 0, "seed": 3})
+    answer = bench.harness.op_repeat({"layout": 0, "seed": 3, "calls": 2})
     assert answer == {}
     assert torch.isnan(bench.output()).all()
-    assert bench.harness.model.count.item() == 1
+    assert bench.harness.model.count.item() == 2
     assert torch.initial_seed() == 3
-    bench.harness.op_repeat({"layout": 0, "seed": None})
+    bench.harness.op_repeat({"layout": 0, "seed": None, "calls": 1})
     assert torch.initial_seed() == 3
 
 

@@ -162,9 +162,9 @@ class Worker:
         """One call of the module on inputs that lie in its arena; raises as `request`."""
         return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
 
-    def repeat(self, layout: int, timeout_s: float, *, seed: int | None) -> CallClocks:
-        """One call whose result nobody looks at; raises as `request`."""
-        return self._exchange("repeat", timeout_s, {"layout": layout, "seed": seed})[1]
+    def repeat(self, layout: int, timeout_s: float, *, seed: int | None, calls: int) -> CallClocks:
+        """Calls whose results nobody looks at; raises as `request`."""
+        return self._exchange("repeat", timeout_s * calls, {"layout": layout, "seed": seed, "calls": calls})[1]
 
     def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
         """Several calls under one request; the clocks are of all of them together. Raises as `request`."""

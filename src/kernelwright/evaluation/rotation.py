@@ -20,7 +20,7 @@ from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.evaluation.timing import BLOCKS_MAX, is_brief, log_ratios
+from kernelwright.evaluation.timing import BLOCKS_MAX, log_ratios, repeats_before
 from kernelwright.records import Candidate, Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -134,17 +134,13 @@ class _Rotation:
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        warms = is_brief(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._latency_us)
         for name in order:
             if name in self._failures:
                 continue
             side = self._sides[name] if name else self._reference
             try:
-                if warms:
-                    side.warm_host()
-                layout = side.place(inputs, slot=random.randrange(2))
-                self._flush()
-                answers[name] = side.call(layout, seed=seed)
+                answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
             except WorkerFailure as failure:
                 self._failures[name] = failure
         self._latency_us = answers[""].clocks.inner_us

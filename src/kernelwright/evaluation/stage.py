@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,16 @@ class Answer:
     inputs_intact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where inputs are to lie."""
+
+    layout: int
+    slot: int
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    """A view of the arena, and what belongs there."""
+
+
 class Side:
     """The reference, the candidate, or the second reference of an A/A comparison."""
 
@@ -121,6 +132,7 @@ class Side:
         self._idle_us = 0.0
         """Of the processor, between the latest call and what was asked since then."""
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        """By slot."""
 
     def build(self, arguments: Any, seed: int) -> Built:
         """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
@@ -168,11 +180,13 @@ class Side:
 
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
-        layout = self._write(inputs, slot)
+        placement = self._prepare(inputs, slot)
+        self._write(placement)
         self.worker.arenas["outputs"].poison()
-        return layout
+        return placement.layout
 
-    def _write(self, inputs: list[Any], slot: int) -> int:
+    def _prepare(self, inputs: list[Any], slot: int) -> _Placement:
+        """All of placing inputs but the writing, which a worker may not see too early."""
         skeleton, tensors = flatten(inputs)
         laid_out = [_without_overlap(tensor) for tensor in tensors]
         specs, size = plan(laid_out)
@@ -188,10 +202,29 @@ class Side:
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
         views = [spec.view(memory) for spec in placed]
-        for view, tensor in zip(views, laid_out, strict=True):
+        return _Placement(self._layouts[key], slot, list(zip(views, laid_out, strict=True)))
+
+    def _write(self, placement: _Placement) -> None:
+        for view, tensor in placement.pairs:
             view.copy_(tensor)
-        self._placed[slot] = list(zip(views, laid_out, strict=True))
-        return self._layouts[key]
+        self._placed[placement.slot] = placement.pairs
+
+    def timed_call(
+        self, inputs: list[Any], flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int = 0
+    ) -> Answer:
+        """One call on fresh inputs with cold caches of the device, and a host as warm as repeating the latest call makes it.
+
+        A process that has slept takes two to four times as long to launch the same kernels as in a program that calls again
+        and again, and half of that after a fifth of a millisecond. So nothing lies between the repetitions and the call that
+        could be done before them; the inputs are written in between, where nobody has seen them while repeating.
+        """
+        placement = self._prepare(inputs, random.randrange(SLOTS))
+        if repeats:
+            self._repeat(repeats)
+        self._write(placement)
+        self.worker.arenas["outputs"].poison()
+        flush()
+        return self.call(placement.layout, seed=seed, hold=hold)
 
     def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts."""
@@ -203,22 +236,25 @@ class Side:
         described = self._parsed(Described, answer)
         return Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
 
-    def warm_host(self) -> None:
-        """Repeat the latest call, on inputs that lie there still, so that the host's part of the next one is as fast as in a
-        program that calls again and again. A process that has slept takes twice as long to launch the same kernels.
+    def _repeat(self, calls: int) -> None:
+        """The latest call again, on inputs that lie there still.
 
-        Its result is not looked at: whoever does work here that belongs to the next call is slower in a series, where none
-        is repeated.
+        The results are not looked at: whoever does work here that belongs to the next call is slower in a series, where
+        none is repeated.
         """
         if self._latest is None:
             return
         layout, seed = self._latest
-        clocks = self._guarded(lambda: self.worker.repeat(layout, self._settings.run_limit_s, seed=seed))
+        clocks = self._guarded(lambda: self.worker.repeat(layout, self._settings.run_limit_s, seed=seed, calls=calls))
         self._idle_us += clocks.idle_us
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
         """Calls on at most `Shapes.series_calls` inputs under one request; each answer carries the clocks of all."""
-        layouts = [self._write(inputs, slot) for slot, inputs in enumerate(draws)]
+        layouts = []
+        for slot, inputs in enumerate(draws):
+            placement = self._prepare(inputs, slot)
+            self._write(placement)
+            layouts.append(placement.layout)
         self.worker.arenas["outputs"].poison()
         self._settle()
         limit = self._settings.run_limit_s * len(draws)

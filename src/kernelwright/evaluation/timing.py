@@ -47,8 +47,9 @@ _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
 """Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
 _SERIES_US = 2000.0
 _SERIES_SHARE = 0.9
-_WARMED, _BRIEF_US = ("cuda",), 2000.0
-"""Of longer calls the host's part is too small for its warmth to matter."""
+_WARMED, _BRIEF_US, _REPEATS_MAX = ("cuda",), 2000.0, 3
+"""Of longer calls the host's part is too small for its warmth to matter. After three calls a host launches kernels as fast
+as in a loop, after one not quite (`docs/log.md`)."""
 _PROCESSES_TO_BE_SURE = 3
 _WATCHED_ROUNDS = 2
 """On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
@@ -187,12 +188,14 @@ def log_ratios(blocks: list[TimingBlock], *, null: bool = False) -> list[list[fl
     return list(processes.values())
 
 
-def is_brief(device: torch.device, latency_us: float) -> bool:
-    """Whether the host's part of a call is much of it, so that the host is warmed up before it is timed.
+def repeats_before(device: torch.device, latency_us: float) -> int:
+    """How many calls warm up the host before one is timed: where the host's part is much of a call.
 
     On a processor a call is the host's alone, and nothing else runs on its core meanwhile.
     """
-    return device.type in _WARMED and latency_us < _BRIEF_US
+    if device.type not in _WARMED or latency_us >= _BRIEF_US:
+        return 0
+    return min(_REPEATS_MAX, math.ceil(_BRIEF_US / max(latency_us, 1.0)))
 
 
 def _time_process(
@@ -333,14 +336,10 @@ class _Run:
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        warms = is_brief(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._latency_us)
         for name in order:
-            side = self._sides[name]
-            if warms:
-                side.warm_host()
-            layout = side.place(inputs, slot=random.randrange(2))
-            self._flush()
-            answer = side.call(layout, seed=seed, hold=hold)  # all sides: it changes how the heap is reused
+            # Held on all sides: it changes how the heap is reused.
+            answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
             quiet_us = self._flush()
             answers[name] = answer
             self._samples[name].idle_us.append(answer.clocks.idle_us)

@@ -280,8 +280,9 @@ class Harness:
         return {"inner_us": self.clock.elapsed_us(), **described}
 
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One call that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
-        self._call(message["layout"], message["seed"], [])
+        """Calls that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
+        for _ in range(message["calls"]):
+            self._call(message["layout"], message["seed"], [])
         return {}
 
     def op_series(self, message: dict[str, Any]) -> dict[str, Any]:
