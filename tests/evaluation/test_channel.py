@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -196,3 +197,16 @@ def test_files_for_a_side_that_is_gone_are_a_closed_channel(ends):
     theirs.close()
     with pytest.raises(ChannelClosed):
         ours.send_files([0])
+
+
+def test_watching_ends_with_a_message_or_with_its_time(ends, monkeypatch):
+    ours, theirs = ends
+    now = iter([0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0])
+    monkeypatch.setattr("kernelwright.evaluation.channel.time", SimpleNamespace(monotonic=lambda: next(now)))
+    ours.watch(2.5)
+    assert next(now) == 0.0, "nothing came"
+    theirs.send({"a": 1})
+    now = iter([0.0, 1.0])
+    ours.watch(2.5)
+    assert list(now) == []
+    assert ours.receive() == {"a": 1}

@@ -514,6 +514,15 @@ def test_every_request_gets_one_answer_with_its_nonce(config):
     assert answers[3] == {"nonce": "3"}
 
 
+def test_after_calls_that_warm_up_the_next_request_finds_the_process_awake(config, monkeypatch):
+    story = []
+    monkeypatch.setattr(Channel, "watch", lambda self, limit_s: story.append("awake"))
+    monkeypatch.setattr(Harness, "op_repeat", lambda self, message: story.append("repeat") or {})
+    monkeypatch.setattr(Harness, "op_release", lambda self, message: story.append("release") or {})
+    conversation(config, [], {"op": "release"}, {"op": "repeat"}, {"op": "release"})
+    assert story == ["release", "repeat", "awake", "release"]
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [

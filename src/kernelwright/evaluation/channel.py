@@ -68,6 +68,12 @@ class Channel:
         """The next message, decoded. Raises as `receive_encoded`."""
         return decode(self.receive_encoded(deadline))
 
+    def watch(self, limit_s: float) -> None:
+        """Wait until something arrives, or for so long, without giving the processor's core away."""
+        end_s = time.monotonic() + limit_s
+        while time.monotonic() < end_s and not self.pending():
+            pass
+
     def _read(self, length: int, deadline: float | None) -> bytes:
         chunks = []
         while length:

@@ -38,6 +38,8 @@ _DisableTorchFunction = torch._C.DisableTorchFunction
 _no_grad = torch.no_grad
 _type = type
 
+_AWAKE_S = 2e-3
+"""After calls that warm the host up a worker waits for the next request without sleeping, for so long at most."""
 _LEFT_BYTES_MAX = 256 << 20
 """Of the device's memory in a process that has forgotten its module: libraries' workspaces are tens of MiB. Our choice."""
 
@@ -481,6 +483,8 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
             channel.send(answer)
         except ChannelClosed:
             return
+        if message["op"] == "repeat":
+            channel.watch(_AWAKE_S)
 
 
 def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
