@@ -28,6 +28,7 @@ from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Side
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import Timing, time_candidate
+from kernelwright.evaluation.timing_core import timing_core
 from kernelwright.evaluation.workers import KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
@@ -82,10 +83,11 @@ class Judge:
 
     def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
         self.device = resolve_device(device)
+        self._core = timing_core(self.device)
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
-        self._zygote = Zygote()
+        self._zygote = Zygote(off=self._core)
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         self._flush = CacheFlush(self.device)
@@ -159,6 +161,7 @@ class Judge:
                 self._workers,
                 directory,
                 DeviceGate(self.device),
+                self._core,
             )
             found = rotate(subject, baselines, self._flush)
         records = []
@@ -199,7 +202,7 @@ class Judge:
             raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
         gate = DeviceGate(self.device)
         verdict.checks["device_s"] = gate.held_s
-        subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate)
+        subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate, self._core)
         subject.checks, subject.labels = verdict.checks, verdict.labels
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")

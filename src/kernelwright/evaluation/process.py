@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -9,6 +10,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +231,13 @@ class Worker:
                 except OSError:
                     continue  # it ended while we looked
         return total
+
+    def run_on(self, cores: Iterable[int]) -> None:
+        """Keep every thread of the worker on these cores."""
+        for pid in session_members(self.pid):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), cores)
 
     def keep_still(self) -> None:
         """From now on nothing of the worker runs but while it is being asked: inputs lie in its memory before a call

@@ -21,6 +21,7 @@ from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.statistics import Interval, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import BLOCKS_MAX, log_ratios, repeats_before
+from kernelwright.evaluation.timing_core import on_core
 from kernelwright.records import Candidate, Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -69,7 +70,7 @@ def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[],
         rotation = _Rotation(subject, reference, sides, found, flush)
         with subject.gate(shared=True):
             rotation.first_calls()
-        with subject.gate():
+        with on_core(subject.core, (side.worker for side in (reference, *sides.values()))), subject.gate():
             for _ in range(subject.settings.warmup_calls):
                 rotation.round(keep=False)
             start_s, done, long_s = time.perf_counter(), 0, subject.settings.triple_s * (1 + len(sides)) / 3

@@ -67,6 +67,8 @@ class Subject:
     directory: Path
     gate: Gate
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
+    core: int | None = None
+    """Of the processor, where calls are timed (`timing_core`)."""
 
     def __post_init__(self) -> None:
         with self.gate(shared=True):  # measures nothing

@@ -35,6 +35,7 @@ from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import SLOTS, Answer, Side
 from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.evaluation.timing_core import on_core
 from kernelwright.records import Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
 
@@ -206,15 +207,16 @@ def _time_process(
         run = _Run(subject, bounds, sides, flush)
         with subject.gate(shared=True):
             run.first_calls()
-        with subject.gate():
-            run.warm_up()
-        while run.wants_more():
+        with on_core(subject.core, (side.worker for side in sides.values())):
             with subject.gate():
-                run.block()
-                run.odd_inputs(odd.deal())
-        with subject.gate():
-            run.audit()
-            run.verify_held()
+                run.warm_up()
+            while run.wants_more():
+                with subject.gate():
+                    run.block()
+                    run.odd_inputs(odd.deal())
+            with subject.gate():
+                run.audit()
+                run.verify_held()
         return run.finish(process)
     finally:
         for name, side in sides.items():

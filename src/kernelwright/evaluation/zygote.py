@@ -71,9 +71,13 @@ class Ending:
 
 
 class Zygote:
-    """The parent's handle on the fork server."""
+    """The parent's handle on the fork server.
 
-    def __init__(self) -> None:
+    Args:
+        off: The core of the processor that it and its forks are to leave free.
+    """
+
+    def __init__(self, off: int | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         # The pools of idle threads must not spin beside the worker that is being timed.
@@ -91,6 +95,8 @@ class Zygote:
             stdout=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C at the terminal is the parent's to handle
         )
+        if off is not None:
+            os.sched_setaffinity(self.process.pid, os.sched_getaffinity(0) - {off})  # before it has any other thread
         theirs.close()
         self._channel = Channel(ours)
         self._turn = threading.Lock()
