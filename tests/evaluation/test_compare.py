@@ -111,6 +111,17 @@ def test_an_error_in_a_small_row_is_not_hidden_by_a_large_one():
     assert found.worst > 1e-3
 
 
+@pytest.mark.parametrize("shape", [(8, 5, 1), (8, 5, 1, 1)])
+def test_dimensions_of_one_element_make_no_rows(shape):
+    generator = torch.Generator().manual_seed(3)
+    truth = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    truth[2, 3] = 1e-9  # compared with itself alone, any rounding would be infinitely far
+    actual = truth + 1e-7 * torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    assert distance(actual.reshape(shape), truth.reshape(shape)) == distance(actual, truth)
+    assert distance(actual.reshape(40, 1), truth.reshape(40, 1)) == distance(actual.reshape(40), truth.reshape(40))
+    assert distance(actual.reshape(shape), truth.reshape(shape)).worst < 1e-6
+
+
 def test_complex_numbers_are_compared_by_their_parts():
     truth = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128)
     assert distance(truth.to(torch.complex64), truth) == Distance(0.0, 0.0)

@@ -428,6 +428,14 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
+def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=1, processes_max=1)
+    subject.labels = {Label.STRIDES_DIFFER}
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
+    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 1
+
+
 def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     subject = FakeSubject()
     subject.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)

@@ -26,7 +26,7 @@ class Distance:
     rms: float
     """Root mean square of the error over that of the truth."""
     worst: float
-    """Largest error over the size of its element and its row."""
+    """Largest error over the size of its element and its row, which is along the last dimension of more than one element."""
     differing: float = 0.0
     """Share of the elements that differ, of integers and booleans, which have no other distance."""
 
@@ -73,7 +73,8 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     error = (found - expected).abs()
     size = expected.square().mean().sqrt()
     scale = size if size > 0 else torch.ones_like(size)
-    rows = expected.square().mean(dim=-1, keepdim=True).sqrt() if expected.dim() else expected.abs()
+    along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
+    rows = expected.abs() if along is None else expected.square().mean(dim=along, keepdim=True).sqrt()
     worst = (error / (expected.abs() + rows + 1e-3 * scale)).max()
     rms = error.square().mean().sqrt() / scale
     values = (float(rms), float(worst))

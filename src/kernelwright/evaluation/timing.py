@@ -36,7 +36,7 @@ from kernelwright.evaluation.stage import SLOTS, Answer, Side
 from kernelwright.evaluation.statistics import Interval, noise_floor, ratio_interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing_core import on_core
-from kernelwright.records import Reason, TimingBlock
+from kernelwright.records import Label, Reason, TimingBlock
 from kernelwright.tasks.input_sets import InputSet
 
 _SECOND_CHANCES = 2
@@ -134,7 +134,10 @@ def time_candidate(
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
         if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower:
             try:
-                outer_clock.reject_hidden_time(outside, settings)
+                # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
+                # candidate's user pays for it. But it is no lie.
+                if Label.STRIDES_DIFFER not in subject.labels:
+                    outer_clock.reject_hidden_time(outside, settings)
             except Rejection:
                 # A busy machine may disturb a whole process. What hides time hides it in the next two as well.
                 if process >= settings.processes_max + _SECOND_CHANCES:
