@@ -32,6 +32,7 @@ UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
 class FakeSubject:
     def __init__(self, device=CPU):
         self.device = device
+        self.core = None
         self.settings = Settings.quick(
             threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
         )
