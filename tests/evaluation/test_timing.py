@@ -32,7 +32,6 @@ UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
 class FakeSubject:
     def __init__(self, device=CPU):
         self.device = device
-        self.core = None
         self.settings = Settings.quick(
             threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
         )
@@ -106,7 +105,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         return SimpleNamespace(close=lambda: closed.append(name))
 
     gate = contextlib.nullcontext
-    subject = SimpleNamespace(start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate())
+    subject = SimpleNamespace(core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate())
 
     class Run:
         def __init__(self, subject, bounds, sides, flush):
