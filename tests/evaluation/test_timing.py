@@ -105,7 +105,9 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         return SimpleNamespace(close=lambda: closed.append(name))
 
     gate = contextlib.nullcontext
-    subject = SimpleNamespace(core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate())
+    subject = SimpleNamespace(
+        core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate()
+    )
 
     class Run:
         def __init__(self, subject, bounds, sides, flush):

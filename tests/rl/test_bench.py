@@ -282,3 +282,20 @@ def test_an_error_is_forgotten_once_the_work_is_done(tmp_path, suite):
     ]
     assert [list(result.errors) for result in results] == [["diagonal candidate"], []]
     assert RunDirectory(tmp_path).read_json("errors.json") == {}
+
+
+def test_what_failed_before_comes_last(tmp_path):
+    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, FASTER, 1)))
+    taken = []
+
+    class FirstFails(OtherJudges):
+        def evaluate(self, jobs, stop=None):
+            for job in jobs:
+                taken.append(job.task.id)
+                failed = job.task is DIAGONAL and len(taken) < 3
+                found = judged(job.task, 2.0, strict=False).model_copy(update={"candidate_sha256": "0"})
+                yield job, InfrastructureError("no memory") if failed else found
+
+    for _ in range(2):
+        module.bench(suite, device="cpu", out=tmp_path, evaluator=FirstFails())
+    assert taken == ["diagonal", "scaled", "scaled", "diagonal"]

@@ -153,10 +153,13 @@ def bench(
         strict = (work.settings or settings).strict_fp32
         return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
 
-    owed = [job for job in jobs if is_owed(job, job.candidate)]
+    errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+    failed = {name.rpartition(" ")[0] for name in errors}
+    # What failed before comes last: when it was the others' memory that was missing, fewer are left.
+    owed = sorted((job for job in jobs if is_owed(job, job.candidate)), key=lambda job: job.task.id in failed)
     # A rotation is measured whole or not at all: its baselines are compared with the same calls of eager.
     turns = [one for one in rotations if any(is_owed(one, baseline) for baseline in one.baselines)]
-    errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+    turns.sort(key=lambda one: one.task.id in failed)
     finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
 
     one_at_a_time, broken_off = threading.Lock(), threading.Event()
