@@ -64,8 +64,8 @@ def _one_zygote() -> Iterator[type]:
     class OneZygote:
         """The one that forks workers for all judges of this process; a forked test process gets one of its own."""
 
-        def __new__(cls) -> OneZygote | Zygote:
-            return super().__new__(cls) if os.getpid() == owner else Zygote()
+        def __new__(cls, off: int | None = None) -> OneZygote | Zygote:
+            return super().__new__(cls) if os.getpid() == owner else Zygote(off)
 
         def __getattr__(self, name: str) -> object:
             return getattr(zygote, name)

@@ -97,7 +97,7 @@ def test_every_thread_of_every_process_of_a_worker_moves():
 import os, threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 os.fork()
-print(os.getpid(), flush=True)
+os.write(1, f"{os.getpid()}\\n".encode())  # whole, where two write at once
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
@@ -123,4 +123,5 @@ def test_what_a_judge_starts_stays_off_it(monkeypatch):
     try:
         assert os.sched_getaffinity(zygote.process.pid) == cores - {max(cores)}
     finally:
+        zygote.process.kill()  # it need not import torch first
         zygote.close()
