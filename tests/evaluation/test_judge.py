@@ -571,7 +571,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, close=lambda: order.append("close"))
     checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s={}))
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0))
     monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
     monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
     monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict, checked: order.append(("time", *checked)))
@@ -584,6 +584,20 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     first_look = TIME.model_copy(update={"fresh_processes": False})
     judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), first_look)
     assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
+
+
+def test_only_timing_has_the_device_alone(judge, monkeypatch):
+    ways = []
+    enter = judge_module.DeviceGate.__call__
+    monkeypatch.setattr(
+        judge_module.DeviceGate, "__call__", lambda self, *, shared=False: ways.append(shared) or enter(self, shared=shared)
+    )
+    checked = judge.evaluate(RELU, candidate(), settings=TIME.model_copy(update={"timed": False}))
+    assert set(ways) == {True}
+    assert checked.checks["device_s"] == 0.0
+    timed = judge.evaluate(RELU, candidate(), settings=TIME)
+    assert set(ways) == {True, False}
+    assert timed.checks["device_s"] > 0.0
 
 
 def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):

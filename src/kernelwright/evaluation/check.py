@@ -105,7 +105,7 @@ class Checker:
             if subject.reloads_state and self._oracle.initial_state:
                 side.load_state(subject.weights)
         own = InputSet("own-late", INPUT_SETS[0].vary, "drifting with age")
-        with subject.gate():
+        with subject.gate(shared=True):
             posed = self._pose(own, slot=0, state=subject.weights, training=self._oracle.training)
             answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
         self._judge(posed, answer)
@@ -120,7 +120,7 @@ class Checker:
         hold: bool = False,
         drawn: list[Any] | None = None,
     ) -> _Posed:
-        with self._subject.gate():
+        with self._subject.gate(shared=True):
             posed = self._pose(inputs, slot=slot, state=state, training=training, base=drawn, hold=hold)
             answer = self._call(self._candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
             posed = self._judge(posed, answer)
@@ -222,7 +222,7 @@ class Checker:
         """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide."""
         if self._has_batch_state():
             return  # outputs may depend on buffers that earlier calls moved; the reload check covers this case
-        with self._subject.gate():
+        with self._subject.gate(shared=True):
             answer = self._call(self._candidate, first.inputs, slot=1, seed=first.seed)
         self._judge(first, answer, Reason.NONDETERMINISTIC)
 
@@ -231,7 +231,7 @@ class Checker:
         subject, inputs, seed = self._subject, self._subject.draw(), self._subject.call_seed()
         allowed = subject.tolerances[INPUT_SETS[0]]
         answers = []
-        with subject.gate():
+        with subject.gate(shared=True):
             for side in (self._reference, self._candidate):
                 for given in (seed, None):
                     answer = self._call(side, inputs, slot=0, seed=given)
@@ -260,7 +260,7 @@ class Checker:
             return
         inputs, seed = subject.draw(), subject.call_seed()
         states = []
-        with subject.gate():
+        with subject.gate(shared=True):
             for side in (self._reference, self._candidate):
                 side.load_state(subject.weights)
                 self._call(side, inputs, slot=0, seed=seed)
@@ -303,7 +303,7 @@ class Checker:
 
     def _judge_weights(self, state: State, name: str, training: bool) -> None:
         own = InputSet(name, INPUT_SETS[0].vary, "weights folded or cached")
-        with self._subject.gate():
+        with self._subject.gate(shared=True):
             posed = self._pose(own, slot=0, state=state, training=training)
             answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
         self._judge(posed, answer, Reason.STALE_WEIGHTS)

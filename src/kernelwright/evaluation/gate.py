@@ -1,5 +1,7 @@
 """One evaluation at a time may measure on a device; those that measure nothing may use it together.
 
+Whoever measures waits until nobody else is in. That ends: an evaluation that waits to be timed checks nothing meanwhile.
+
 A lock file per device, so that judges in different processes, and different runs on one machine, respect one another.
 """
 
@@ -24,10 +26,8 @@ class DeviceGate:
 
     def __init__(self, device: torch.device) -> None:
         self._path = Path(tempfile.gettempdir()) / f"kernelwright-{_name(device)}.lock"
-        self.phase = "check"
-        """What the evaluation is doing; what it holds the device for is counted under this name."""
-        self.held_s: dict[str, float] = {}
-        """Seconds for which this evaluation had the device alone, by phase."""
+        self.held_s = 0.0
+        """For how long this evaluation has had the device alone."""
 
     @contextlib.contextmanager
     def __call__(self, *, shared: bool = False) -> Iterator[None]:
@@ -39,8 +39,7 @@ class DeviceGate:
                 yield
             finally:
                 if not shared:
-                    held_s = time.perf_counter() - start_s
-                    self.held_s[self.phase] = self.held_s.get(self.phase, 0.0) + held_s
+                    self.held_s += time.perf_counter() - start_s
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 

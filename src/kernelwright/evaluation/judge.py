@@ -201,13 +201,13 @@ class Judge:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
         gate = DeviceGate(self.device)
-        verdict.checks["device_s"] = gate.held_s
         subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate, self._core)
         subject.checks, subject.labels = verdict.checks, verdict.labels
         for label in sorted(verdict.labels):
             subject.label(label, "by its source")
         self._progress("checking")
         with contextlib.ExitStack() as stack:
+            stack.callback(lambda: verdict.checks.update(device_s=gate.held_s))
             sides = []
             for role in ("reference", "candidate"):
                 side = subject.start(role)
@@ -218,14 +218,12 @@ class Judge:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if settings.timed:
-                gate.phase = "timing"
                 if settings.fresh_processes:
                     sides[1].worker.pause()
                     self._time(subject, checker.bounds, verdict, {})
                     sides[1].worker.resume()
                 else:
                     self._time(subject, checker.bounds, verdict, dict(zip(("reference", "candidate"), sides, strict=True)))
-                gate.phase = "check"
             else:
                 verdict.labels.add(Label.NOT_RETIMED)
             if settings.thorough:
