@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kernelwright.evaluation.gate import DeviceGate
+from kernelwright.evaluation.gate import DeviceGate, DeviceMemory
 
 CPU = torch.device("cpu")
 
@@ -18,12 +19,12 @@ def own_lock(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def entered(gate: DeviceGate, *, shared: bool, while_held) -> bool:
+def entered(way_in, *, while_held) -> bool:
     """Whether another evaluation gets in while `while_held` holds the device."""
     inside, leave = threading.Event(), threading.Event()
 
     def enter():
-        with gate(shared=shared):
+        with way_in:
             inside.set()
             leave.wait(10)
 
@@ -41,7 +42,45 @@ def entered(gate: DeviceGate, *, shared: bool, while_held) -> bool:
     ("first", "second", "together"), [(False, False, False), (False, True, False), (True, False, False), (True, True, True)]
 )
 def test_only_those_who_measure_nothing_are_in_together(first, second, together):
-    assert entered(DeviceGate(CPU), shared=second, while_held=DeviceGate(CPU)(shared=first)) is together
+    assert entered(DeviceGate(CPU)(shared=second), while_held=DeviceGate(CPU)(shared=first)) is together
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"), [(False, False, True), (False, True, False), (True, False, False), (True, True, False)]
+)
+def test_one_may_have_the_memory_alone(first, second, together):
+    memory = DeviceMemory(CPU)
+    assert entered(memory(alone=second), while_held=memory(alone=first)) is together
+
+
+def test_who_comes_after_one_that_waits_to_be_alone_waits_too():
+    memory, order = DeviceMemory(CPU), []
+
+    def use(name, alone):
+        with memory(alone=alone):
+            order.append(name)
+
+    waiting = threading.Thread(target=use, args=("alone", True))
+    later = threading.Thread(target=use, args=("later", False))
+    with memory():
+        waiting.start()
+        while not is_locked(memory._turn):
+            pass
+        later.start()
+        later.join(0.2)
+        assert order == []
+    waiting.join()
+    later.join()
+    assert order == ["alone", "later"]
+
+
+def is_locked(path) -> bool:
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_what_was_held_alone_is_counted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -15,7 +16,9 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Judge, Settings, resolve_device
 from kernelwright.evaluation import judge as judge_module
 from kernelwright.evaluation.judge import devices_of
-from kernelwright.evaluation.subject import Subject
+from kernelwright.evaluation.rotation import Rotated
+from kernelwright.evaluation.statistics import Interval
+from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 
 from .snippets import HEAD, RELU, candidate, task
@@ -555,6 +558,18 @@ def test_all_visible_gpus_are_meant_unless_one_is_named(monkeypatch):
     assert devices_of("auto") == ["cpu"]
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for it"), DeviceError),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), torch.AcceleratorError),
+    ],
+)
+def test_only_memory_is_called_so(judge, error, kind):
+    with pytest.raises(kind), judge._workplace(RELU):
+        raise error
+
+
 def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(DeviceError, match=r"of relu; the judge's own share .* ran out: No 2 GiB\.") as caught:
@@ -673,9 +688,9 @@ def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 @pytest.mark.parametrize("found", ["error", "verdict"])
-def test_memory_of_a_gpu_that_ran_out_is_tried_once_more(judge, monkeypatch, device, found):
+def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatch, device, found):
     """A neighbour's candidate may have had all of it."""
-    real, answers = judge._verdict, []
+    real, answers, ways = judge._verdict, [], []
 
     def verdict(*arguments):
         answers.append(made := real(*arguments))
@@ -686,6 +701,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more(judge, monkeypatch, dev
         return made
 
     monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     shown = torch.device(device)
     monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
     monkeypatch.setattr(judge, "device", shown)
@@ -697,6 +713,30 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more(judge, monkeypatch, dev
     accepted = judge.evaluate(RELU, candidate()).accepted
     assert accepted is (device != "cpu")
     assert len(answers) == (1 if device == "cpu" else 2)
+    assert ways == ([] if device == "cpu" else [False, True])
+
+
+@pytest.mark.parametrize("what", ["reference", "baseline"])
+def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
+    made, ways = [], []
+    full = Rejection(Reason.OUT_OF_MEMORY, "no memory")
+    timed = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
+
+    def rotate(subject, baselines, flush):
+        made.append(subject)
+        if len(made) == 1 and what == "reference":
+            raise DeviceError("no memory")
+        return {one.sha256: full if len(made) == 1 else timed for one in baselines}
+
+    monkeypatch.setattr(judge_module, "rotate", rotate)
+    monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    (found,) = judge.rotate(RELU, [candidate()])
+    assert found.speedup == 1.0
+    assert ways == [False, True]
 
 
 def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):

@@ -202,3 +202,19 @@ def test_inputs_must_be_a_list_and_models_modules():
 def test_a_tuple_is_as_good_as_a_list():
     source = GOOD.replace("return [3]", "return (3,)")
     assert live(source).init_inputs == [3]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("torch.OutOfMemoryError('full')", torch.OutOfMemoryError),
+        ("torch.AcceleratorError('CUDA error: out of memory')", torch.AcceleratorError),
+        ("torch.AcceleratorError('CUDA error: misaligned address')", TaskError),
+        ("RuntimeError('out of memory')", TaskError),
+    ],
+)
+def test_a_full_device_is_not_the_tasks_fault(raised, kind):
+    source = "import torch\nclass Model(torch.nn.Module): pass\ndef get_init_inputs(): return []\n"
+    live = bring_to_life(Task(id="t", source=f"{source}def get_inputs(): raise {raised}\n"))
+    with pytest.raises(kind):
+        live.inputs(0, torch.device("cpu"))

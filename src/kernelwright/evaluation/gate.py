@@ -43,6 +43,28 @@ class DeviceGate:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
+class DeviceMemory:
+    """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough.
+
+    Args:
+        device: As of a `DeviceGate`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        folder, name = Path(tempfile.gettempdir()), _name(device)
+        self._memory, self._turn = (folder / f"kernelwright-{name}.{what}.lock" for what in ("memory", "turn"))
+
+    @contextlib.contextmanager
+    def __call__(self, *, alone: bool = False) -> Iterator[None]:
+        """Use it with all others that do, or once they have ended; who comes after one that waits to be alone waits too."""
+        with self._turn.open("a") as turn, self._memory.open("a") as memory:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.flock(memory, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            if not alone:
+                fcntl.flock(turn, fcntl.LOCK_UN)
+            yield
+
+
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"gpu-{torch.cuda.get_device_properties(device).uuid}"

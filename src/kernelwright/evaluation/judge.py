@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -21,9 +22,9 @@ from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.cache import CacheFlush
 from kernelwright.evaluation.check import Checker
 from kernelwright.evaluation.device_state import device_state
-from kernelwright.evaluation.gate import DeviceGate
+from kernelwright.evaluation.gate import DeviceGate, DeviceMemory
 from kernelwright.evaluation.process import WorkerFailure
-from kernelwright.evaluation.rotation import Rotated, rotate
+from kernelwright.evaluation.rotation import Failure, Rotated, rotate
 from kernelwright.evaluation.settings import Settings
 from kernelwright.evaluation.stage import Side
 from kernelwright.evaluation.subject import Rejection, Subject
@@ -35,6 +36,7 @@ from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Ver
 from kernelwright.tasks import LiveTask, bring_to_life
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -91,6 +93,7 @@ class Judge:
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         self._flush = CacheFlush(self.device)
+        self._memory = DeviceMemory(self.device)
         self._live: dict[str, LiveTask] = {}
 
     def __enter__(self) -> Judge:
@@ -114,17 +117,22 @@ class Judge:
         started = time.monotonic()
         began = _now()
         settings = settings or self.settings
-        try:
-            verdict = self._verdict(task, candidate, settings)
-            memory_ran_out = verdict.reason is Reason.OUT_OF_MEMORY
-        except DeviceError:
-            if self.device.type != "cuda":
-                raise
-            memory_ran_out = True
-        if memory_ran_out and self.device.type == "cuda":
-            # Others share the GPU's memory, and a candidate of theirs may have taken all of it. It is gone by now.
-            verdict = self._verdict(task, candidate, settings)
+        verdict = self._with_memory(
+            lambda: self._verdict(task, candidate, settings), lambda verdict: verdict.reason is Reason.OUT_OF_MEMORY
+        )
         return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+    def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool]) -> T:
+        """Beside others first. Where a GPU's memory ran out they may have had it, a candidate of theirs all of it: then once
+        more, alone."""
+        if self.device.type != "cuda":
+            return attempt()
+        with contextlib.suppress(DeviceError), self._memory():
+            found = attempt()
+            if not ran_out(found):
+                return found
+        with self._memory(alone=True):
+            return attempt()
 
     def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
         verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
@@ -152,18 +160,26 @@ class Judge:
         """
         started = time.monotonic()
         began = _now()
-        with self._workplace(task) as directory:
-            subject = Subject(
-                self._live_task(task),
-                baselines[0],
-                (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})}),
-                self.device,
-                self._workers,
-                directory,
-                DeviceGate(self.device),
-                self._core,
-            )
-            found = rotate(subject, baselines, self._flush)
+        settings = (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})})
+
+        def attempt() -> dict[str, Rotated | Failure]:
+            with self._workplace(task) as directory:
+                subject = Subject(
+                    self._live_task(task),
+                    baselines[0],
+                    settings,
+                    self.device,
+                    self._workers,
+                    directory,
+                    DeviceGate(self.device),
+                    self._core,
+                )
+                return rotate(subject, baselines, self._flush)
+
+        def ran_out(found: dict[str, Rotated | Failure]) -> bool:
+            return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
+
+        found = self._with_memory(attempt, ran_out)
         records = []
         for baseline in baselines:
             one = found[baseline.sha256]
@@ -173,7 +189,7 @@ class Judge:
             else:
                 verdict.reason, verdict.detail = one.reason, one.detail.strip()
             verdict.checks["rotation"] = len(baselines)
-            verdict.checks["strict_fp32"] = subject.settings.strict_fp32
+            verdict.checks["strict_fp32"] = settings.strict_fp32
             records.append(verdict.record(task, baseline, str(self.device), began, time.monotonic() - started))
         return records
 
@@ -184,7 +200,9 @@ class Judge:
         try:
             with _one_thread(self.device):
                 yield directory
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+                raise
             raise DeviceError(
                 f"Wanted to judge a candidate of {task.id}; the judge's own share of the GPU's memory ran out: "
                 f"{str(error).splitlines()[0]} Let fewer judges share the GPU."

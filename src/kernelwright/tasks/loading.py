@@ -181,6 +181,9 @@ def _as_task_error(task: Task, what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
+        full = isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
+        if full or isinstance(error, torch.OutOfMemoryError):
+            raise  # the device's matter, which others may have filled, and not the task's
         text = str(error).strip().splitlines()
         raise TaskError(
             f"Wanted {what} of task {task.id} to run; it raised {type(error).__name__}: {text[0] if text else ''}"
