@@ -78,7 +78,7 @@ def test_the_mode_counts():
     [
         ("raise ValueError('here')", "raised ValueError: here"),
         ("return inputs[0] / 0 * 0", "NaN"),
-        ("raise torch.cuda.OutOfMemoryError('full')", "does not fit"),
+        ("raise torch.AcceleratorError('CUDA error: misaligned address')", "misaligned"),
     ],
 )
 def test_what_the_reference_cannot_do_is_out_of_its_domain(forward, words):
@@ -87,6 +87,18 @@ def test_what_the_reference_cannot_do_is_out_of_its_domain(forward, words):
         judge.truth(inputs, {}, training=True)
     with pytest.raises(OutOfDomain, match=words):
         judge.own_precision(inputs, {}, training=True, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "AcceleratorError"])
+def test_no_check_is_left_out_because_others_filled_the_device(kind):
+    judge, inputs = oracle(task(f"raise torch.{kind}('CUDA error: out of memory')"))
+    for ask in (
+        lambda: judge.truth(inputs, {}, training=True),
+        lambda: judge.own_precision(inputs, {}, training=True, seed=0),
+        lambda: judge.output_skeleton(inputs),
+    ):
+        with pytest.raises(getattr(torch, kind)):
+            ask()
 
 
 @pytest.mark.parametrize(("forward", "words"), [("return {1}", "a set"), ("return 1", "at least one tensor")])

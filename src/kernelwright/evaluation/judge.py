@@ -33,7 +33,7 @@ from kernelwright.evaluation.timing_core import timing_core
 from kernelwright.evaluation.workers import KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
-from kernelwright.tasks import LiveTask, bring_to_life
+from kernelwright.tasks import LiveTask, bring_to_life, device_is_full
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class Judge:
             with _one_thread(self.device):
                 yield directory
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-            if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+            if not device_is_full(error):
                 raise
             raise DeviceError(
                 f"Wanted to judge a candidate of {task.id}; the judge's own share of the GPU's memory ran out: "

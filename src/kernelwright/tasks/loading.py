@@ -176,14 +176,20 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def device_is_full(error: BaseException) -> bool:
+    """Whether an exception says that a GPU's memory ran out."""
+    if isinstance(error, torch.AcceleratorError):
+        return "out of memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError)
+
+
 @contextlib.contextmanager
 def _as_task_error(task: Task, what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        full = isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
-        if full or isinstance(error, torch.OutOfMemoryError):
-            raise  # the device's matter, which others may have filled, and not the task's
+        if device_is_full(error):
+            raise  # others may have filled it: not the task's fault
         text = str(error).strip().splitlines()
         raise TaskError(
             f"Wanted {what} of task {task.id} to run; it raised {type(error).__name__}: {text[0] if text else ''}"
