@@ -200,7 +200,7 @@ class Judge:
         try:
             with _one_thread(self.device):
                 yield directory
-        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        except RuntimeError as error:
             if not device_is_full(error):
                 raise
             raise DeviceError(

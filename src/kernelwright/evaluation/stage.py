@@ -180,9 +180,13 @@ class Side:
 
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
+        layout = self._put(inputs, slot)
+        self.worker.arenas["outputs"].poison()
+        return layout
+
+    def _put(self, inputs: list[Any], slot: int) -> int:
         placement = self._prepare(inputs, slot)
         self._write(placement)
-        self.worker.arenas["outputs"].poison()
         return placement.layout
 
     def _prepare(self, inputs: list[Any], slot: int) -> _Placement:
@@ -250,11 +254,7 @@ class Side:
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
         """Calls on at most `Shapes.series_calls` inputs under one request; each answer carries the clocks of all."""
-        layouts = []
-        for slot, inputs in enumerate(draws):
-            placement = self._prepare(inputs, slot)
-            self._write(placement)
-            layouts.append(placement.layout)
+        layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
         self._settle()
         limit = self._settings.run_limit_s * len(draws)

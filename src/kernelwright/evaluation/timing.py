@@ -286,7 +286,7 @@ class _Run:
             try:
                 for name in _SIDES:  # the second reference too: caches must be as warm for all
                     side = self._sides[name]
-                    answers[name] = side.call(side.place(inputs, slot=random.randrange(2)), seed=seed)
+                    answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
             except TaskError:
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
             wanted = answers["reference"].outputs

@@ -260,11 +260,10 @@ class Harness:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
         after = global_state()
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
-        return {"before": self.before, "after": after, "patched": self.patched()[:20], **self.interface()}
+        return {"before": self.before, "after": after, "patched": self.patched(library_functions())[:20], **self.interface()}
 
-    def patched(self) -> list[str]:
+    def patched(self, now: dict[str, int]) -> list[str]:
         """Functions of libraries that are no longer what they were, beside those that torch.compile replaces."""
-        now = library_functions()
         compiles = "torch._dynamo" in sys.modules
         return sorted(
             name
@@ -315,8 +314,8 @@ class Harness:
 
     def forget(self) -> bool:
         """Let go of the module and of all memory; returns whether it left the process as it found it."""
-        unchanged = global_state() == self.before and not self.patched()
-        unchanged = unchanged and library_functions().keys() == self.functions.keys()
+        now = library_functions()
+        unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
         sys.modules.pop(self.config["role"], None)
         for views in (self.layouts, self.regions, self.held, self.lingering):

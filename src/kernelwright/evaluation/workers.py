@@ -37,10 +37,8 @@ class Workers:
         self._zygote = zygote
         self._keep = keep
         self._lock = threading.Lock()
-        """Of the two lists: the sides of a process triple start beside one another."""
+        """Of what follows: the sides of a process triple start beside one another."""
         self._waiting: list[Worker] = []
-        self._kept: list[Worker] = []
-        """Those in use that may be kept."""
         self._directory: Path | None = None
 
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
@@ -51,10 +49,7 @@ class Workers:
             if self._directory is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-kept-"))
             spec = replace(spec, directory=self._directory, build=self._directory / spec.build.name)
-        worker = self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
-        with self._lock:
-            self._kept.append(worker)
-        return worker
+        return self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
 
     def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
         with self._lock:
@@ -73,9 +68,7 @@ class Workers:
         """End a worker, or keep it if it may be."""
         with self._lock:
             alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
-            keep = worker in self._kept and alike < self._keep
-            if worker in self._kept:
-                self._kept.remove(worker)
+            keep = worker.spec.kept_as is not None and alike < self._keep
         if keep and worker.forget():
             with self._lock:
                 self._waiting.append(worker)

@@ -155,11 +155,16 @@ def bench(
 
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
     failed = {name.rpartition(" ")[0] for name in errors}
+
+    def has_failed(work: Job | Rotation) -> bool:
+        return work.task.id in failed
+
     # What failed before comes last: when it was the others' memory that was missing, fewer are left.
-    owed = sorted((job for job in jobs if is_owed(job, job.candidate)), key=lambda job: job.task.id in failed)
+    owed = sorted((job for job in jobs if is_owed(job, job.candidate)), key=has_failed)
     # A rotation is measured whole or not at all: its baselines are compared with the same calls of eager.
-    turns = [one for one in rotations if any(is_owed(one, baseline) for baseline in one.baselines)]
-    turns.sort(key=lambda one: one.task.id in failed)
+    turns = sorted(
+        (one for one in rotations if any(is_owed(one, baseline) for baseline in one.baselines)), key=has_failed
+    )
     finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
 
     one_at_a_time, broken_off = threading.Lock(), threading.Event()
@@ -198,27 +203,26 @@ def bench(
     count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
     turns_count = baselines_per_device or count
     cores = _cores_of_each(devices)
+
+    def judge_on(some: Sequence[str]) -> None:
+        with JudgePool(some, settings, count, cores) as pool:
+            judge(pool)
+
+    def measure_on(some: Sequence[str]) -> None:
+        with JudgePool(some, settings, turns_count, cores) as pool:
+            measure(pool)
+
+    def measure_then_judge_on(some: Sequence[str]) -> None:
+        measure_on(some)
+        judge_on(some)
+
     if evaluator is not None:
         judge(evaluator)
         if isinstance(evaluator, RotatingEvaluator):
             measure(evaluator)
     elif baselines_beside and len(devices) > 1:
-
-
-        def judge_on(devices: Sequence[str]) -> None:
-            with JudgePool(devices, settings, count, cores) as pool:
-                judge(pool)
-
-        def measure_on(devices: Sequence[str]) -> None:
-            with JudgePool(devices, settings, turns_count, cores) as pool:
-                measure(pool)
-
-        def measure_then_judge(devices: Sequence[str]) -> None:
-            measure_on(devices)
-            judge_on(devices)
-
         with ThreadPoolExecutor(1) as thread:
-            beside = thread.submit(measure_then_judge, devices[-1:])
+            beside = thread.submit(measure_then_judge_on, devices[-1:])
             try:
                 judge_on(devices[:-1])
                 measure_on(devices[:-1])
@@ -226,14 +230,13 @@ def bench(
             except BaseException:
                 broken_off.set()
                 raise
+    elif turns_count != count:
+        judge_on(devices)
+        measure_on(devices)
     else:
         with JudgePool(devices, settings, count, cores) as pool:
             judge(pool)
-            if turns_count == count:
-                measure(pool)
-        if turns_count != count:
-            with JudgePool(devices, settings, turns_count, cores) as pool:
-                measure(pool)
+            measure(pool)
     return summarise(run, suite, errors)
 
 
