@@ -247,7 +247,7 @@ class Worker:
 
     def pause(self) -> None:
         """Stop every process of the worker: it must not disturb what is timed beside it."""
-        signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes a millisecond
+        signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes longer
         self._paused = session_members(self.pid)
         signal_each(self._paused, signal.SIGSTOP)
 
