@@ -1,0 +1,184 @@
+"""The main job over a whole suite: what does `kernelwright optimize` make of each task?
+
+    python benchmarks/main_job.py RUN_DIR --device cuda --budget 16
+    python benchmarks/main_job.py RUN_DIR --only-publish --publish results/NAME
+
+Runs the command for one task after another, several at once on each device, and writes `table.json` and `table.md`: each
+task's confirmed speedup with its interval, and how. A task without a confirmed improvement counts 1.0. Killed or cut short,
+it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import queue
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import publishing
+
+from kernelwright.evaluation.judge import devices_of
+from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.tasks.suites import load_suite
+
+Run = Callable[[Sequence[str]], int]
+
+
+def command(task: Task, device: str, budget: int, out: Path) -> list[str]:
+    """What a user would type."""
+    return [
+        *(sys.executable, "-m", "kernelwright", "optimize", task.id, "--device", device),
+        *("--budget", str(budget), "--out", str(out), "--json"),
+    ]
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Its exit status; what it prints goes beside its run directory."""
+    out = Path(words[words.index("--out") + 1])
+    with out.with_suffix(".log").open("a") as log:
+        return subprocess.run(words, stdout=log, stderr=log, check=False).returncode
+
+
+def do_all(
+    tasks: Sequence[Task], folder: Path, devices: Sequence[str], at_once: int, budget: int, deadline_s: float, run: Run
+) -> dict[str, int]:
+    """Optimize tasks until the deadline of `time.monotonic`; returns the exit status of each that was run."""
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    status: dict[str, int] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def serve(device: str) -> None:
+        while time.monotonic() < deadline_s:
+            try:
+                task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            started = time.monotonic()
+            status[task.id] = run(command(task, device, budget, folder / task.id))
+            print(f"{device} {task.id}: status {status[task.id]} after {time.monotonic() - started:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(at_once * len(devices)) as threads:
+        for served in [threads.submit(serve, device) for device in devices for _ in range(at_once)]:
+            served.result()
+    return status
+
+
+def row_of(task: Task, records: Sequence[Evaluation]) -> dict[str, Any]:
+    """What is known of a task."""
+    tried = [found for found in records if not found.confirms]
+    confirmed = [found for found in records if found.confirms and found.is_improvement]
+    best = max(confirmed, key=lambda found: found.speedup_low or 0.0, default=None)
+    reasons = Counter(str(found.reason) for found in tried if found.reason is not None)
+    timed = [found.reference_us for found in tried if found.reference_us is not None]
+    row: dict[str, Any] = {
+        "task": task.id,
+        "evaluations": len(tried),
+        "accepted": sum(found.accepted for found in tried),
+        "rejected": dict(reasons.most_common()),
+        "reference_us": sorted(timed)[len(timed) // 2] if timed else None,
+        "speedup": None,
+    }
+    if best is not None:
+        row |= {
+            "speedup": best.speedup,
+            "speedup_low": best.speedup_low,
+            "speedup_high": best.speedup_high,
+            "techniques": list(best.techniques),
+            "labels": [str(label) for label in best.labels],
+        }
+    return row
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over all tasks, and over those whose winner is more than a wrapper."""
+    speedups = [row["speedup"] or 1.0 for row in rows]
+    own = [row["speedup"] or 1.0 for row in rows if "wrapper-only" not in row.get("labels", [])]
+    return {
+        "tasks": len(rows),
+        "improved": sum(row["speedup"] is not None for row in rows),
+        "geomean": _geomean(speedups),
+        "median": sorted(speedups)[len(speedups) // 2] if speedups else None,
+        "max": max(speedups, default=None),
+        "wrapper_only_winners": len(rows) - len(own),
+        "geomean_of_other_winners": _geomean(own),
+        "evaluations": sum(row["evaluations"] for row in rows),
+        "accepted": sum(row["accepted"] for row in rows),
+        "rejected": dict(sum((Counter(row["rejected"]) for row in rows), Counter()).most_common()),
+    }
+
+
+def _geomean(values: Sequence[float]) -> float | None:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> str:
+    """As Markdown, the largest speedup first."""
+    lines = ["| task | reference, us | speedup | 95 % interval | how | labels |", "|---|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -(row["speedup"] or 0.0)):
+        reference = f"{row['reference_us']:.0f}" if row["reference_us"] is not None else ""
+        if row["speedup"] is None:
+            lines.append(f"| {row['task']} | {reference} | none confirmed | | | |")
+        else:
+            interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+            how, labels = ", ".join(row["techniques"]), ", ".join(row["labels"])
+            lines.append(f"| {row['task']} | {reference} | {row['speedup']:.2f} | {interval} | {how} | {labels} |")
+    return "\n".join(lines) + "\n"
+
+
+def collect(tasks: Sequence[Task], folder: Path) -> list[dict[str, Any]]:
+    """The rows of tasks that have been tried."""
+    found = [(task, list(RunDirectory(folder / task.id).evaluations())) for task in tasks if (folder / task.id).is_dir()]
+    return [row_of(task, records) for task, records in found if records]
+
+
+def publish(folder: Path, target: Path, tasks: Sequence[Task]) -> None:
+    """Tables, every evaluation packed, and the drop-ins."""
+    publishing.copy_plain(folder, target, ("table.json", "table.md"))
+    tried = [task for task in tasks if (folder / "tasks" / task.id).is_dir()]
+    for name in ("config.json", "environment.json"):
+        publishing.copy_plain(folder / "tasks" / tried[0].id, target, (name,))
+    for task in tried:
+        own = folder / "tasks" / task.id
+        publishing.write_packed(target / task.id, "evaluations.jsonl", publishing.packed_bytes(own / "evaluations.jsonl"))
+        publishing.copy_plain(own, target / task.id, ("optimized.py",))
+
+
+def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None:
+    """Run, tabulate and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="auto", help="`cuda` is every GPU")
+    parser.add_argument("--budget", type=int, default=16, help="evaluations of each task")
+    parser.add_argument("--at-once", type=int, default=2, help="tasks at once on each device, each with several judges")
+    parser.add_argument("--tasks", help="comma-separated; the whole built-in suite otherwise")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no task after this long")
+    parser.add_argument("--publish", type=Path, help="also write what is to be kept here")
+    parser.add_argument("--only-publish", action="store_true", help="run nothing more")
+    options = parser.parse_args(arguments)
+    wanted = options.tasks.split(",") if options.tasks else None
+    tasks = [entry.task for entry in load_suite("builtin").entries if wanted is None or entry.task.id in wanted]
+    if not options.only_publish:
+        deadline_s = time.monotonic() + options.seconds
+        devices = devices_of(options.device)
+        do_all(tasks, options.folder / "tasks", devices, options.at_once, options.budget, deadline_s, run)
+    rows = collect(tasks, options.folder / "tasks")
+    summary = summary_of(rows)
+    (options.folder / "table.json").write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+    (options.folder / "table.md").write_text(table_of(rows))
+    print(json.dumps(summary))
+    if options.publish is not None:
+        publish(options.folder, options.publish, tasks)
+
+
+if __name__ == "__main__":
+    main()
