@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import publishing
@@ -85,7 +86,7 @@ def row_of(task: Task, records: Sequence[Evaluation]) -> dict[str, Any]:
         "evaluations": len(tried),
         "accepted": sum(found.accepted for found in tried),
         "rejected": dict(reasons.most_common()),
-        "reference_us": sorted(timed)[len(timed) // 2] if timed else None,
+        "reference_us": median(timed) if timed else None,
         "speedup": None,
     }
     if best is not None:
@@ -107,7 +108,7 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tasks": len(rows),
         "improved": sum(row["speedup"] is not None for row in rows),
         "geomean": _geomean(speedups),
-        "median": sorted(speedups)[len(speedups) // 2] if speedups else None,
+        "median": median(speedups) if speedups else None,
         "max": max(speedups, default=None),
         "wrapper_only_winners": len(rows) - len(own),
         "geomean_of_other_winners": _geomean(own),
