@@ -316,6 +316,18 @@ def test_what_is_forgotten_is_gone(bench):
     assert not any((bench.harness.memory, bench.harness.layouts, bench.harness.regions, bench.harness.held))
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_was_compiled_is_forgotten_where_compilers_were_loaded(bench, monkeypatch, loaded):
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(bench.harness.model))
+    monkeypatch.delitem(worker.sys.modules, "torch._dynamo", raising=False)
+    if loaded:
+        monkeypatch.setitem(worker.sys.modules, "torch._dynamo", torch)
+    bench.ready()
+    bench.harness.forget()
+    assert resets == [None] * loaded  # the model first: its graphs hold memory
+
+
 @pytest.mark.parametrize(
     "leave_a_trace",
     [
