@@ -22,11 +22,12 @@ import datetime
 import gzip
 import hashlib
 import re
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from publishing import copy_plain
 
 from kernelwright.evaluation import Settings, devices_of
 from kernelwright.policies.baselines import ALL_BASELINES
@@ -192,11 +193,8 @@ def coverage(suite: Suite, found: list[Evaluation]) -> dict[str, Any]:
 
 def publish(run: Path, target: Path) -> None:
     """Copy a run directory without the text of candidates and with its records packed."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in ("config", "environment", "calls", "errors", "coverage", "table"):
-        if (run / f"{name}.json").exists():
-            shutil.copy(run / f"{name}.json", target / f"{name}.json")
-    shutil.copy(run / "table.md", target / "table.md")
+    names = ("config", "environment", "calls", "errors", "coverage", "table")
+    copy_plain(run, target, (*(f"{name}.json" for name in names), "table.md"))
     with gzip.open(target / "evaluations.jsonl.gz", "wt", encoding="utf-8", compresslevel=6) as file:
         for evaluation in RunDirectory(run).evaluations():
             file.write(evaluation.model_copy(update={"source": ""}).model_dump_json() + "\n")

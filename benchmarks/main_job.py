@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import queue
 import subprocess
 import sys
@@ -24,10 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import publishing
+from publishing import copy_plain, packed_bytes, write_packed
 
-from kernelwright.evaluation.judge import devices_of
-from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.evaluation import devices_of
+from kernelwright.records import Evaluation, Label, RunDirectory, Task
+from kernelwright.report.table import UNSOLVED_SPEEDUP, statistics_of
 from kernelwright.tasks.suites import load_suite
 
 Run = Callable[[Sequence[str]], int]
@@ -50,12 +50,11 @@ def run_command(words: Sequence[str]) -> int:
 
 def do_all(
     tasks: Sequence[Task], folder: Path, devices: Sequence[str], at_once: int, budget: int, deadline_s: float, run: Run
-) -> dict[str, int]:
-    """Optimize tasks until the deadline of `time.monotonic`; returns the exit status of each that was run."""
+) -> None:
+    """Optimize tasks, beginning none after the deadline of `time.monotonic`."""
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    status: dict[str, int] = {}
     folder.mkdir(parents=True, exist_ok=True)
 
     def serve(device: str) -> None:
@@ -65,13 +64,12 @@ def do_all(
             except queue.Empty:
                 return
             started = time.monotonic()
-            status[task.id] = run(command(task, device, budget, folder / task.id))
-            print(f"{device} {task.id}: status {status[task.id]} after {time.monotonic() - started:.0f} s", flush=True)
+            status = run(command(task, device, budget, folder / task.id))
+            print(f"{device} {task.id}: status {status} after {time.monotonic() - started:.0f} s", flush=True)
 
     with ThreadPoolExecutor(at_once * len(devices)) as threads:
         for served in [threads.submit(serve, device) for device in devices for _ in range(at_once)]:
             served.result()
-    return status
 
 
 def row_of(task: Task, records: Sequence[Evaluation]) -> dict[str, Any]:
@@ -102,24 +100,20 @@ def row_of(task: Task, records: Sequence[Evaluation]) -> dict[str, Any]:
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Over all tasks, and over those whose winner is more than a wrapper."""
-    speedups = [row["speedup"] or 1.0 for row in rows]
-    own = [row["speedup"] or 1.0 for row in rows if "wrapper-only" not in row.get("labels", [])]
+    own = [row for row in rows if Label.WRAPPER_ONLY not in row.get("labels", [])]
+    speedups, own_speedups = (statistics_of([row["speedup"] or UNSOLVED_SPEEDUP for row in some]) for some in (rows, own))
     return {
         "tasks": len(rows),
         "improved": sum(row["speedup"] is not None for row in rows),
-        "geomean": _geomean(speedups),
-        "median": median(speedups) if speedups else None,
-        "max": max(speedups, default=None),
+        "geomean": speedups.geomean,
+        "median": speedups.p50,
+        "max": speedups.largest,
         "wrapper_only_winners": len(rows) - len(own),
-        "geomean_of_other_winners": _geomean(own),
+        "geomean_of_other_winners": own_speedups.geomean,
         "evaluations": sum(row["evaluations"] for row in rows),
         "accepted": sum(row["accepted"] for row in rows),
         "rejected": dict(sum((Counter(row["rejected"]) for row in rows), Counter()).most_common()),
     }
-
-
-def _geomean(values: Sequence[float]) -> float | None:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
@@ -144,14 +138,13 @@ def collect(tasks: Sequence[Task], folder: Path) -> list[dict[str, Any]]:
 
 def publish(folder: Path, target: Path, tasks: Sequence[Task]) -> None:
     """Tables, every evaluation packed, and the drop-ins."""
-    publishing.copy_plain(folder, target, ("table.json", "table.md"))
+    copy_plain(folder, target, ("table.json", "table.md"))
     tried = [task for task in tasks if (folder / "tasks" / task.id).is_dir()]
-    for name in ("config.json", "environment.json"):
-        publishing.copy_plain(folder / "tasks" / tried[0].id, target, (name,))
+    copy_plain(folder / "tasks" / tried[0].id, target, ("config.json", "environment.json"))
     for task in tried:
         own = folder / "tasks" / task.id
-        publishing.write_packed(target / task.id, "evaluations.jsonl", publishing.packed_bytes(own / "evaluations.jsonl"))
-        publishing.copy_plain(own, target / task.id, ("optimized.py",))
+        write_packed(target / task.id, "evaluations.jsonl", packed_bytes(own / "evaluations.jsonl"))
+        copy_plain(own, target / task.id, ("optimized.py",))
 
 
 def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None:

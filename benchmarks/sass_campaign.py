@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -432,7 +432,7 @@ def of_agent(found: dict[str, Any]) -> dict[str, Any]:
 
 def geomean(values: list[float]) -> float | None:
     """The geometric mean; None of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+    return statistics.geometric_mean(values) if values else None
 
 
 def pack(out: Path, folder: Path) -> list[Path]:

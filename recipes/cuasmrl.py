@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -147,7 +147,7 @@ def table(recipe: Recipe, out: Path) -> str:
     lines = [*rows(recipe, out)]
     head = f"{'kernel':<20}" + "".join(f"{agent:>10}" for agent in recipe.agents) + f"{'winner':>10}"
     body = [f"{name:<20}" + "".join(f"{value:>10.4f}" for value in values) for name, values in lines]
-    means = [geomean([values[i] for _, values in lines]) for i in range(len(recipe.agents) + 1)]
+    means = [geometric_mean([values[i] for _, values in lines]) for i in range(len(recipe.agents) + 1)]
     best = max(values[-1] for _, values in lines)
     simulated = recipe.backend != GPU_BACKEND
     ours = "ours: a model, nothing to compare" if simulated else f"ours: geomean {means[-1]:.4f}, best {best:.4f}"
@@ -169,11 +169,6 @@ def rows(recipe: Recipe, out: Path) -> Iterator[tuple[str, list[float]]]:
         summary = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
         confirmed = [summary["agents"][agent]["confirmed"] for agent in recipe.agents]
         yield name, [found["speedup"] if found else 1.0 for found in (*confirmed, summary["best"])]
-
-
-def geomean(values: list[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 if __name__ == "__main__":
