@@ -275,9 +275,12 @@ class Checker:
     def _reload(self, training: bool) -> None:
         """New weights after many calls: what was folded or cached from the old ones is now stale."""
         weights = self._subject.new_weights()
-        slightly, again = (self._subject.slightly_changed(weights) for _ in range(2))
-        # Twice: a cache that samples a few elements meets a changed one now and then.
-        for state, name in ((weights, "own-reloaded"), (slightly, "own-slightly-reloaded"), (again, "own-slightly-again")):
+        # Each from the one before: a cache that samples elements is renewed when it meets a changed one, and not otherwise.
+        states = {"own-reloaded": weights}
+        states["own-slightly-reloaded"] = self._subject.with_elements_changed(weights)
+        states["own-row-reloaded"] = self._subject.with_part_of_a_row_changed(states["own-slightly-reloaded"])
+        again = states["own-row-again"] = self._subject.with_part_of_a_row_changed(states["own-row-reloaded"])
+        for name, state in states.items():
             for side in (self._reference, self._candidate):
                 side.load_state(state)
             self._judge_weights(state, name, training)

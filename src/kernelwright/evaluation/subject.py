@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,18 +140,38 @@ class Subject:
         """Another random state."""
         return self.oracle.random_state(self._generator)
 
-    def slightly_changed(self, state: State) -> State:
-        """A state of which a few elements are new: a cache of weights that samples them takes it for the old one."""
+    def with_elements_changed(self, state: State) -> State:
+        """A state of which a hundredth of each parameter is new: what samples three elements takes it for the old one."""
+        return self._with_new(state, self.oracle.parameter_names, lambda value: self._chosen(value, 0.01))
+
+    def with_part_of_a_row_changed(self, state: State) -> State:
+        """A state of which a little of one row of each matrix is new: what samples every row takes it for the old one.
+
+        Vectors change only where there are no matrices: they are short enough to be compared whole.
+        """
+        names = self.oracle.parameter_names
+        matrices = {key for key in names if state[key].dim() > 1}
+
+        def chosen(value: torch.Tensor) -> torch.Tensor:
+            mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+            if not value.numel() or not value.dim():
+                return ~mask
+            row = mask[int(torch.randint(len(value), (), generator=self._generator, device=value.device))]
+            row |= self._chosen(row, 0.03)
+            row.view(-1)[int(torch.randint(row.numel(), (), generator=self._generator, device=value.device))] = True
+            return mask
+
+        return self._with_new(state, matrices or names, chosen)
+
+    def _chosen(self, like: torch.Tensor, share: float) -> torch.Tensor:
+        """Of every element, whether it is among a random share."""
+        return torch.rand(like.shape, generator=self._generator, device=like.device) < share
+
+    def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
+        """The same state with the chosen elements of these parameters drawn anew."""
         other = self.new_weights()
         return self.oracle.tied(
-            {
-                key: torch.where(
-                    torch.rand(value.shape, generator=self._generator, device=value.device) < 0.01, other[key], value
-                )
-                if key in self.oracle.parameter_names
-                else value
-                for key, value in state.items()
-            }
+            {key: torch.where(chosen(value), other[key], value) if key in names else value for key, value in state.items()}
         )
 
     def call_seed(self) -> int | None:
