@@ -104,6 +104,7 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     speedups, own_speedups = (statistics_of([row["speedup"] or UNSOLVED_SPEEDUP for row in some]) for some in (rows, own))
     return {
         "tasks": len(rows),
+        "without_evaluation": sum(row["evaluations"] == 0 for row in rows),
         "improved": sum(row["speedup"] is not None for row in rows),
         "geomean": speedups.geomean,
         "median": speedups.p50,
@@ -122,7 +123,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     for row in sorted(rows, key=lambda row: -(row["speedup"] or 0.0)):
         reference = f"{row['reference_us']:.0f}" if row["reference_us"] is not None else ""
         if row["speedup"] is None:
-            lines.append(f"| {row['task']} | {reference} | none confirmed | | | |")
+            what = "none confirmed" if row["evaluations"] else "no evaluation"
+            lines.append(f"| {row['task']} | {reference} | {what} | | | |")
         else:
             interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
             how, labels = ", ".join(row["techniques"]), ", ".join(row["labels"])
@@ -131,15 +133,15 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def collect(tasks: Sequence[Task], folder: Path) -> list[dict[str, Any]]:
-    """The rows of tasks that have been tried."""
-    found = [(task, list(RunDirectory(folder / task.id).evaluations())) for task in tasks if (folder / task.id).is_dir()]
-    return [row_of(task, records) for task, records in found if records]
+    """The rows of tasks that have been begun, those included whose run ended without an evaluation."""
+    begun = [task for task in tasks if (folder / task.id).is_dir() or (folder / task.id).with_suffix(".log").exists()]
+    return [row_of(task, list(RunDirectory(folder / task.id).evaluations())) for task in begun]
 
 
 def publish(folder: Path, target: Path, tasks: Sequence[Task]) -> None:
     """Tables, every evaluation packed, and the drop-ins."""
     copy_plain(folder, target, ("table.json", "table.md"))
-    tried = [task for task in tasks if (folder / "tasks" / task.id).is_dir()]
+    tried = [task for task in tasks if (folder / "tasks" / task.id / "evaluations.jsonl").exists()]
     copy_plain(folder / "tasks" / tried[0].id, target, ("config.json", "environment.json"))
     for task in tried:
         own = folder / "tasks" / task.id
@@ -166,6 +168,8 @@ def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None
         devices = devices_of(options.device)
         do_all(tasks, options.folder / "tasks", devices, options.at_once, options.budget, deadline_s, run)
     rows = collect(tasks, options.folder / "tasks")
+    if not any(row["evaluations"] for row in rows):
+        raise SystemExit(f"Wanted evaluations under {options.folder / 'tasks'}; found none. Its .log files say why.")
     summary = summary_of(rows)
     (options.folder / "table.json").write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
     (options.folder / "table.md").write_text(table_of(rows))

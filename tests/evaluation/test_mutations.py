@@ -89,6 +89,12 @@ def weights_as_constructed(patch: Patch) -> None:
     patch.setattr(oracle.Oracle, "random_state", random_state)
 
 
+def all_weights_change_together(patch: Patch) -> None:
+    for name in ("with_elements_changed", "with_part_of_a_row_changed"):
+        assert callable(getattr(subject.Subject, name))
+        patch.setattr(subject.Subject, name, lambda self, state: state)
+
+
 def usual_tolerance(patch: Patch) -> None:
     """What evaluators that compare with `allclose(atol=1e-2, rtol=1e-2)` let through."""
     loose = Distance(1e-2, 1e-1)
@@ -155,6 +161,7 @@ MUTATIONS = [
         "inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")
     ),
     Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check.Checker, "_reload")),
+    Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
     Mutation(
         "buffers compared, and both modes (each catches it)",
         "n04_counter_not_updated",

@@ -90,7 +90,8 @@ def test_every_task_is_run_once_and_only_confirmed_speedups_count(main_job, tmp_
 
 def test_no_task_begins_after_the_deadline_and_what_is_published_can_be_scored_again(main_job, tmp_path):
     command, run = Command(), str(tmp_path / "run")
-    main_job.main([run, "--device", "cpu", "--tasks", "diag_matmul", "--seconds", "0"], command)
+    with pytest.raises(SystemExit, match="found none"):
+        main_job.main([run, "--device", "cpu", "--tasks", "diag_matmul", "--seconds", "0"], command)
     assert command.asked == []
     words = [run, "--device", "cpu", "--tasks", "diag_matmul", "--publish", str(tmp_path / "kept")]
     main_job.main(words, command)
@@ -103,3 +104,21 @@ def test_no_task_begins_after_the_deadline_and_what_is_published_can_be_scored_a
     lines = gzip.decompress((kept / "diag_matmul" / "evaluations.jsonl.gz").read_bytes()).decode().splitlines()
     assert [Evaluation.model_validate_json(line).confirms for line in lines] == [False, False, True]
     assert (kept / "diag_matmul" / "optimized.py").read_text() == "# the winner\n"
+
+
+def test_a_task_that_ended_without_an_evaluation_is_in_the_table_and_a_run_of_none_says_so(main_job, tmp_path):
+    class Broken(Command):
+        def __call__(self, words):
+            name = words[words.index("optimize") + 1]
+            if name == "diag_matmul":
+                return super().__call__(words)
+            Path(words[words.index("--out") + 1]).mkdir(parents=True, exist_ok=True)
+            return 3
+
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit, match="found none"):
+        main_job.main([str(run), "--device", "cpu", "--tasks", "leaky_relu", "--publish", str(tmp_path / "kept")], Broken())
+    main_job.main([str(run), "--device", "cpu", "--tasks", "leaky_relu,diag_matmul"], Broken())
+    summary = json.loads((run / "table.json").read_text())["summary"]
+    assert (summary["tasks"], summary["without_evaluation"], summary["improved"]) == (2, 1, 1)
+    assert "| leaky_relu |  | no evaluation | | | |" in (run / "table.md").read_text()
