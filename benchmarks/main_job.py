@@ -55,7 +55,6 @@ def do_all(
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    folder.mkdir(parents=True, exist_ok=True)
 
     def serve(device: str) -> None:
         while time.monotonic() < deadline_s:
@@ -63,8 +62,10 @@ def do_all(
                 task = waiting.get_nowait()
             except queue.Empty:
                 return
+            out = folder / task.id
+            out.mkdir(parents=True, exist_ok=True)  # it has been begun, even if the command never gets to it
             started = time.monotonic()
-            status = run(command(task, device, budget, folder / task.id))
+            status = run(command(task, device, budget, out))
             print(f"{device} {task.id}: status {status} after {time.monotonic() - started:.0f} s", flush=True)
 
     with ThreadPoolExecutor(at_once * len(devices)) as threads:
@@ -134,19 +135,19 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 def collect(tasks: Sequence[Task], folder: Path) -> list[dict[str, Any]]:
     """The rows of tasks that have been begun, those included whose run ended without an evaluation."""
-    begun = [task for task in tasks if (folder / task.id).is_dir() or (folder / task.id).with_suffix(".log").exists()]
+    begun = [task for task in tasks if (folder / task.id).is_dir()]
     return [row_of(task, list(RunDirectory(folder / task.id).evaluations())) for task in begun]
 
 
 def publish(folder: Path, target: Path, tasks: Sequence[Task]) -> None:
     """Tables, every evaluation packed, and the drop-ins."""
     copy_plain(folder, target, ("table.json", "table.md"))
-    tried = [task for task in tasks if (folder / "tasks" / task.id / "evaluations.jsonl").exists()]
-    copy_plain(folder / "tasks" / tried[0].id, target, ("config.json", "environment.json"))
-    for task in tried:
-        own = folder / "tasks" / task.id
-        write_packed(target / task.id, "evaluations.jsonl", packed_bytes(own / "evaluations.jsonl"))
-        copy_plain(own, target / task.id, ("optimized.py",))
+    tried = [run for task in tasks if (run := RunDirectory(folder / "tasks" / task.id)).evaluations_path.exists()]
+    copy_plain(tried[0].path, target, ("config.json", "environment.json"))
+    for run in tried:
+        own = target / run.path.name
+        write_packed(own, run.evaluations_path.name, packed_bytes(run.evaluations_path))
+        copy_plain(run.path, own, ("optimized.py",))
 
 
 def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None:

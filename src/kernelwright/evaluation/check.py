@@ -18,7 +18,7 @@ from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.replies import Output
 from kernelwright.evaluation.stage import Answer, Side
-from kernelwright.evaluation.subject import Rejection, Subject
+from kernelwright.evaluation.subject import Rejection, Subject, one_of, some_of
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
@@ -385,10 +385,7 @@ def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.
     """Move a share of the elements, or just one when it is 0, by several times the tensor's size."""
     if x.numel() == 0:
         return x
-    chosen = torch.rand(x.shape, generator=generator, device=x.device) < share
-    if share == 0:
-        index = int(torch.randint(x.numel(), (1,), generator=generator, device=x.device))
-        chosen.view(-1)[index] = True
+    chosen = one_of(x, generator) if share == 0 else some_of(x, share, generator)
     size = x.double().square().mean().sqrt().clamp_min(1e-3).to(x.dtype)
     return torch.where(chosen, x + 6 * size, x)
 

@@ -56,6 +56,18 @@ def secret_seed() -> int:
     return secrets.randbits(62)
 
 
+def some_of(like: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Of every element, whether it is among a random share; there may be none."""
+    return torch.rand(like.shape, generator=generator, device=like.device) < share
+
+
+def one_of(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Of every element, whether it is the one that was chosen at random. There must be one."""
+    mask = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    mask.view(-1)[int(torch.randint(like.numel(), (), generator=generator, device=like.device))] = True
+    return mask
+
+
 @dataclass
 class Subject:
     """A task and a candidate under one set of seeds."""
@@ -142,7 +154,7 @@ class Subject:
 
     def with_elements_changed(self, state: State) -> State:
         """A state of which a hundredth of each parameter is new: what samples three elements takes it for the old one."""
-        return self._with_new(state, self.oracle.parameter_names, lambda value: self._chosen(value, 0.01))
+        return self._with_new(state, self.oracle.parameter_names, lambda value: some_of(value, 0.01, self._generator))
 
     def with_part_of_a_row_changed(self, state: State) -> State:
         """A state of which a little of one row of each matrix is new: what samples every row takes it for the old one.
@@ -153,19 +165,15 @@ class Subject:
         matrices = {key for key in names if state[key].dim() > 1}
 
         def chosen(value: torch.Tensor) -> torch.Tensor:
+            if not value.dim():
+                return one_of(value, self._generator)
             mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-            if not value.numel() or not value.dim():
-                return ~mask
-            row = mask[int(torch.randint(len(value), (), generator=self._generator, device=value.device))]
-            row |= self._chosen(row, 0.03)
-            row.view(-1)[int(torch.randint(row.numel(), (), generator=self._generator, device=value.device))] = True
+            if value.numel():
+                row = mask[int(torch.randint(len(value), (), generator=self._generator, device=value.device))]
+                row |= some_of(row, 0.03, self._generator) | one_of(row, self._generator)
             return mask
 
         return self._with_new(state, matrices or names, chosen)
-
-    def _chosen(self, like: torch.Tensor, share: float) -> torch.Tensor:
-        """Of every element, whether it is among a random share."""
-        return torch.rand(like.shape, generator=self._generator, device=like.device) < share
 
     def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same state with the chosen elements of these parameters drawn anew."""
