@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_tasks
 
+from kernelwright.errors import InfrastructureError
 from kernelwright.records import RunDirectory
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rollouts import RolloutLog
@@ -26,6 +28,7 @@ from kernelwright.rl.training.config import (
 from kernelwright.rl.training.contrastive import train_contrastive
 from kernelwright.rl.training.equipment import Equipment, sampler_of
 from kernelwright.rl.training.examples import read_examples
+from kernelwright.rl.training.fitting import save_final
 from kernelwright.rl.training.held_out import evaluate_held_out
 from kernelwright.rl.training.metrics import MetricsLog
 from kernelwright.rl.training.models import load_for_training
@@ -326,6 +329,64 @@ def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(s
     steps = [rollout.step for rollout in RolloutLog(tmp_path).rollouts()]
     assert [steps.count(step) for step in range(4)] == [32, 32, 32, 0]
     assert sum("grpo/loss" in line for line in MetricsLog(tmp_path).read()) == 6
+
+
+class Poisoned:
+    """Loads a model of which one gradient is not a number in the given updates: a kernel at fault, as seen on a GPU."""
+
+    def __init__(self, updates):
+        self.updates = updates
+        self.seen = []
+
+    def __call__(self, section, seed):
+        model, tokenizer = load_for_training(section, seed)
+        weight = next(model.parameters())
+
+        def poison(gradient):
+            self.seen.append(weight.detach().clone())
+            return gradient * float("nan") if len(self.seen) in self.updates else gradient
+
+        weight.register_hook(poison)
+        return model, tokenizer
+
+
+def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_path):
+    said, load = [], Poisoned({3, 5})
+    equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, say=said.append)
+    result = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), equipment)
+    updates = len(load.seen)
+    assert updates >= 6
+    unchanged = [bool((load.seen[number] == load.seen[number - 1]).all()) for number in range(1, updates)]
+    assert [number for number, same in enumerate(unchanged, start=1) if same] == [3, 5]
+    assert [line for line in said if "left out" in line] == [
+        f"update {number} is left out: its gradient is not finite" for number in (3, 5)
+    ]
+    assert [line["sft/skipped_updates"] for line in MetricsLog(tmp_path).read()][:6] == [0, 0, 1, 1, 2, 2]
+    assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
+
+
+def test_a_model_whose_gradients_stay_no_numbers_is_not_saved(tiny_base, tmp_path):
+    equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned(range(2, 1000)))
+    with pytest.raises(InfrastructureError, match=r"finite gradients; found none in 5 updates .* the last of them update 6"):
+        train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), equipment)
+    assert not (tmp_path / "final").exists()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
+    model, tokenizer = load_for_training(ModelSection(base=str(tiny_base), dtype="float32", tuning="full"), 0)
+    with torch.no_grad():
+        list(model.parameters())[1].fill_(float("nan"))
+    with pytest.raises(InfrastructureError, match="found weights that are not finite"):
+        save_final(model, tokenizer, tmp_path / "final")
+    assert not (tmp_path / "final").exists()
+
+
+def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path):
+    equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({2}))
+    run = RunDirectory(tmp_path)
+    result = train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
+    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1]
+    assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
 def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):

@@ -135,6 +135,7 @@ class _Stage:
 
         from kernelwright.policies.local import LocalModel, LocalSettings
         from kernelwright.policies.pretrained import stop_ids
+        from kernelwright.rl.training.finite import FiniteUpdates
         from kernelwright.rl.training.grpo import STATE_NAME, ContrastiveTrainer, GroupReward, Keeper, LocalRollouts
 
         config = self._config
@@ -157,9 +158,12 @@ class _Stage:
             local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
             rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
         updates = config.grpo.iterations * config.grpo.minibatches
-        keeper = Keeper(
-            self._scorer, self._equipment, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s
-        )
+        finite = FiniteUpdates(model, self._equipment.say)
+
+        def logged(step: int, values: Mapping[str, float]) -> None:
+            self._logged(step, {**values, "skipped_updates": float(finite.skipped)})
+
+        keeper = Keeper(self._scorer, self._equipment, logged, updates=updates, limit_s=config.seconds, spent_s=spent_s)
         trainer = ContrastiveTrainer(
             updates=updates,
             tasks=self._tasks,
@@ -172,7 +176,7 @@ class _Stage:
             ),
             rollout_func=rollouts,
             args=GRPOConfig(**self._arguments(model, checkpoints)),
-            callbacks=[keeper],
+            callbacks=[finite, keeper],
         )
         quiet(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.errors import ConfigError
+from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.rl.training.config import FittingSection, OptimiserSection
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.examples import Example, conversations
@@ -43,11 +43,14 @@ def fit(
 
     Raises:
         ConfigError: no example is short enough.
+        InfrastructureError: gradients are no longer finite.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
+
+    from kernelwright.rl.training.finite import FiniteUpdates
 
     rows = conversations(examples)
     short = [row for row in rows if _tokens(tokenizer, row) <= settings.max_length]
@@ -70,10 +73,10 @@ def fit(
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            on_log(
-                state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-            )
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+            on_log(state.global_step, numbers | {"skipped_updates": float(finite.skipped)})
 
+    finite = FiniteUpdates(model, equipment.say)
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
@@ -91,7 +94,7 @@ def fit(
             gradient_accumulation_steps=settings.batch_size // settings.micro_batch,
             **trainer_arguments(model, settings),
         ),
-        callbacks=[Watch()],
+        callbacks=[finite, Watch()],
     )
     quiet(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
@@ -147,7 +150,17 @@ def trainer_arguments(model: Any, settings: OptimiserSection) -> dict[str, Any]:
 
 
 def save_final(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write what was trained (an adapter alone, where there is one) into a folder, in one step."""
+    """Write what was trained (an adapter alone, where there is one) into a folder, in one step.
+
+    Raises:
+        InfrastructureError: a weight is not a number.
+    """
+    broken = [name for name, weight in model.named_parameters() if weight.requires_grad and not weight.isfinite().all()]
+    if broken:
+        raise InfrastructureError(
+            f"Wanted a trained model; found weights that are not finite, {broken[0]} first. Train it again from the "
+            "checkpoint before, or with a lower optimiser.learning_rate."
+        )
     temporary = folder.with_name(f".{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     adapters = getattr(model, "peft_config", None)

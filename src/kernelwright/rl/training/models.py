@@ -9,6 +9,10 @@ from kernelwright.errors import ConfigError
 from kernelwright.rl.training.config import ModelSection
 from kernelwright.rl.training.extra import require_training_packages
 
+GPU_ATTENTION = "eager"
+"""How attention is computed while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
+batches can give gradients that are not numbers (pytorch/pytorch issue 178251)."""
+
 
 def require_base(section: ModelSection) -> None:
     """See that there is a model to train, without loading it: what comes before that may take hours.
@@ -44,6 +48,8 @@ def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
     _check(section)
     set_seed(seed)
     model, tokenizer = load_pretrained(Weights(path=section.base, dtype=section.dtype))
+    if model.device.type == "cuda":
+        model.set_attn_implementation(GPU_ATTENTION)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if section.tuning == "lora":

@@ -1,0 +1,50 @@
+"""Updates whose gradient is not a number are left out: one of them makes every weight one too. Imported on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from kernelwright.errors import InfrastructureError
+
+PATIENCE = 5
+"""Updates in succession that may be left out before training ends. Our choice: one is bad luck, more are a fault."""
+
+
+class FiniteUpdates(TrainerCallback):
+    """Drops gradients that are not finite before the optimiser sees them.
+
+    Args:
+        model: What is trained.
+        say: Told of each update that is left out.
+
+    Raises:
+        InfrastructureError: from the trainer, when `PATIENCE` updates in succession would have been left out.
+    """
+
+    def __init__(self, model: Any, say: Callable[[str], None]) -> None:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._say = say
+        self._in_succession = 0
+        self.skipped = 0
+        """Updates left out so far."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Keep an update, or take its gradients away: an optimiser passes over parameters that have none."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+            self._in_succession = 0
+            return
+        self.skipped += 1
+        self._in_succession += 1
+        if self._in_succession >= PATIENCE:
+            raise InfrastructureError(
+                f"Wanted finite gradients; found none in {PATIENCE} updates in succession, the last of them update "
+                f'{state.global_step + 1}. Lower optimiser.learning_rate, or set model.dtype = "float32".'
+            )
+        self._say(f"update {state.global_step + 1} is left out: its gradient is not finite")
+        for parameter in self._parameters:
+            parameter.grad = None
