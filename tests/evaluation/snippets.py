@@ -9,6 +9,9 @@ import os, signal, sys, time
 import torch
 """
 
+LOCKS = ["kernelwright-cpu.gate-turn.lock", "kernelwright-cpu.lock"]
+"""What judges on a processor leave in the folder for temporary files."""
+
 RELU = Task(
     id="relu",
     source=HEAD

@@ -53,18 +53,22 @@ def test_one_may_have_the_memory_alone(first, second, together):
     assert entered(memory(alone=second), while_held=memory(alone=first)) is together
 
 
-def test_who_comes_after_one_that_waits_to_be_alone_waits_too():
-    memory, order = DeviceMemory(CPU), []
+@pytest.mark.parametrize("kind", [DeviceGate, DeviceMemory])
+def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind):
+    turns, order = kind(CPU), []
+
+    def enter(alone):
+        return turns(alone=alone) if kind is DeviceMemory else turns(shared=not alone)
 
     def use(name, alone):
-        with memory(alone=alone):
+        with enter(alone):
             order.append(name)
 
     waiting = threading.Thread(target=use, args=("alone", True))
     later = threading.Thread(target=use, args=("later", False))
-    with memory():
+    with enter(False):
         waiting.start()
-        while not is_locked(memory._turn):
+        while not is_locked(turns._turn):
             pass
         later.start()
         later.join(0.2)
@@ -95,6 +99,17 @@ def test_what_was_held_alone_is_counted():
     with gate():
         pass
     assert gate.held_s > once_s
+
+
+def test_time_in_front_of_the_gate_is_counted():
+    gate = DeviceGate(CPU)
+    with gate(shared=True):
+        pass
+    once_s = gate.waited_s
+    assert once_s > 0
+    with gate():
+        pass
+    assert gate.waited_s > once_s
 
 
 def test_the_lock_of_a_gpu_is_named_after_it(monkeypatch):

@@ -21,7 +21,7 @@ from kernelwright.evaluation.statistics import Interval
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 
-from .snippets import HEAD, RELU, candidate, task
+from .snippets import HEAD, LOCKS, RELU, candidate, task
 
 CHECK = Settings.quick(threads=1, timed=False)
 TIME = Settings.quick(threads=1, processes_min=1, processes_max=1)
@@ -586,7 +586,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, close=lambda: order.append("close"))
     checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0))
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0, waited_s=0.0))
     monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
     monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
     monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict, checked: order.append(("time", *checked)))
@@ -613,6 +613,19 @@ def test_only_timing_has_the_device_alone(judge, monkeypatch):
     timed = judge.evaluate(RELU, candidate(), settings=TIME)
     assert set(ways) == {True, False}
     assert timed.checks["device_s"] > 0.0
+
+
+def test_an_evaluation_says_where_its_time_went(judge, monkeypatch):
+    monkeypatch.setattr(judge_module, "_SPENT_S", 0.0)
+    checked = judge.evaluate(RELU, candidate(), settings=CHECK).checks
+    spent_s = checked["spent_s"]
+    for role in ("reference", "candidate"):
+        assert spent_s.keys() >= {f"{role} start", f"{role} build", f"{role} call", f"{role} end"}
+    assert all(seconds >= 0 for seconds in spent_s.values())
+    assert checked["waited_s"] > 0
+    failed = judge.evaluate(RELU, candidate(top="raise ValueError"), settings=CHECK).checks["spent_s"]
+    assert "candidate end" in failed
+    assert "candidate call" not in failed  # which was the evaluation's before
 
 
 def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
@@ -664,7 +677,7 @@ def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, propo
     threads = torch.get_num_threads()
     judge.evaluate(RELU, proposed)
     assert children_of(judge._zygote.process.pid) == set()
-    assert [path.name for path in tmp_path.iterdir()] == ["kernelwright-cpu.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
     assert len(os.listdir("/proc/self/fd")) == files
     assert torch.get_num_threads() == threads
 
@@ -745,7 +758,7 @@ def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
     with pytest.raises(TaskError):
         judge.evaluate(made, honest(made))
     assert children_of(judge._zygote.process.pid) == set()
-    assert [path.name for path in tmp_path.iterdir()] == ["kernelwright-cpu.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
 
 
 def test_the_snippets_are_what_they_claim():

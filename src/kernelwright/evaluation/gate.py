@@ -1,8 +1,8 @@
 """One evaluation at a time may measure on a device; those that measure nothing may use it together.
 
-Whoever measures waits until nobody else is in. That ends: an evaluation that waits to be timed checks nothing meanwhile.
+Whoever measures waits until nobody else is in.
 
-A lock file per device, so that judges in different processes, and different runs on one machine, respect one another.
+Lock files per device, so that judges in different processes, and different runs on one machine, respect one another.
 """
 
 from __future__ import annotations
@@ -20,21 +20,31 @@ import torch
 class DeviceGate:
     """The device, as one evaluation gets it.
 
+    Everyone goes in by turns: whoever waits to measure lets in nobody who came later. Without that, evaluations that measure
+    nothing, of which there are always some, kept others waiting for many seconds.
+
     Args:
         device: Resolved; GPUs are told apart by their uuid, since processes may number them differently.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._path = Path(tempfile.gettempdir()) / f"kernelwright-{_name(device)}.lock"
+        folder, name = Path(tempfile.gettempdir()), _name(device)
+        self._path, self._turn = folder / f"kernelwright-{name}.lock", folder / f"kernelwright-{name}.gate-turn.lock"
         self.held_s = 0.0
         """For how long this evaluation has had the device alone."""
+        self.waited_s = 0.0
+        """For how long it has waited to get in, alone or with others."""
 
     @contextlib.contextmanager
     def __call__(self, *, shared: bool = False) -> Iterator[None]:
         """Enter alone, or with all others that measure nothing either."""
-        with self._path.open("a") as file:
+        with self._turn.open("a") as turn, self._path.open("a") as file:
+            came_s = time.perf_counter()
+            fcntl.flock(turn, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            fcntl.flock(turn, fcntl.LOCK_UN)
             start_s = time.perf_counter()
+            self.waited_s += start_s - came_s
             try:
                 yield
             finally:

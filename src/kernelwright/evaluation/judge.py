@@ -35,6 +35,8 @@ from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full
 
+_SPENT_S = 0.01
+"""What takes less is not worth a line in the record."""
 Progress = Callable[[str], None]
 T = TypeVar("T")
 
@@ -135,6 +137,7 @@ class Judge:
             return attempt()
 
     def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
+        self._workers.spent_s.clear()
         verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
         verdict.checks["advice"] = list(guard.advice(candidate.source))
         verdict.checks["strict_fp32"] = settings.strict_fp32
@@ -143,6 +146,8 @@ class Judge:
                 self._examine(task, candidate, directory, verdict, settings)
             except (Rejection, WorkerFailure) as failure:
                 verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+        spent_s = self._workers.spent_s
+        verdict.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         return verdict
 
     def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
@@ -225,7 +230,7 @@ class Judge:
             subject.label(label, "by its source")
         self._progress("checking")
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: verdict.checks.update(device_s=gate.held_s))
+            stack.callback(lambda: verdict.checks.update(device_s=gate.held_s, waited_s=gate.waited_s))
             sides = []
             for role in ("reference", "candidate"):
                 side = subject.start(role)

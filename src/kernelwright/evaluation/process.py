@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,17 +96,18 @@ class Worker:
             "build": str(spec.build),
             **_of_the_process(settings),
         }
+        start_ns = time.perf_counter_ns()
         try:
             self.pid = zygote.spawn(config, [theirs.fileno(), *self._files])
         finally:
             theirs.close()
+        self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
+        """How long its start and its requests have taken so far, by kind and the parent's clock."""
         self._channel = Channel(ours)
         self._cpu_clock = _process_clock(self.pid)
         self._answered_cpu_us: float | None = None
         self._still = False
         self._paused: list[int] = []
-        self.asked_us = 0.0
-        """How long its requests have taken so far, by the parent's clock."""
         self._ended = False
 
     def _take(self, spec: WorkerSpec) -> None:
@@ -147,7 +149,7 @@ class Worker:
         """Give a worker that has forgotten its module another one; raises as `request`."""
         self._take(spec)
         self._answered_cpu_us = None
-        self.asked_us = 0.0
+        self.spent_us.clear()
         self._exchange("adopt", _FORGET_LIMIT_S, {"config": self._task, "files": len(self._files)}, self._files)
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
@@ -205,7 +207,7 @@ class Worker:
         if self._still:
             self.pause()
         outer_us = (stop_ns - start_ns) / 1e3
-        self.asked_us += outer_us
+        self.spent_us[op] += outer_us
         if "error" in answer:
             raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
         idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
@@ -214,6 +216,11 @@ class Worker:
         if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
         return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
+
+    @property
+    def asked_us(self) -> float:
+        """How long its requests have taken so far."""
+        return sum(us for op, us in self.spent_us.items() if op != "start")
 
     def _cpu_us(self) -> float:
         try:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,8 @@ class Workers:
         self._keep = keep
         self._lock = threading.Lock()
         """Of what follows: the sides of a process triple start beside one another."""
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        """What workers that are stopped have taken, by role and request."""
         self._waiting: list[Worker] = []
         self._directory: Path | None = None
 
@@ -66,14 +70,20 @@ class Workers:
 
     def stop(self, worker: Worker) -> None:
         """End a worker, or keep it if it may be."""
+        start_s = time.perf_counter()
+        spent_s = {op: us / 1e6 for op, us in worker.spent_us.items()}
         with self._lock:
             alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
             keep = worker.spec.kept_as is not None and alike < self._keep
-        if keep and worker.forget():
-            with self._lock:
-                self._waiting.append(worker)
-        else:
+        kept = keep and worker.forget()
+        if not kept:
             worker.discard()
+        spent_s["end"] = time.perf_counter() - start_s
+        with self._lock:
+            if kept:
+                self._waiting.append(worker)
+            for op, seconds in spent_s.items():
+                self.spent_s[f"{worker.spec.role} {op}"] += seconds
 
     def close(self) -> None:
         """End those that wait."""
