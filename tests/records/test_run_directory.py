@@ -132,6 +132,8 @@ def test_gpus_come_from_the_driver_and_are_none_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(module, "_commit", lambda: "c")
     monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: Answer)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert capture_environment("cuda:0")["cuda_device_max_connections"] == "1"
     (gpu,) = capture_environment("cuda:0")["gpu"]
     assert (gpu["name"], gpu["driver_version"]) == ("NVIDIA H200", "570.1")
 

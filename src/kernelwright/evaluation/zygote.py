@@ -37,6 +37,7 @@ INHERITED_VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",  # with 1 a context takes a third of the time to make, and streams share one queue
     "LANG",
     "LC_ALL",
     "CC",

@@ -206,6 +206,8 @@ def capture_environment(device: str) -> dict[str, Any]:
     }
     if device.startswith("cuda") and torch.cuda.is_available():
         environment["gpu"] = _gpus()
+        # It changes how processes share a GPU, and so what is measured there.
+        environment["cuda_device_max_connections"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     return environment
 
 
