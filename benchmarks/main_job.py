@@ -164,6 +164,8 @@ def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None
     options = parser.parse_args(arguments)
     wanted = options.tasks.split(",") if options.tasks else None
     tasks = [entry.task for entry in load_suite("builtin").entries if wanted is None or entry.task.id in wanted]
+    if unknown := set(wanted or ()) - {task.id for task in tasks}:
+        parser.error(f"no tasks of the built-in suite: {', '.join(sorted(unknown))}")
     if not options.only_publish:
         deadline_s = time.monotonic() + options.seconds
         devices = devices_of(options.device)

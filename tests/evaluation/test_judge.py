@@ -381,6 +381,14 @@ VALID = {
     "batch norm": task(
         "return self.bn(inputs[0])", "[torch.randn(64, 4, 3, 3)]", "self.bn = torch.nn.BatchNorm2d(4)"
     ),
+    "a parameter outside the state": task(
+        "return inputs[0] * self.scale + self.shift",
+        init=(
+            "self.scale, self.shift = (torch.nn.Parameter(torch.ones(16)) for _ in range(2))\n"
+            "        self.register_state_dict_post_hook(lambda module, state, *rest: state.__delitem__('shift'))\n"
+            "        self.register_load_state_dict_pre_hook(lambda module, state, *rest: state.update(shift=module.shift))"
+        ),
+    ),
     "complex numbers": task("return torch.fft.rfft(inputs[0]) * 2"),
     "lazily conjugated numbers": task("return torch.fft.rfft(inputs[0]).conj()"),
     "not in float64": task("return (inputs[0].view(torch.int32) & 0x7FFFFFFF).view(torch.float32) * 2"),

@@ -34,6 +34,7 @@ class Oracle:
         self._owner = {
             name: owners.setdefault(id(parameter), name)
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if name in self.initial_state  # which a module may keep some out of
         }
         """For every name of a parameter the first one: tied parameters have several."""
         self.parameter_names = set(self._owner)
