@@ -352,6 +352,8 @@ def test_a_block_that_relies_on_something_not_understood():
 def test_two_different_kernels():
     assert kinds(build("softmax", 80), compiled("row_sum", 80)) == {"container"}
     assert kinds(build("softmax", 80), compiled("softmax", 90)) == {"container"}
+    [violation] = check(compiled("softmax", 90), compiled("softmax", 80), remembering)
+    assert violation.detail == "the two cubins are for different architectures, sm_90 and sm_80"
 
 
 def test_what_is_harmless_is_legal():

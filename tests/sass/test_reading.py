@@ -85,6 +85,20 @@ def test_what_is_no_cubin_is_refused(junk):
         read_cubin(junk)
 
 
+@pytest.mark.parametrize("new_format", [False, True])
+@pytest.mark.parametrize("architecture", [75, 103, 121])
+def test_an_architecture_that_is_not_supported_is_named_before_it_is_disassembled(architecture, new_format):
+    data = bytearray(compiled("softmax", 80))
+    data[48:50] = (0, architecture) if new_format else (architecture, data[49])
+    if new_format:
+        data[7:9] = (0x41, 8)
+    message = (
+        rf"^wanted a cubin for one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, found one for sm_{architecture}; compile"
+    )
+    with pytest.raises(CubinError, match=message):
+        load(bytes(data), lambda _: pytest.fail("the disassembler was asked"))
+
+
 @given(st.integers(0, 2**32), st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_container_is_read_or_refused(seed, flips):

@@ -112,6 +112,9 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
 
 def _container_violations(first: CubinImage, second: CubinImage) -> list[Violation]:
     """Everything outside the code sections must be the same bytes."""
+    if first.architecture != second.architecture:
+        detail = f"the two cubins are for different architectures, sm_{first.architecture} and sm_{second.architecture}"
+        return [Violation("container", 0, detail)]
     if [c.section for c in first.code] != [c.section for c in second.code]:
         return [Violation("container", 0, "the two cubins do not have the same code sections")]
     position = 0
@@ -218,7 +221,9 @@ def _keeps_wrongly(new: Kernel, slot: int, explained: int) -> bool:
     if instruction.text.count(".reuse") != instruction.control.reuse.bit_count():
         return True
     follower = new.instructions[slot + 1]
-    return any(unexplained >> k & 1 and not may_keep(instruction, follower, k) for k in OPERAND_SLOTS)
+    return any(
+        unexplained >> k & 1 and not may_keep(instruction, follower, k, new.architecture) for k in OPERAND_SLOTS
+    )
 
 
 def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:

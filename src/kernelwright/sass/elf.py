@@ -13,6 +13,8 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SHT_NOBITS = 8
 _MAX_SECTIONS = 1 << 16
+_ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+"""Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
 """Format byte of an `.nv.info` entry that carries a 16-bit payload size."""
 
@@ -79,7 +81,8 @@ def read_cubin(data: bytes) -> CubinImage:
     """Parse a cubin.
 
     Raises:
-        CubinError: the bytes are not a well-formed 64-bit CUDA ELF file with code of 128-bit instructions.
+        CubinError: the bytes are not a well-formed 64-bit CUDA ELF file with code of 128-bit instructions, or it is for
+            an architecture that is not supported.
     """
     if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
         raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")
@@ -91,6 +94,13 @@ def read_cubin(data: bytes) -> CubinImage:
     if table + count * entry > len(data):
         raise CubinError(
             "wanted a whole cubin, found one whose section table lies beyond its end (truncated?)"
+        )
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(f"sm_{number}" for number in _ARCHITECTURES)
+        raise CubinError(
+            f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these"
         )
     raw = [_SECTION.unpack_from(data, table + i * entry) for i in range(count)]
     for _, kind, _, _, offset, size, *_ in raw:
@@ -105,8 +115,6 @@ def read_cubin(data: bytes) -> CubinImage:
     code = tuple(_code_section(data, sections, s) for n, s in sections.items() if n.startswith(".text."))
     if not code:
         raise CubinError("wanted a cubin with kernels, found no .text section")
-    # The architecture moved to another byte of e_flags when the ABI version changed.
-    architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
     return CubinImage(data, architecture, code)
 
 

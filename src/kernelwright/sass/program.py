@@ -38,6 +38,7 @@ class Kernel:
 
     Attributes:
         name: the kernel's name.
+        architecture: compute capability times ten.
         code: where its bytes lie, and the side tables that name its instructions.
         instructions: in address order; index i lies at address 16 * i. Padding at the end is left out.
         blocks: basic blocks in address order, covering every instruction once.
@@ -46,6 +47,7 @@ class Kernel:
     """
 
     name: str
+    architecture: int
     code: CodeSection
     instructions: tuple[Instruction, ...]
     blocks: tuple[Block, ...]
@@ -146,7 +148,7 @@ def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel
         or not instruction.control.is_encodable()
         or instruction.predicate in ("!PT", "!UPT")
     )
-    return Kernel(code.kernel, code, instructions, _blocks(instructions, found.labels), fixed)
+    return Kernel(code.kernel, image.architecture, code, instructions, _blocks(instructions, found.labels), fixed)
 
 
 def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> tuple[Block, ...]:

@@ -252,7 +252,9 @@ class Schedule:
         pair = self.order[slot], self.order[slot + 1]
         if pair not in self._keepable_of:
             first, follower = (self.kernel.instructions[index] for index in pair)
-            self._keepable_of[pair] = sum(1 << k for k in OPERAND_SLOTS if may_keep(first, follower, k))
+            self._keepable_of[pair] = sum(
+                1 << k for k in OPERAND_SLOTS if may_keep(first, follower, k, self.kernel.architecture)
+            )
         return self._keepable_of[pair]
 
     def _outcome(self, move: AnyMove, must_change: bool = True) -> _Outcome | None:
