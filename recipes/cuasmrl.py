@@ -42,7 +42,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kernels: tuple[str, ...]
+    kernels: tuple[str, ...] = Field(min_length=1)
     agents: tuple[str, ...] = AGENTS
     budget: int = Field(default=2000, ge=1)
     moves: str = "paper"

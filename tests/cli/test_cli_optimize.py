@@ -268,3 +268,14 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
     assert "not measured: " in captured.err
     assert cli.main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[0] == "| Level |"
+
+
+@pytest.mark.parametrize("typed", [["--sass-agent", "ppo"], ["--sass-budget", "5"]])
+def test_what_is_said_of_the_game_needs_the_game(typed, tmp_path, capsys):
+    task = tmp_path / "task.py"
+    task.write_text(TASK)
+    status = cli.main(["optimize", str(task), "--out", str(tmp_path / "run"), *typed])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert f"wanted --then-sass beside {typed[0]}" in error
+    assert not (tmp_path / "run").exists()

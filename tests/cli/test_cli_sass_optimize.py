@@ -91,15 +91,42 @@ def test_without_a_gpu_it_says_so_and_invents_nothing(no_gpu, tmp_path, capsys):
         ["corpus:softmax", "--backend", "simulated-issue", "--agent", "luck"],
         ["corpus:softmax", "--budget", "0"],
         ["corpus:softmax", "--moves", "all"],
+        ["corpus:row_sum", "--backend", "simulated-issue", "--agent", "greedy", "--kernel", "another"],
+        ["corpus:row_sum", "--backend", "simulated-issue", "--agent", "greedy", "--network-device", "cuda:0"],
+        ["CUBIN", "--backend", "simulated-issue", "--agent", "greedy", "--architecture", "90"],
+        ["text.cubin", "--backend", "simulated-issue", "--agent", "greedy"],
     ],
 )
-def test_wrong_usage(arguments, no_gpu, tmp_path, monkeypatch, capsys):
+def test_wrong_usage(arguments, cubin, no_gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    status, text, error = run(capsys, "optimize", *arguments)
+    (tmp_path / "text.cubin").write_text("no cubin")
+    status, text, error = run(capsys, "optimize", *(cubin if word == "CUBIN" else word for word in arguments))
     assert (status, text) == (2, "")
     assert error.lower().startswith("error: ")
     assert error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert "text.cubin" not in arguments or "text.cubin" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["text.cubin"]
+
+
+def test_a_larger_budget_takes_a_run_further(cubin, tmp_path, capsys):
+    arguments = ["optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--out", tmp_path / "run"]
+    played = [json.loads(run(capsys, *arguments, "--json", "--budget", n)[1])["schedules"] for n in (5, 12, 7)]
+    assert played == [5, 12, 12]
+
+
+def test_where_no_schedule_was_faster_nothing_was_measured_again(cubin, tmp_path, capsys):
+    arguments = ["optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--out", tmp_path / "run"]
+    status, text, _ = run(capsys, *arguments, "--limit", "0")
+    assert status == 0
+    assert "none: no schedule of the search was faster" in text
+
+
+def test_without_a_gpu_the_network_cannot_be_on_one(tmp_path, capsys):
+    arguments = ["optimize", "corpus:row_sum", "--backend", "simulated-issue", "--network-device", "cuda:0"]
+    status, text, error = run(capsys, *arguments, "--out", tmp_path / "run")
+    assert (status, text) == (3, "")
+    assert "Choose `cpu`" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_deploying_what_is_no_run(tmp_path, capsys):

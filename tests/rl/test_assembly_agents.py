@@ -179,7 +179,7 @@ def test_unknown_agents_and_missing_packages(monkeypatch):
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 @settings(max_examples=4, deadline=None)
-def test_the_mask_of_version_1_is_exactly_what_may_be_played(seed, steps):
+def test_the_mask_of_the_wider_game_is_exactly_what_may_be_played(seed, steps):
     program = program_of()
     env = BeyondGameEnv(program, max_candidates=8)
     rng = random.Random(seed)
@@ -188,7 +188,7 @@ def test_the_mask_of_version_1_is_exactly_what_may_be_played(seed, steps):
         mask = env.action_masks()
         allowed = np.flatnonzero(mask[:-1])
         assert not mask[-1]
-        refused = np.flatnonzero(~mask[:-1])
+        refused = np.flatnonzero(~mask)
         with pytest.raises(MoveError):
             env.step(int(rng.choice(refused)))
         observation, _, terminated, _, info = env.step(int(rng.choice(allowed)))
@@ -201,7 +201,7 @@ def test_the_mask_of_version_1_is_exactly_what_may_be_played(seed, steps):
     assert again.words() == env.schedule.words()
 
 
-def test_version_1_pays_relative_throughput(program):
+def test_the_wider_game_pays_relative_throughput(program):
     env = BeyondGameEnv(program, horizon=50)
     env.reset()
     rng = np.random.default_rng(1)
@@ -216,7 +216,7 @@ def test_version_1_pays_relative_throughput(program):
 @pytest.mark.parametrize(
     "options", [{"operations": ()}, {"operations": ("fly",)}, {"operations": ("yield", "yield")}, {"max_candidates": 0}]
 )
-def test_options_of_version_1_that_make_no_sense(program, options):
+def test_options_of_the_wider_game_that_make_no_sense(program, options):
     with pytest.raises(UsageError, match="wanted"):
         BeyondGameEnv(program, **options)
 
@@ -278,7 +278,7 @@ def test_ppo_learns(program, tmp_path):
     assert curve[-1]["entropy"] > 0
 
 
-def test_ppo_plays_version_1_on_several_backends_with_the_papers_network(program):
+def test_ppo_plays_the_wider_game_on_several_backends_with_the_papers_network(program):
     ledger = ledger_of(program, 20, "ppo", [StaticIssueCycles()] * 2)
     play("ppo", Table(program, None, ledger, seed=1, horizon=8))
     assert ledger.spent == 20

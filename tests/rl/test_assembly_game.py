@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from kernelwright.errors import UsageError
 from kernelwright.rl.assembly_game import (
+    BEYOND_ID,
     ENVIRONMENT_ID,
     AssemblyGameEnv,
+    BeyondGameEnv,
     RecordedTimings,
     StaticIssueCycles,
     replay,
@@ -48,19 +52,28 @@ def wander(env, seed, steps):
     return rewards
 
 
-def test_it_is_registered_and_passes_gymnasiums_own_checks(program):
-    made = gymnasium.make(ENVIRONMENT_ID, program=program, disable_env_checker=True)
-    assert isinstance(made.unwrapped, AssemblyGameEnv)
+@pytest.mark.parametrize(("name", "kind"), [(ENVIRONMENT_ID, AssemblyGameEnv), (BEYOND_ID, BeyondGameEnv)])
+def test_gymnasium_makes_it_and_has_nothing_to_say_against_it(program, name, kind):
     with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = gymnasium.make(name, program=program)
+        assert type(made.unwrapped) is kind
+        made.reset(seed=0)
+        made.step(made.action_space.sample(mask=made.unwrapped.action_masks().astype(np.int8)))
+    with pytest.raises(UsageError, match=r"wanted a disassembled program .* found bytes; .*load"):
+        gymnasium.make(name, program=program.image.data)
+
+
+def test_what_the_documentation_shows_works_and_passes_gymnasiums_own_checks(program):
+    text = (Path(__file__).parents[2] / "docs" / "assembly-game.md").read_text(encoding="utf-8")
+    names = {"cubin": program.image.data}
+    with warnings.catch_warnings():
+        # The checker warns that the environment is wrapped, and so has no entry of its own in the registry.
         warnings.simplefilter("ignore", UserWarning)
-
-        class Masked(gymnasium.ActionWrapper):
-            """The checker samples actions without a mask; map what is illegal to stopping."""
-
-            def action(self, action):
-                return action if self.unwrapped.action_masks()[action] else self.unwrapped.stop_action
-
-        check_env(Masked(AssemblyGameEnv(program)), skip_render_check=True)
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(block, names)
+        assert len(names["info"]["moves"]) == 1
+        names["check_env"](names["Masked"](AssemblyGameEnv(program)), skip_render_check=True)
 
 
 def test_spaces(program):
@@ -75,6 +88,13 @@ def test_spaces(program):
     assert info["unit"] == "issue cycles"
     first = instructions[0].control
     assert observation[0, 11] == pytest.approx(first.stall / 15)
+    for column, scoreboards in (
+        (8, [i.control.read_barrier for i in instructions]),
+        (9, [i.control.write_barrier for i in instructions]),
+    ):
+        wanted = [0 if number is None else (number + 1) / 6 for number in scoreboards]
+        assert any(wanted)
+        assert observation[:, column] == pytest.approx(wanted)
 
 
 def test_the_mask_is_exactly_what_may_be_played(program):
@@ -115,6 +135,28 @@ def test_an_episode_ends_by_stopping_or_by_the_horizon(program):
         assert (terminated, truncated) == (False, expected)
 
 
+@pytest.mark.parametrize("kind", [AssemblyGameEnv, BeyondGameEnv])
+def test_stopping_is_refused_where_it_is_masked_and_refusals_use_up_nothing(program, kind):
+    env = kind(program, horizon=2, may_stop=False)
+    env.reset()
+    mask = env.action_masks()
+    assert not mask[-1]
+    for action in (env.stop_action, int(np.flatnonzero(~mask)[0]), -1, env.stop_action + 1):
+        with pytest.raises(MoveError, match="the mask allows"):
+            env.step(action)
+    for expected in (False, True):
+        _, _, terminated, truncated, _ = env.step(int(np.flatnonzero(env.action_masks())[0]))
+        assert (terminated, truncated) == (False, expected)
+
+
+def test_stopping_is_all_that_is_left_where_nothing_may_move(program, monkeypatch):
+    env = BeyondGameEnv(program)
+    env.reset()
+    monkeypatch.setattr(env.schedule, "is_legal", lambda move: False)
+    assert list(np.flatnonzero(env.action_masks())) == [env.stop_action]
+    assert env.step(env.stop_action)[2]
+
+
 def test_reset_returns_to_the_original(program):
     env = AssemblyGameEnv(program)
     first, _ = env.reset()
@@ -125,17 +167,32 @@ def test_reset_returns_to_the_original(program):
     assert env.schedule.cubin(program) == program.image.data
 
 
-def test_replay_and_legality_of_what_leaves_the_game(program):
-    env = AssemblyGameEnv(program, memory_only=False, offsets=(-7, -1, 1, 7), horizon=100)
-    wander(env, 9, 30)
-    moves = [Move(*move) for move in env._info()["moves"]]
-    schedule = replay(program, moves)
-    assert schedule.words() == env.schedule.words()
-    mutated = schedule.cubin(program)
-    assert mutated != program.image.data
-    assert check(program.image.data, mutated, disassemble) == []
-    with pytest.raises(MoveError):
-        replay(program, [Move(0, len(program.kernel().instructions) - 1)])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(AssemblyGameEnv, {"memory_only": False, "offsets": (-7, -1, 1, 7)}), (BeyondGameEnv, {})]
+)
+def test_the_moves_in_info_replay_to_the_same_bytes(program, kind, options):
+    env = kind(program, horizon=100, **options)
+    wander(env, 9, 29)
+    *_, info = env.step(int(np.flatnonzero(env.action_masks())[0]))
+    assert len(info["moves"]) == 30
+    played = env.schedule.cubin(program)
+    assert played != program.image.data
+    for moves in (info["moves"], json.loads(json.dumps(info["moves"])), env.schedule.history):
+        assert replay(program, moves).cubin(program) == played
+    assert check(program.image.data, played, disassemble) == []
+
+
+@pytest.mark.parametrize(
+    "move", [Move(0, 10**6), ["move", 0, 10**6], (140, 139), ["jump", 1, 2], [["move", 1, 2]], "move", None, {"move": 1}]
+)
+def test_what_is_no_move_or_not_legal_is_not_replayed(program, move):
+    with pytest.raises(MoveError, match="wanted a"):
+        replay(program, [move])
+
+
+def test_only_a_disassembled_program_is_replayed_on(program):
+    with pytest.raises(UsageError, match="found bytes"):
+        replay(program.image.data, [])
 
 
 def test_recorded_timings(program):
@@ -153,9 +210,7 @@ def test_recorded_timings(program):
         env.step(int(np.flatnonzero(env.action_masks()[:-1])[-1]))
 
 
-@pytest.mark.parametrize(
-    "options", [{"offsets": ()}, {"offsets": (0, 1)}, {"offsets": (1, 1)}, {"horizon": 0}]
-)
+@pytest.mark.parametrize("options", [{"offsets": ()}, {"offsets": (0, 1)}, {"offsets": (1, 1)}, {"horizon": 0}])
 def test_options_that_make_no_sense(program, options):
     with pytest.raises(UsageError, match="wanted"):
         AssemblyGameEnv(program, **options)

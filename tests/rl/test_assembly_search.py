@@ -83,9 +83,11 @@ def test_a_run_goes_on_where_it_was_and_refuses_to_be_another_one(program, tmp_p
     for name in ("confirmations.jsonl", "weighed.json", "summary.json", "winner.json"):
         (cut / name).unlink()
     assert tuned(program, cut, budget=50).best == whole.best
-    for change in ({"seed": 9}, {"budget": 31}, {"agents": ("random",)}, {"moves": "paper"}):
+    for change in ({"seed": 9}, {"agents": ("random",)}, {"moves": "paper"}):
         with pytest.raises(UsageError, match="another"):
             tuned(program, tmp_path / "a", **{"budget": 30, **change})
+    tuned(program, tmp_path / "a", budget=33)
+    assert len(lines(tmp_path / "a" / "schedules.jsonl")) == 33
 
 
 def test_a_search_that_time_ended_may_go_on_and_its_new_best_is_weighed(program, tmp_path):

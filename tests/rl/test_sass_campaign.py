@@ -84,6 +84,16 @@ def test_the_recipe_of_the_paper_in_small(tmp_path):
     assert json.loads((tmp_path / "out" / "softmax" / "config.json").read_text())["moves"] == "paper"
 
 
+def test_a_recipe_without_kernels_is_refused(tmp_path):
+    (tmp_path / "none.toml").write_text('kernels = []\nbackend = "simulated-issue"\n')
+    done = run(ROOT / "recipes" / "cuasmrl.py", "none.toml", "out", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: Wanted a valid `kernels`, found []")
+    assert "Correct the setting" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_campaign_has_the_papers_kernels_and_more():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))

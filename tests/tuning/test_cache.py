@@ -151,8 +151,12 @@ def test_a_comparison_is_remembered_for_one_cubin_one_gpu_and_one_driver(tmp_pat
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="KERNELWRIGHT_CACHE"):
+    with pytest.raises(UsageError, match="--cache or KERNELWRIGHT_CACHE"):
         TunedCache(tmp_path / "file").put(entry_of(b"tuned"), b"tuned")
+    with pytest.raises(UsageError, match="--cache or KERNELWRIGHT_CACHE"):
+        TunedCache(tmp_path / "file").require_writable()
+    TunedCache(tmp_path / "new" / "one").require_writable()
+    assert list((tmp_path / "new" / "one").iterdir()) == []
 
 
 def test_where_it_is(monkeypatch, tmp_path):

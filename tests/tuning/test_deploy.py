@@ -58,6 +58,22 @@ def test_a_winner_comes_back_from_its_run_directory(winner, tmp_path):
         read_winner(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("target.json", "{}"), ("target.json", "{"), ("original.cubin", "text"), ("tuned.cubin", "")]
+)
+def test_a_damaged_file_of_a_winner_is_named(winner, tmp_path, name, content):
+    write_winner(tmp_path, winner)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=name.replace(".", r"\.")):
+        read_winner(tmp_path)
+
+
+def test_where_nothing_can_be_kept_nothing_is_measured(winner, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--cache"):
+        deploy(winner, TunedCache(tmp_path / "file"), remeasure=lambda target, tuned: pytest.fail("it was measured"))
+
+
 def test_deploying_proves_measures_keeps_and_remembers(winner, cache):
     done = deploy(winner, cache, remeasure=saying(1.05))
     assert done.refusal is None

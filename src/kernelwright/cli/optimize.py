@@ -80,6 +80,7 @@ def command(
     Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, config.json and
     environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
     """
+    options.require_together("--then-sass", then_sass, "sass_agent", "sass_budget")
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
 

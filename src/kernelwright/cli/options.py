@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from kernelwright.evaluation import Settings
@@ -141,6 +142,24 @@ def device_name(_context: click.Context, _parameter: click.Parameter, name: str)
     if name in ("auto", "cpu", "cuda") or numbered:
         return name
     raise click.BadParameter(f"wanted auto, cpu, cuda or cuda:N, found `{name}`.")
+
+
+def require_together(needed: str, given: bool, *names: str) -> None:
+    """Refuse options that were typed for the command at work but mean nothing without another one.
+
+    Args:
+        needed: How the other option is typed.
+        given: Whether it was.
+        names: Parameters that mean nothing without it.
+
+    Raises:
+        click.UsageError: one of them was typed, and the other option was not.
+    """
+    context = click.get_current_context()
+    for name in names:
+        if not given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(parameter.opts[0] for parameter in context.command.params if parameter.name == name)
+            raise click.UsageError(f"wanted {needed} beside {option}, which means nothing without it; found none.")
 
 
 def resolve_device(name: str, say: Callable[[str], None]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelwright.cli.group import HelpfulGroup
-from kernelwright.cli.options import FiniteRange, device_name, run_directory
+from kernelwright.cli.options import FiniteRange, device_name, require_together, run_directory
 from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
 from kernelwright.cli.sass_cache import cache
 
@@ -258,10 +258,15 @@ def optimize(
     TARGET is a launch file (.toml or .json), a Python file with kernel specs (FILE.py:NAME), corpus:NAME, or,
     for a model only, a bare cubin. Without a GPU this ends with 3 unless --backend names a model.
     """
+    from kernelwright.evaluation import resolve_device
     from kernelwright.rl.assembly_arena import open_game
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
-    settings = GameSettings(agents or ("ppo",), budget, seed, moves, limit_s=limit_s, network_device=network_device)
+    agents = agents or ("ppo",)
+    require_together("--agent ppo", "ppo" in agents, "network_device")
+    if network_device != "cpu":
+        resolve_device(network_device)  # before anything is begun
+    settings = GameSettings(agents, budget, seed, moves, limit_s=limit_s, network_device=network_device)
     game = open_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name)
     try:
         with (
@@ -312,7 +317,9 @@ def _optimize_json(target: str, result: AssemblyResult) -> dict[str, Any]:
 def _optimize_text(result: AssemblyResult) -> str:
     summary, best = result.summary, result.best
     lines = []
-    if best is None:
+    if best is None and not any(agent["tried"] for agent in summary["agents"].values()):
+        lines.append("best       none: no schedule of the search was faster than the original")
+    elif best is None:
         lines.append("best       none: no schedule's interval cleared the noise floor when measured again")
     else:
         lines.append(f"best       {format_speedup(best.speedup, best.low, best.high)} by {result.agent}")

@@ -55,7 +55,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise DeviceError(
-                "Wanted a CUDA device; torch finds none on this machine. Use --device cpu, or see `kernelwright doctor`."
+                "Wanted a CUDA device; torch finds none on this machine. Choose `cpu`, or see `kernelwright doctor`."
             )
         index = device.index or 0
         if index >= torch.cuda.device_count():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import noise_floor, ratio_interval
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
-from kernelwright.sass import Program, Schedule, load
+from kernelwright.sass import CubinError, Program, Schedule, load
 from kernelwright.toolchain import disassemble
 from kernelwright.tuning.contained import ContainedLauncher, Plan, ScheduleFailed
 
@@ -314,7 +314,8 @@ def open_game(
         kernel_name: which kernel of a bare cubin, when there are several.
 
     Raises:
-        UsageError: the target or the backend does not exist, or a bare cubin was to be measured.
+        UsageError: the target or the backend does not exist, the target has another kernel or architecture than was asked
+            for, or a bare cubin was to be measured.
         DeviceError: there is no GPU.
         ToolchainError: a compiler or disassembler is missing.
     """
@@ -326,12 +327,12 @@ def open_game(
         if path.suffix == ".cubin":
             raise UsageError(
                 f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
-                f"file (docs/assembly-game.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
+                f"file (docs/deploy.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
             )
         # A mistyped name is told wherever it is typed, also where there is no GPU.
         build = find_target(text)
         identity = gpu_identity(0)
-        target = build(architecture or identity.architecture)
+        target = _as_asked(build(architecture or identity.architecture), text, architecture, kernel_name)
         program = load(target.cubin, disassemble)
         return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
     if path.suffix == ".cubin":
@@ -339,10 +340,32 @@ def open_game(
             program = load(path.read_bytes(), disassemble)
         except OSError as error:
             raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
+        except CubinError as error:
+            raise CubinError(f"{error}; the file is {text}") from error
+        _require_architecture(program.image.architecture, text, architecture)
         arena = simulated_arena(backend, program.image.architecture, gpus)
         return Game(path.stem, program, arena, kernel_name)
     from kernelwright.tuning.target import load_target
 
     arena = simulated_arena(backend, architecture or DEFAULT_ARCHITECTURE, gpus)
-    target = load_target(text, arena.architecture)
+    target = _as_asked(load_target(text, arena.architecture), text, architecture, kernel_name)
     return Game(target.spec.name, load(target.cubin, disassemble), arena, target.spec.entry, target)
+
+
+def _as_asked(target: Target, text: str, architecture: int | None, kernel_name: str | None) -> Target:
+    """The target, unless it is not what was asked for besides its name."""
+    if kernel_name not in (None, target.spec.entry):
+        raise UsageError(
+            f"Wanted the kernel {kernel_name}, found {text}, which launches {target.spec.entry}. A kernel is chosen only "
+            "in a bare cubin; leave it out."
+        )
+    _require_architecture(target.architecture, text, architecture)
+    return target
+
+
+def _require_architecture(found: int, text: str, wanted: int | None) -> None:
+    if wanted not in (None, found):
+        raise UsageError(
+            f"Wanted code for sm_{wanted}, found {text}, which is sm_{found} already. An architecture is chosen only for "
+            "what is compiled here; leave it out."
+        )

@@ -1,21 +1,22 @@
-"""The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment, in two versions.
+"""The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment, and a wider one.
 
 ## Description
 
 The player re-orders the machine code of one kernel, one legal move after another, to make it faster.
 Every state that can be reached computes the same: illegal moves are masked, and stall counts are derived
-anew after each move (`kernelwright.sass`). `docs/assembly-game.md` describes both versions.
+anew after each move (`kernelwright.sass`). `docs/assembly-game.md` describes both games.
 
 ## Action space
 
 `Discrete(candidates * operations + 1)`. Action `c * len(operations) + o` applies the o-th operation to the
 c-th candidate instruction; the last action stops the episode. Candidates are numbered by their place in the
-original code and keep their number while they move. `action_masks()` says which actions are legal now; an
-illegal one raises `MoveError`.
+original code and keep their number while they move. `action_masks()` says which actions are legal now, stopping
+among them; an illegal one raises `MoveError` and leaves everything as it was, the horizon included.
 
 `kernelwright/AssemblyGame-v0` is the paper's game: candidates are the memory instructions, operations take
-one a slot up or down; `memory_only=False` and other offsets widen that. `kernelwright/AssemblyGame-v1` goes
-beyond it: `BEYOND` names its operations, and candidates are up to `max_candidates` instructions of any kind.
+one a slot up or down; `memory_only=False` and other offsets widen that. `kernelwright/BeyondAssemblyGame-v0`, the
+wider game, goes beyond it: `BEYOND` names its operations, and candidates are up to `max_candidates` instructions of
+any kind.
 
 ## Observation space
 
@@ -25,7 +26,7 @@ beyond it: `BEYOND` names its operations, and candidates are up to `max_candidat
 | --- | --- |
 | 0-5 | waits for scoreboard 0-5 |
 | 6, 7 | has a read, write scoreboard |
-| 8, 9 | its number / 6 |
+| 8, 9 | (its number + 1) / 6; 0 where it has none |
 | 10 | yields |
 | 11 | stall count / 15 |
 | 12 | is guarded |
@@ -34,12 +35,12 @@ beyond it: `BEYOND` names its operations, and candidates are up to `max_candidat
 | 15 | pinned |
 | 16, 17 | how far it may go up, down by its dependences / instructions |
 
-Version 1 has seven more: 18 opcode, as a fraction of the kernel's opcodes; 19 first register written,
+The wider game has seven more: 18 opcode, as a fraction of the kernel's opcodes; 19 first register written,
 20-22 first three registers read, (number + 1) / 256; 23 inside a loop; 24 reuse bits / 7.
 
 ## Reward
 
-Version 0: `100 * (cost before - cost after) / cost of the original`. Version 1: the relative gain of
+The paper's game: `100 * (cost before - cost after) / cost of the original`. The wider game: the relative gain of
 throughput in percent, `100 * (1 / cost after - 1 / cost before) * cost of the original`, as in the paper. The
 backend says what cost is. A move that costs nothing gives 0. A schedule that has no cost, because it fails,
 gives `FAILED_REWARD` and ends the episode.
@@ -47,12 +48,16 @@ gives `FAILED_REWARD` and ends the episode.
 ## Start state, end
 
 The original schedule. `terminated` after the stop action or a failure, `truncated` after `horizon` moves.
+
+## Information
+
+`moves` is the list of moves since the start as JSON spells them (`kernelwright.sass.move_to_json`); `replay` takes it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -72,6 +77,7 @@ from kernelwright.rl.assembly_backends import (
 from kernelwright.sass import (
     AnyMove,
     ClusterMove,
+    Kernel,
     Move,
     MoveError,
     Program,
@@ -79,6 +85,7 @@ from kernelwright.sass import (
     Schedule,
     StallEdit,
     YieldEdit,
+    move_from_json,
     move_to_json,
 )
 from kernelwright.sass.control import MAX_STALL
@@ -102,7 +109,8 @@ __all__ = [
 ]
 
 ENVIRONMENT_ID = "kernelwright/AssemblyGame-v0"
-BEYOND_ID = "kernelwright/AssemblyGame-v1"
+BEYOND_ID = "kernelwright/BeyondAssemblyGame-v0"
+"""A name of its own: a higher version would make Gymnasium call the paper's game out of date."""
 PAPER_OFFSETS = (-1, 1)
 PAPER_HORIZON = 32
 """Moves of an episode in CuAsmRL's code."""
@@ -112,7 +120,7 @@ BEYOND = (
     "move-8", "move-2", "move-1", "move+1", "move+2", "move+8", "cluster-4", "cluster-1", "cluster+1", "cluster+4",
     "stall+1", "stall-1", "yield", "reuse0", "reuse1",
 )  # fmt: skip
-"""Operations of version 1; our choice."""
+"""Operations of the wider game; our choice."""
 MAX_CANDIDATES = 48
 """Our choice: as many as CuAsmRL finds memory instructions in a matrix product."""
 _OPERATION = re.compile(r"^(?:(move|cluster|stall)([+-][1-9]\d*)|(yield)|(reuse)([0-2]))$")
@@ -125,20 +133,44 @@ _PIPES = {pipe: index for index, pipe in enumerate(Pipe)}
 Observation = npt.NDArray[np.float32]
 
 
-def replay(program: Program, moves: Iterable[AnyMove], kernel_name: str | None = None) -> Schedule:
+def replay(program: Program, moves: Iterable[AnyMove | Sequence[str | int]], kernel_name: str | None = None) -> Schedule:
     """Return the schedule that a list of moves leads to from the original.
 
+    Args:
+        program: the cubin that was played on.
+        moves: moves, or their JSON form as in `info["moves"]` and in records (`kernelwright.sass.move_to_json`).
+        kernel_name: which of its kernels, when there are several.
+
     Raises:
-        MoveError: a move is not legal where it stands in the list.
+        MoveError: something is no move, or a move is not legal where it stands in the list.
+        UsageError: `program` is none, or the choice of its kernel is not clear.
     """
-    schedule = Schedule(program.kernel(kernel_name))
+    schedule = Schedule(_kernel_of(program, kernel_name))
     for move in moves:
-        schedule.play(move)
+        schedule.play(_move_of(move))
     return schedule
 
 
+def _move_of(value: object) -> AnyMove:
+    if isinstance(value, AnyMove):
+        return value
+    try:
+        return move_from_json(value)
+    except TypeError as error:  # A list where the kind should be, such as a list of moves where one move should be.
+        raise MoveError(f"wanted a move such as ['move', 3, 7], found {value!r}") from error
+
+
+def _kernel_of(program: object, kernel_name: str | None) -> Kernel:
+    if not isinstance(program, Program):
+        raise UsageError(
+            f"wanted a disassembled program to play on, found {type(program).__name__}; "
+            "make one of a cubin's bytes: kernelwright.sass.load(cubin, kernelwright.toolchain.disassemble)"
+        )
+    return program.kernel(kernel_name)
+
+
 class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
-    """Version 0 of the environment; the module's docstring describes spaces and reward.
+    """The paper's game; the module's docstring describes spaces and reward.
 
     Args:
         program: the cubin to play on.
@@ -150,7 +182,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         may_stop: whether the stop action is allowed where another one is; the paper masks it in training.
 
     Raises:
-        UsageError: an offset or the horizon makes no sense, or nothing can be moved.
+        UsageError: the program is none, an offset or the horizon makes no sense, or nothing can be moved.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - Gymnasium's own declaration.
@@ -185,13 +217,14 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
     ) -> None:
         if horizon < 1:
             raise UsageError(f"wanted a horizon of at least one move, found {horizon}")
+        kernel = _kernel_of(program, kernel_name)
         self.program = program
         self.backend: Backend = StaticIssueCycles() if backend is None else backend
         self.operations = operations
         self._operations = tuple(_parsed(operation) for operation in operations)
         self.horizon = horizon
         self.render_mode = render_mode
-        self.schedule = Schedule(program.kernel(kernel_name))
+        self.schedule = Schedule(kernel)
         self.candidates = self._candidates()
         if not self.candidates:
             raise UsageError(f"wanted something to move in {self.schedule.kernel.name}, found nothing")
@@ -222,15 +255,16 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         """Play one move, or stop.
 
         Raises:
-            MoveError: the action is masked.
+            MoveError: the action is masked; nothing has changed.
         """
+        move = self.move_of(int(action))
+        is_legal = move is not None or (int(action) == self.stop_action and self.action_masks()[-1])
+        if not is_legal:
+            raise MoveError(f"wanted an action that the mask allows, found {int(action)}; choose by action_masks()")
         self._steps += 1
         truncated = self._steps >= self.horizon
-        if int(action) == self.stop_action:
-            return self._observation(), 0.0, True, truncated, self._info()
-        move = self.move_of(int(action))
         if move is None:
-            raise MoveError(f"wanted an action that the mask allows, found {int(action)}")
+            return self._observation(), 0.0, True, truncated, self._info()
         self.schedule.play(move)
         before, self._now = self._now, measure(self.backend, self.schedule)
         if self._now.relative is None or before.relative is None:
@@ -291,11 +325,8 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
             "status": self._now.status,
             "cost": self._now.cost,
             "initial_cost": self._initial.cost,
-            "moves": self._moves_played(),
+            "moves": [move_to_json(move) for move in self.schedule.history],
         }
-
-    def _moves_played(self) -> list[Any]:
-        return [(move.source, move.target) for move in self.schedule.history if isinstance(move, Move)]
 
     def _constant_columns(self) -> Observation:
         """Rows of what an instruction takes along when it moves, by its original index."""
@@ -327,7 +358,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
 
 
 class BeyondGameEnv(AssemblyGameEnv):
-    """Version 1 of the environment: any instruction, farther moves, and edits of control words.
+    """The wider game: any instruction, farther moves, and edits of control words.
 
     Candidates are taken from inside loops first, and memory instructions and tensor operations before others.
 
@@ -341,7 +372,8 @@ class BeyondGameEnv(AssemblyGameEnv):
         horizon: moves after which an episode is truncated.
 
     Raises:
-        UsageError: an operation, the number of candidates or the horizon makes no sense, or nothing can be moved.
+        UsageError: the program is none, an operation, the number of candidates or the horizon makes no sense, or nothing
+            can be moved.
     """
 
     def __init__(
@@ -373,9 +405,6 @@ class BeyondGameEnv(AssemblyGameEnv):
 
     def _reward(self, before: float, after: float) -> float:
         return 100.0 * (1.0 / after - 1.0 / before)
-
-    def _moves_played(self) -> list[Any]:
-        return [move_to_json(move) for move in self.schedule.history]
 
     def _constant_columns(self) -> Observation:
         kernel = self.schedule.kernel

@@ -48,7 +48,7 @@ WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
 CONFIRMATIONS_TRIED = 2
 """Schedules of each agent to confirm in fresh processes; our choice."""
-_CLAIMED = ("kind", "original_sha256", "kernel", "agents", "budget", "seed", "moves", "horizon", "backend", "start")
+_CLAIMED = ("kind", "original_sha256", "kernel", "agents", "seed", "moves", "horizon", "backend", "start")
 _SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
 _WEIGHED, _TIMES = "weighed.json", "times.json"
 _NOTE_EVERY_S = 2.0
@@ -60,7 +60,7 @@ class GameSettings:
 
     Attributes:
         agents: who plays; each has the whole budget to itself, so that they can be compared.
-        budget: schedules that each agent may measure.
+        budget: schedules that each agent may measure, those of earlier runs in the same directory included.
         seed: where chance starts.
         moves: `paper` for CuAsmRL's swaps of memory instructions, `beyond` for moves of every kind.
         horizon: moves of an episode, for agents that play episodes.

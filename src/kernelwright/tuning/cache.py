@@ -130,8 +130,28 @@ class TunedCache:
             _write(folder / f"{entry.tuned_sha256}.cubin", cubin)
             _write(folder / _ENTRY, (entry.model_dump_json(indent=2) + "\n").encode())
         except OSError as error:
-            raise UsageError(f"Wanted to write {folder}, found: {error.strerror}. Set {ENVIRONMENT_VARIABLE}.") from error
+            raise self._unwritable(error) from error
         return folder
+
+    def require_writable(self) -> None:
+        """See that something can be kept here, before it is measured at length.
+
+        Raises:
+            UsageError: the directory cannot be made or written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".writable.{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(
+            f"Wanted to keep tuned kernels in {self.root}, found: {error.strerror}. Choose another directory with --cache "
+            f"or {ENVIRONMENT_VARIABLE}."
+        )
 
     def get(self, key: CacheKey) -> Tuned | None:
         """Return the tuned kernel for a key, or None; a damaged one is ignored with a warning."""
@@ -197,7 +217,7 @@ class TunedCache:
                 _log.warning("%s has no cubin; ignored", folder)
             return None
         except (OSError, ValidationError) as error:
-            _log.warning("%s cannot be read; ignored: %s", folder, error)
+            _log.warning("%s cannot be read; ignored: %s", folder, str(error).splitlines()[0])
             return None
         if hashlib.sha256(cubin).hexdigest() != entry.tuned_sha256:
             _log.warning("the cubin in %s is damaged; ignored", folder)

@@ -23,9 +23,10 @@ from pydantic import BaseModel, ConfigDict
 
 import kernelwright
 from kernelwright.config import build
-from kernelwright.errors import UsageError
+from kernelwright.errors import ConfigError, UsageError
 from kernelwright.records.run_directory import RunDirectory, capture_environment
-from kernelwright.sass import CheckReport, check_report
+from kernelwright.sass import CheckReport, CubinError, check_report
+from kernelwright.sass.elf import read_cubin
 from kernelwright.sass.identity import code_of, transplant
 from kernelwright.toolchain import ARCHITECTURES, disassemble
 from kernelwright.tuning.cache import CacheEntry, Measurement, Proof, Tuned, TunedCache, key_of
@@ -111,7 +112,7 @@ def read_winner(folder: Path) -> Winner:
     """Read what `write_winner` wrote.
 
     Raises:
-        UsageError: the directory holds no winner.
+        UsageError: the directory holds no winner, or one of its files is damaged.
     """
     try:
         values = json.loads((folder / TARGET_FILE).read_text(encoding="utf-8"))
@@ -123,7 +124,15 @@ def read_winner(folder: Path) -> Winner:
         ) from error
     except ValueError as error:
         raise UsageError(f"Wanted JSON in {folder / TARGET_FILE}, found: {error}.") from error
-    described = build(_TargetFile, values)
+    for name, data in ((ORIGINAL_FILE, original), (TUNED_FILE, tuned)):
+        try:
+            read_cubin(data)
+        except CubinError as error:
+            raise CubinError(f"{error}; the file is {folder / name}") from error
+    try:
+        described = build(_TargetFile, values)
+    except ConfigError as error:
+        raise UsageError(f"{error} The file is {folder / TARGET_FILE}.") from error
     return Winner(Target(described.spec, original, described.architecture), tuned, described.provenance)
 
 
@@ -143,7 +152,7 @@ def deploy(
         gpu: name of the GPU it is for; only with `remeasure=None`, which has none to ask.
 
     Raises:
-        UsageError: `gpu` is missing, or a cubin cannot be read.
+        UsageError: `gpu` is missing, a cubin cannot be read, or the cache cannot be written.
         ToolchainError: no fitting disassembler.
         DeviceError: the machine is at fault.
     """
@@ -159,6 +168,7 @@ def deploy(
     report: CheckReport = check_report(target.cubin, winner.tuned, disassemble)
     if not report.legal:
         return Deployment(refusal=Refusal.NOT_LEGAL, detail=str(report.violations[0]))
+    cache.require_writable()
     confirmation: Confirmation | None = None
     if remeasure is not None:
         try:
