@@ -147,17 +147,8 @@ def replay(program: Program, moves: Iterable[AnyMove | Sequence[str | int]], ker
     """
     schedule = Schedule(_kernel_of(program, kernel_name))
     for move in moves:
-        schedule.play(_move_of(move))
+        schedule.play(move if isinstance(move, AnyMove) else move_from_json(move))
     return schedule
-
-
-def _move_of(value: object) -> AnyMove:
-    if isinstance(value, AnyMove):
-        return value
-    try:
-        return move_from_json(value)
-    except TypeError as error:  # A list where the kind should be, such as a list of moves where one move should be.
-        raise MoveError(f"wanted a move such as ['move', 3, 7], found {value!r}") from error
 
 
 def _kernel_of(program: object, kernel_name: str | None) -> Kernel:

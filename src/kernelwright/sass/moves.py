@@ -96,7 +96,7 @@ def move_from_json(value: object) -> AnyMove:
     Raises:
         MoveError: it spells none.
     """
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and value[0] in _KINDS:
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and value[0] in MOVE_KINDS:
         kind = _KINDS[value[0]]
         numbers = value[1:]
         if len(numbers) == len(kind.__slots__) and all(type(n) is int for n in numbers):
