@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernelwright.evaluation import gate as gate_module
 from kernelwright.evaluation.gate import DeviceGate, DeviceMemory
 
 CPU = torch.device("cpu")
@@ -54,7 +55,8 @@ def test_one_may_have_the_memory_alone(first, second, together):
 
 
 @pytest.mark.parametrize("kind", [DeviceGate, DeviceMemory])
-def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind):
+def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind, monkeypatch):
+    monkeypatch.setattr(gate_module, "_PATIENCE_S", 60.0)
     turns, order = kind(CPU), []
 
     def enter(alone):
@@ -99,6 +101,24 @@ def test_what_was_held_alone_is_counted():
     with gate():
         pass
     assert gate.held_s > once_s
+
+
+def test_one_that_waits_for_long_to_measure_lets_others_in_meanwhile(monkeypatch):
+    monkeypatch.setattr(gate_module, "_PATIENCE_S", 0.0)
+    order = []
+
+    def measure():
+        with DeviceGate(CPU)():
+            order.append("alone")
+
+    waiting = threading.Thread(target=measure)
+    with DeviceGate(CPU)(shared=True):  # compiles, say
+        waiting.start()
+        for _ in range(3):
+            with DeviceGate(CPU)(shared=True):
+                order.append("later")
+    waiting.join()
+    assert order == ["later", "later", "later", "alone"]
 
 
 def test_time_in_front_of_the_gate_is_counted():

@@ -13,15 +13,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import torch
+
+_PATIENCE_S, _PATIENCE_MAX_S = 0.5, 4.0
+"""For how long who waits to measure keeps others out before it lets them in for as long, at first and at most: checks hold
+the gate for a tenth of a second, a first call that compiles for a minute. Our choice."""
+_POLL_S = 0.005
 
 
 class DeviceGate:
     """The device, as one evaluation gets it.
 
-    Everyone goes in by turns: whoever waits to measure lets in nobody who came later. Without that, evaluations that measure
-    nothing, of which there are always some, kept others waiting for many seconds.
+    Who waits to measure keeps out those who came later, for a while. Without that, evaluations that measure nothing, of
+    which there are always some, kept others waiting for seconds; without an end to it, all would wait for one that compiles.
 
     Args:
         device: Resolved; GPUs are told apart by their uuid, since processes may number them differently.
@@ -40,9 +46,12 @@ class DeviceGate:
         """Enter alone, or with all others that measure nothing either."""
         with self._turn.open("a") as turn, self._path.open("a") as file:
             came_s = time.perf_counter()
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            fcntl.flock(turn, fcntl.LOCK_UN)
+            if shared:
+                fcntl.flock(turn, fcntl.LOCK_SH)
+                fcntl.flock(file, fcntl.LOCK_SH)
+                fcntl.flock(turn, fcntl.LOCK_UN)
+            else:
+                _enter_alone(turn, file)
             start_s = time.perf_counter()
             self.waited_s += start_s - came_s
             try:
@@ -51,6 +60,25 @@ class DeviceGate:
                 if not shared:
                     self.held_s += time.perf_counter() - start_s
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _enter_alone(turn: TextIO, file: TextIO) -> None:
+    patience_s = _PATIENCE_S
+    while True:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        came_s = time.monotonic()
+        try:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                if time.monotonic() - came_s >= patience_s:
+                    break
+                time.sleep(_POLL_S)
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        time.sleep(patience_s)
+        patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
 
 
 class DeviceMemory:
