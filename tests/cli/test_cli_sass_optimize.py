@@ -7,7 +7,9 @@ import json
 import pytest
 
 from kernelwright.cli import main
+from kernelwright.cli.sass import ARCHITECTURES
 from kernelwright.errors import DeviceError
+from kernelwright.sass import elf
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.toolchain import compile_triton
 
@@ -119,6 +121,10 @@ def test_where_no_schedule_was_faster_nothing_was_measured_again(cubin, tmp_path
     status, text, _ = run(capsys, *arguments, "--limit", "0")
     assert status == 0
     assert "none: no schedule of the search was faster" in text
+
+
+def test_the_architectures_to_choose_from_are_those_that_can_be_read():
+    assert tuple(map(int, ARCHITECTURES)) == elf.ARCHITECTURES
 
 
 def test_without_a_gpu_the_network_cannot_be_on_one(tmp_path, capsys):

@@ -155,9 +155,11 @@ def require_together(needed: str, given: bool, *names: str) -> None:
     Raises:
         click.UsageError: one of them was typed, and the other option was not.
     """
+    if given:
+        return
     context = click.get_current_context()
     for name in names:
-        if not given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = next(parameter.opts[0] for parameter in context.command.params if parameter.name == name)
             raise click.UsageError(f"wanted {needed} beside {option}, which means nothing without it; found none.")
 

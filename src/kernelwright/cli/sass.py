@@ -382,6 +382,7 @@ def _read(path: Path) -> bytes:
     """The bytes of a cubin; an error names the file."""
     from kernelwright.sass import CubinError
     from kernelwright.sass.elf import read_cubin
+    from kernelwright.sass.errors import in_file
 
     try:
         if path.is_file() and path.stat().st_size > CUBIN_LIMIT_BYTES:
@@ -389,8 +390,6 @@ def _read(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise CubinError(f"wanted a cubin, found {path}: {error.strerror}; check the path") from error
-    try:
+    with in_file(path):
         read_cubin(data)
-    except CubinError as error:
-        raise CubinError(f"{error}; the file is {path}") from error
     return data

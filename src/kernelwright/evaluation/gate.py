@@ -64,21 +64,31 @@ class DeviceGate:
 
 def _enter_alone(turn: TextIO, file: TextIO) -> None:
     patience_s = _PATIENCE_S
-    while True:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        came_s = time.monotonic()
-        try:
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                if time.monotonic() - came_s >= patience_s:
-                    break
-                time.sleep(_POLL_S)
-        finally:
-            fcntl.flock(turn, fcntl.LOCK_UN)
+    while not _got_in(turn, file, patience_s):
         time.sleep(patience_s)
         patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
+
+
+def _got_in(turn: TextIO, file: TextIO, patience_s: float) -> bool:
+    """Whether everybody who was in has left in time; nobody else gets in meanwhile."""
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    came_s = time.monotonic()
+    try:
+        while not _locked(file):
+            if time.monotonic() - came_s >= patience_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+    finally:
+        fcntl.flock(turn, fcntl.LOCK_UN)
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class DeviceMemory:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import noise_floor, ratio_interval
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
-from kernelwright.sass import CubinError, Program, Schedule, load
+from kernelwright.sass import Program, Schedule, load
+from kernelwright.sass.errors import in_file
 from kernelwright.toolchain import disassemble
 from kernelwright.tuning.contained import ContainedLauncher, Plan, ScheduleFailed
 
@@ -337,11 +338,10 @@ def open_game(
         return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
     if path.suffix == ".cubin":
         try:
-            program = load(path.read_bytes(), disassemble)
+            with in_file(text):
+                program = load(path.read_bytes(), disassemble)
         except OSError as error:
             raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
-        except CubinError as error:
-            raise CubinError(f"{error}; the file is {text}") from error
         _require_architecture(program.image.architecture, text, architecture)
         arena = simulated_arena(backend, program.image.architecture, gpus)
         return Game(path.stem, program, arena, kernel_name)

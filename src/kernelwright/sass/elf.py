@@ -13,7 +13,7 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SHT_NOBITS = 8
 _MAX_SECTIONS = 1 << 16
-_ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
 """Format byte of an `.nv.info` entry that carries a 16-bit payload size."""
@@ -97,8 +97,8 @@ def read_cubin(data: bytes) -> CubinImage:
         )
     # The architecture moved to another byte of e_flags when the ABI version changed.
     architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(f"sm_{number}" for number in _ARCHITECTURES)
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise CubinError(
             f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these"
         )

@@ -25,8 +25,9 @@ import kernelwright
 from kernelwright.config import build
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.records.run_directory import RunDirectory, capture_environment
-from kernelwright.sass import CheckReport, CubinError, check_report
+from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.elf import read_cubin
+from kernelwright.sass.errors import in_file
 from kernelwright.sass.identity import code_of, transplant
 from kernelwright.toolchain import ARCHITECTURES, disassemble
 from kernelwright.tuning.cache import CacheEntry, Measurement, Proof, Tuned, TunedCache, key_of
@@ -125,10 +126,8 @@ def read_winner(folder: Path) -> Winner:
     except ValueError as error:
         raise UsageError(f"Wanted JSON in {folder / TARGET_FILE}, found: {error}.") from error
     for name, data in ((ORIGINAL_FILE, original), (TUNED_FILE, tuned)):
-        try:
+        with in_file(folder / name):
             read_cubin(data)
-        except CubinError as error:
-            raise CubinError(f"{error}; the file is {folder / name}") from error
     try:
         described = build(_TargetFile, values)
     except ConfigError as error:

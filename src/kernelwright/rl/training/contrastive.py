@@ -158,12 +158,9 @@ class _Stage:
             local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
             rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
         updates = config.grpo.iterations * config.grpo.minibatches
-        finite = FiniteUpdates(model, self._equipment.say)
-
-        def logged(step: int, values: Mapping[str, float]) -> None:
-            self._logged(step, {**values, "skipped_updates": float(finite.skipped)})
-
-        keeper = Keeper(self._scorer, self._equipment, logged, updates=updates, limit_s=config.seconds, spent_s=spent_s)
+        keeper = Keeper(
+            self._scorer, self._equipment, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s
+        )
         trainer = ContrastiveTrainer(
             updates=updates,
             tasks=self._tasks,
@@ -176,7 +173,7 @@ class _Stage:
             ),
             rollout_func=rollouts,
             args=GRPOConfig(**self._arguments(model, checkpoints)),
-            callbacks=[finite, keeper],
+            callbacks=[FiniteUpdates(model, self._equipment.say), keeper],
         )
         quiet(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -15,7 +15,7 @@ PATIENCE = 5
 
 
 class FiniteUpdates(TrainerCallback):
-    """Drops gradients that are not finite before the optimiser sees them.
+    """Drops gradients that are not finite before the optimiser sees them. Comes before the callback that keeps the logs.
 
     Args:
         model: What is trained.
@@ -48,3 +48,8 @@ class FiniteUpdates(TrainerCallback):
         self._say(f"update {state.global_step + 1} is left out: its gradient is not finite")
         for parameter in self._parameters:
             parameter.grad = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+        """Add the count to what is logged; callbacks that come later see it."""
+        if logs is not None:
+            logs["skipped_updates"] = float(self.skipped)

@@ -73,10 +73,10 @@ def fit(
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-            on_log(state.global_step, numbers | {"skipped_updates": float(finite.skipped)})
+            on_log(
+                state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+            )
 
-    finite = FiniteUpdates(model, equipment.say)
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
@@ -94,7 +94,7 @@ def fit(
             gradient_accumulation_steps=settings.batch_size // settings.micro_batch,
             **trainer_arguments(model, settings),
         ),
-        callbacks=[finite, Watch()],
+        callbacks=[FiniteUpdates(model, equipment.say), Watch()],
     )
     quiet(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
