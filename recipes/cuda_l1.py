@@ -114,6 +114,8 @@ class Recipe:
         if config.exemplars_share:
             exemplars = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})
             config = config.model_copy(update={"exemplars": exemplars})
+        if config.rehearsal:
+            config = config.model_copy(update={"rehearse": self.out / "sft"})
         return self._train("self-supervised", config)
 
     # ---- 2.4: contrastive RL; its special case without exemplars is vanilla GRPO

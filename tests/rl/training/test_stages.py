@@ -11,11 +11,11 @@ import pytest
 import torch
 from toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_tasks
 
-from kernelwright.errors import InfrastructureError
+from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rollouts import RolloutLog
-from kernelwright.rl.training import supervised
+from kernelwright.rl.training import self_supervised, supervised
 from kernelwright.rl.training.augmentation import augment
 from kernelwright.rl.training.config import (
     ExemplarSection,
@@ -208,6 +208,28 @@ def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, sc
     count = judge.count
     assert train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu")).finished
     assert judge.count == count
+
+
+def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes(schooled, tmp_path, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(self_supervised, "fit", lambda model, tokenizer, examples, *rest, **named: learnt.append(examples))
+    school = Path(schooled).parent
+    config = self_supervised_config(schooled, rounds=1)
+
+    def stage(name, **changes):
+        done = config.model_copy(update=changes)
+        train_self_supervised(done, SPLIT, RunDirectory(tmp_path / name), Equipment(judges=ToyJudge(), device="cpu"))
+
+    stage("alone")
+    stage("half", rehearsal=0.5, rehearse=school)
+    stage("all", rehearsal=1e6, rehearse=school)
+    alone, half, everything = ([example.teacher for example in examples] for examples in learnt)
+    assert "toy-teacher" not in alone
+    assert half[: len(alone)] == alone
+    assert half[len(alone) :] == ["toy-teacher"] * round(0.5 * len(alone))
+    assert everything.count("toy-teacher") == len(read_examples(school / "examples.jsonl"))
+    with pytest.raises(ConfigError, match="rehearse = .*none-there; found none"):
+        stage("none", rehearsal=0.5, rehearse=tmp_path / "none-there")
 
 
 def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_reference(schooled, tmp_path):

@@ -278,6 +278,11 @@ class SelfSupervisedConfig(_Section):
     """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers; answers that repeat one are
     not learnt. The paper's stage 2 has none; a small model that sees plain prompts only forgets the other form before stage
     3 asks for it. Our choice."""
+    rehearsal: float = Field(default=0.0, ge=0)
+    """Teachers' examples that are learnt again beside each success: from its own successes alone a small model forgets what
+    it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
+    rehearse: Path | None = None
+    """Run directory of stage 1, where those examples are."""
 
 
 class RewardSection(_Section):

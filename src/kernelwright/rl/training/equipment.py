@@ -19,6 +19,7 @@ from kernelwright.rl.training.config import (
     JudgeSection,
     ModelSection,
     RewardSection,
+    SelfSupervisedConfig,
     StageConfig,
     SupervisedConfig,
 )
@@ -196,6 +197,8 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
     }
     if not isinstance(config, SupervisedConfig):
         said["exemplars"] = said.get("exemplars", {}) | {"seeds": [path.name for path in config.exemplars.seeds]}
+    if isinstance(config, SelfSupervisedConfig) and config.rehearse is not None:
+        said["rehearse"] = config.rehearse.name
     whole = {
         "kind": f"train {stage}",
         "config": config.model_dump(mode="json"),

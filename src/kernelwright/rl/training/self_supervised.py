@@ -1,7 +1,8 @@
 """Stage 2, self-supervised (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
 
 The paper's REINFORCE has reward 1 for success and 0 otherwise and no baseline, because failures dominate at first; its
-gradient is that of the likelihood of the successes sampled, each as often as it was sampled.
+gradient is that of the likelihood of the successes sampled, each as often as it was sampled. Examples of stage 1 may be
+learnt again beside them (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory, Task
 from kernelwright.rl.exemplar_samplers import sampler_named
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rewards import reward_named
 from kernelwright.rl.training.config import ModelSection, SelfSupervisedConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
-from kernelwright.rl.training.examples import Example, example_of, write_examples
+from kernelwright.rl.training.examples import Example, example_of, read_examples, write_examples
 from kernelwright.rl.training.fitting import fit, save_final
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
@@ -37,10 +39,12 @@ def train_self_supervised(
 
     Raises:
         UsageError: the directory belongs to another run.
+        ConfigError: there is nothing to rehearse.
         PolicyError: the model cannot be loaded or sampled from.
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
     claim(run, "self-supervised", config, equipment.device)
+    taught = _taught(config)
     final = run.path / "final"
     state = run.read_json("state.json") or {"rounds": 0}
     done = int(state["rounds"])
@@ -93,10 +97,11 @@ def train_self_supervised(
             metrics.write(number, {f"self-supervised/{key}": value for key, value in values.items()})
             if successes:
                 write_examples(folder / "examples.jsonl", successes)
+                again = dice.sample(taught, min(len(taught), round(config.rehearsal * len(successes))))
                 fit(
                     model,
                     tokenizer,
-                    successes,
+                    successes + again,
                     config.optimiser,
                     out=folder,
                     seed=config.seed + number,
@@ -134,6 +139,23 @@ def _tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number:
     start = number * config.tasks_per_round
     # A turn may end within a round; a task still comes up once in it.
     return list({task.sha256: task for task in order[start : start + config.tasks_per_round]}.values())
+
+
+def _taught(config: SelfSupervisedConfig) -> list[Example]:
+    """What may be rehearsed.
+
+    Raises:
+        ConfigError: rehearsal is wanted and there are no examples.
+    """
+    if not config.rehearsal:
+        return []
+    examples = read_examples(config.rehearse / "examples.jsonl") if config.rehearse is not None else []
+    if not examples:
+        raise ConfigError(
+            f"Wanted examples to rehearse in the run directory rehearse = {config.rehearse}; found none. Name one of stage 1, "
+            "or set rehearsal = 0."
+        )
+    return examples
 
 
 def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[Example]:
