@@ -336,6 +336,48 @@ def test_other_state_is_judged_with_its_own_weights_where_that_is_allowed(judge)
     assert Label.STRIDES_DIFFER in found.labels
 
 
+@pytest.mark.parametrize("forward", ["return torch.relu(self.other(x)) * 1.5", "return torch.relu(self.other(x)) * 0"])
+def test_other_state_excuses_no_wrong_output(judge, forward):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    renamed = Candidate(source=candidate(forward).source.replace("self.linear", "self.other"))
+    found = judge.evaluate(RELU, renamed, settings=settings)
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert found.checks["sets"]["own"]["reference"]["rms"] < 1e-5
+
+
+def test_other_state_is_judged_beside_the_same_weights_where_there_is_no_float64(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    reference = RELU.model_copy(
+        update={"source": RELU.source.replace("return torch.relu", "assert x.dtype == torch.float32\n        return torch.relu")}
+    )
+    renamed = Candidate(source=candidate().source.replace("self.linear", "self.other"))
+    found = judge.evaluate(reference, renamed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STATE_DIFFERS in found.labels
+
+
+NORM = task("return self.norm(inputs[0])", init="self.norm = torch.nn.BatchNorm1d(16)", name="norm")
+OTHER_NORM = Candidate(source=NORM.source.replace("Model(", "ModelNew(").replace("self.norm", "self.other"))
+
+
+def test_statistics_of_other_names_move_as_the_references_do(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    found = judge.evaluate(NORM, OTHER_NORM, settings=settings)
+    assert found.accepted, why(found)
+    assert found.checks["sets"]["own-other-mode"]["reference"]["rms"] < 1e-5
+
+
+@pytest.mark.parametrize("training", ["True", "False"])
+def test_statistics_of_other_names_must_be_used_in_the_right_mode(judge, training):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    call = f"o = self.other; return torch.batch_norm(inputs[0], o.weight, o.bias, o.running_mean, o.running_var, {training}"
+    wrong = OTHER_NORM.source.replace("return self.other(inputs[0])", call + ", 0.1, 1e-5, False)")
+    assert wrong != OTHER_NORM.source
+    found = judge.evaluate(NORM, Candidate(source=wrong), settings=settings)
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert ("own-other-mode" in found.detail) is (training == "True")
+
+
 def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
     text = "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
     found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"))

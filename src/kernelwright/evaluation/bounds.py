@@ -196,7 +196,7 @@ class Bounds:
             training: Mode of both.
         """
         subject = self._subject
-        state = subject.weights if subject.reloads_state else self._oracle.initial_state
+        state = subject.state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:

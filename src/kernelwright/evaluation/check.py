@@ -72,15 +72,18 @@ class Checker:
         if subject.stochastic:
             subject.label(Label.STOCHASTIC_TASK, "the reference draws random numbers in forward")
         training = self._oracle.training
+        if not subject.reloads_state and self._oracle.initial_state:
+            # It was given new weights before it was known that the candidate keeps those it was built with.
+            self._reference.load_state(self._oracle.initial_state)
         try:
-            first = self._pose_and_judge(INPUT_SETS[0], slot=0, state=subject.weights, training=training, hold=True)
+            first = self._pose_and_judge(INPUT_SETS[0], slot=0, state=subject.state, training=training, hold=True)
         except OutOfDomain as error:
             raise TaskError(
                 f"Wanted a reference that works on its own inputs for {subject.live.task.id}; {error}."
             ) from error
         subject.timed_tolerance = first.question.between
         # The second set reuses the first one's memory: same pointer, other values.
-        second = self._pose_and_judge(INPUT_SETS[1], slot=0, state=subject.weights, training=training, hold=True)
+        second = self._pose_and_judge(INPUT_SETS[1], slot=0, state=subject.state, training=training, hold=True)
         if not subject.settings.thorough:
             self._held_outputs(first, second)
             self._finish()
@@ -106,7 +109,7 @@ class Checker:
                 side.load_state(subject.weights)
         own = InputSet("own-late", INPUT_SETS[0].vary, "drifting with age")
         with subject.gate(shared=True):
-            posed = self._pose(own, slot=0, state=subject.weights, training=self._oracle.training)
+            posed = self._pose(own, slot=0, state=self._present_state(), training=self._oracle.training)
             answer = self._call(self._candidate, posed.inputs, slot=0, seed=posed.seed)
         self._judge(posed, answer)
 
@@ -129,7 +132,7 @@ class Checker:
 
     def _optional(self, inputs: InputSet, *, slot: int, training: bool) -> None:
         try:
-            self._pose_and_judge(inputs, slot=slot, state=self._subject.weights, training=training)
+            self._pose_and_judge(inputs, slot=slot, state=self._subject.state, training=training)
         except OutOfDomain as error:
             self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
 
@@ -145,7 +148,6 @@ class Checker:
     ) -> _Posed:
         """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance."""
         subject = self._subject
-        state = state if subject.reloads_state else self._oracle.initial_state
         drawn, seed = subject.draw(inputs, base), subject.call_seed()
         # Before the reference is called: where there is none, its answer stands for it.
         truth = self.bounds.truth(drawn, state, training)
@@ -246,12 +248,18 @@ class Checker:
         for share, name in ((0.02, "few-changed"), (0.0, "one-changed")):
             changed = InputSet(name, lambda x, g, share=share: _change(x, share, g), "caches keyed by a sample")  # type: ignore[misc]
             try:
-                self._pose_and_judge(changed, slot=1, state=self._subject.weights, training=training, drawn=first.inputs)
+                self._pose_and_judge(changed, slot=1, state=self._subject.state, training=training, drawn=first.inputs)
             except OutOfDomain as error:
                 self._subject.checks.setdefault("skipped", {})[name] = str(error)
 
     def _has_batch_state(self) -> bool:
         return any(key not in self._oracle.parameter_names for key in self._oracle.initial_state)
+
+    def _present_state(self) -> State:
+        """What both modules hold now. Statistics that could not be loaded anew have moved with every call."""
+        if self._subject.reloads_state or not self._has_batch_state():
+            return self._subject.state
+        return self._reference.read_state()
 
     def _check_buffers(self, training: bool) -> None:
         """After the same call from the same state, both modules must have moved to the same state."""
@@ -321,7 +329,7 @@ class Checker:
                     side.load_state(self._subject.weights)
             own = InputSet(name, INPUT_SETS[0].vary, "work skipped in one mode")
             try:
-                self._pose_and_judge(own, slot=1, state=self._subject.weights, training=mode)
+                self._pose_and_judge(own, slot=1, state=self._present_state(), training=mode)
             except OutOfDomain as error:
                 self._subject.checks.setdefault("skipped", {})[name] = str(error)
 

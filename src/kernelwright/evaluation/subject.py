@@ -135,6 +135,11 @@ class Subject:
         return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
 
     @property
+    def state(self) -> State:
+        """What both modules are to hold: new weights, or those they were built with where the candidate's have other names."""
+        return self.weights if self.reloads_state else self.oracle.initial_state
+
+    @property
     def lets_convolutions_use_tf32(self) -> bool:
         """Whether PyTorch's defaults do, on this device: which of cuDNN's algorithms runs is a matter of layout and luck."""
         return (
