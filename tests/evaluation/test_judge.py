@@ -347,9 +347,8 @@ def test_other_state_excuses_no_wrong_output(judge, forward):
 
 def test_other_state_is_judged_beside_the_same_weights_where_there_is_no_float64(judge):
     settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
-    reference = RELU.model_copy(
-        update={"source": RELU.source.replace("return torch.relu", "assert x.dtype == torch.float32\n        return torch.relu")}
-    )
+    single = "assert x.dtype == torch.float32\n        return torch.relu"
+    reference = RELU.model_copy(update={"source": RELU.source.replace("return torch.relu", single)})
     renamed = Candidate(source=candidate().source.replace("self.linear", "self.other"))
     found = judge.evaluate(reference, renamed, settings=settings)
     assert found.accepted, why(found)

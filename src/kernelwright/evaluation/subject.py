@@ -136,7 +136,7 @@ class Subject:
 
     @property
     def state(self) -> State:
-        """What both modules are to hold: new weights, or those they were built with where the candidate's have other names."""
+        """What both modules are to hold: new weights, or those they were built with where their names differ."""
         return self.weights if self.reloads_state else self.oracle.initial_state
 
     @property
