@@ -384,6 +384,28 @@ def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
     assert {Label.ALIASED_OUTPUT, Label.CUDA_GRAPH} <= set(found.labels)
 
 
+GONE = {
+    "cannot be read": "self.y.set_(torch.empty(0))",
+    "has no address": "torch._C._set_throw_on_mutable_data_ptr(self.y)",
+}
+"""What PyTorch does to an output that its CUDA graphs overwrote, in ways that need no GPU."""
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_an_output_that_a_cuda_graph_takes_back_is_a_label(judge, gone):
+    text = f"if hasattr(self, 'y'): {GONE[gone]}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"), settings=TIME)
+    assert found.accepted, why(found)
+    assert Label.CUDA_GRAPH in found.labels
+    assert (Label.ALIASED_OUTPUT in found.labels) is (gone == "cannot be read")
+
+
+def test_an_output_that_is_taken_back_without_a_cuda_graph_rejects(judge):
+    text = f"if hasattr(self, 'y'): {GONE['cannot be read']}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text))
+    assert found.reason is Reason.OUTPUT_OVERWRITTEN, why(found)
+
+
 def test_performance_flags_are_a_label(judge):
     found = judge.evaluate(RELU, candidate(top="torch.backends.cudnn.benchmark = True"))
     assert found.accepted, why(found)

@@ -342,12 +342,10 @@ class Checker:
         if self._subject.output_follows_input:
             self._candidate.release()
             return  # the reference itself returns views of its inputs, which later calls overwrite
-        intact = [
-            apart(self._candidate.recopy(index), posed.truth).within(posed.tolerance.allowed)
-            for index, posed in enumerate(held)
-        ]
+        outputs = [held_output(self._subject, self._candidate, index) for index in range(len(held))]
         self._candidate.release()
-        if not all(intact):
+        pairs = zip(outputs, held, strict=True)
+        if not all(now is None or apart(now, posed.truth).within(posed.tolerance.allowed) for now, posed in pairs):
             overwritten(self._subject)
 
     def _finish(self) -> None:
@@ -403,6 +401,18 @@ def overwritten(subject: Subject, detail: str = "the first call's output was cha
     if Label.CUDA_GRAPH not in subject.labels:
         raise Rejection(Reason.OUTPUT_OVERWRITTEN, detail)
     subject.label(Label.ALIASED_OUTPUT, detail)
+
+
+def held_output(subject: Subject, candidate: Side, index: int) -> list[torch.Tensor] | None:
+    """The output of an earlier call as it is now; None where it is legal that nobody can look at it any more, as one that
+    torch.compile's CUDA graphs have overwritten."""
+    try:
+        return candidate.recopy(index)
+    except WorkerFailure as failure:
+        if failure.reason is not Reason.RUNTIME_ERROR:
+            raise
+        overwritten(subject, f"an earlier output cannot be read after later calls: {failure.detail}")
+        return None
 
 
 def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: bool = True) -> None:

@@ -173,6 +173,8 @@ class Harness:
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
+        self.held_marks: list[_Mark] = []
+        """Of all held outputs, when they were new: torch.compile's CUDA graphs forbid to look at one that they overwrote."""
         self.lingering: list[list[torch.Tensor]] = []
         self.linger_calls = 8 if self.device.type == "cpu" else 0
         """On a processor large outputs go back to the system when freed, which takes as long as a short call, within
@@ -278,6 +280,7 @@ class Harness:
         described = self._described(delivered)
         if message["hold"]:
             self.held.append(flat)
+            self.held_marks.extend(delivered.marks)
         return {"inner_us": self.clock.elapsed_us(), **described}
 
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +321,7 @@ class Harness:
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
         sys.modules.pop(self.config["role"], None)
-        for views in (self.layouts, self.regions, self.held, self.lingering):
+        for views in (self.layouts, self.regions, self.held, self.held_marks, self.lingering):
             views.clear()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what is compiled, and the memory of its graphs
@@ -351,6 +354,7 @@ class Harness:
     def op_release(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of held outputs."""
         self.held.clear()
+        self.held_marks.clear()
         return {}
 
     def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
@@ -385,7 +389,7 @@ class Harness:
             found.append("state")
         if any(mark.overlaps(other) for other in others):
             found.append("other output")
-        if any(mark.overlaps(_Mark.of(earlier)) for outputs in self.held for earlier in outputs):
+        if any(mark.overlaps(earlier) for earlier in self.held_marks):
             found.append("earlier output")
         return found
 
