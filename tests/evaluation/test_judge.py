@@ -377,6 +377,51 @@ def test_statistics_of_other_names_must_be_used_in_the_right_mode(judge, trainin
     assert ("own-other-mode" in found.detail) is (training == "True")
 
 
+CONVOLVED = task(
+    "return self.norm(self.conv(inputs[0]))",
+    "[torch.randn(4, 3, 10, 10)]",
+    "self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)",
+)
+IN_TF32 = "self.norm(torch.conv2d(*(rounded(t, 10) for t in (inputs[0], self.conv.weight)), self.conv.bias))"
+BIASED = """o = self.norm; y = self.conv(inputs[0])
+        if not self.training: return o(y)
+        out, mean, inverse = torch.native_batch_norm(y, o.weight, o.bias, None, None, True, o.momentum, o.eps)
+        o.running_mean.mul_(1 - o.momentum).add_(mean, alpha=o.momentum); o.num_batches_tracked.add_(1)
+        o.running_var.mul_(1 - o.momentum).add_(inverse**-2 - o.eps, alpha=o.momentum)
+        return out"""
+
+
+def convolved(forward: str) -> Candidate:
+    text = CONVOLVED.source.replace("Model(", "ModelNew(").replace("return self.norm(self.conv(inputs[0]))", forward)
+    return Candidate(source=f"from kernelwright.evaluation.compare import round_mantissa as rounded\n{text}")
+
+
+def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
+    found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
+    assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
+    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+    found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
+    assert found.accepted, why(found)
+    assert Label.TF32 in found.labels
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        f"wrong = {IN_TF32}; self.norm.running_mean.mul_(0.97); return wrong",
+        f"wrong = {IN_TF32}; self.norm.running_mean[0] += 0.01; return wrong",
+        f"o = self.norm; y = self.conv(inputs[0]); return {IN_TF32} if not self.training else torch.batch_norm("
+        "y, o.weight, o.bias, None, None, True, 0.1, 1e-5, False)",
+        BIASED,
+    ],
+    ids=["all", "one", "none", "biased"],
+)
+def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
+    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+    found = judge.evaluate(CONVOLVED, convolved(forward))
+    assert found.reason is Reason.BUFFER_MISMATCH, why(found)
+
+
 def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
     text = "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
     found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"))

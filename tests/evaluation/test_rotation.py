@@ -69,6 +69,28 @@ def test_one_that_fails_has_a_reason_and_the_others_their_times(shared_judge: Ju
     assert len(fine.blocks) == SETTINGS.blocks
 
 
+ILL = task("return (inputs[0] + 2.0**20) - 2.0**20", name="ill-conditioned")
+"""Eager's own answer is 4 % off."""
+
+
+def of_the_ill_conditioned(answer: str, name: str) -> Candidate:
+    source = f"{ILL.source}\nclass ModelNew(Model):\n    def forward(self, x):\n        return {answer}\n"
+    return Candidate(source=source, policy="baseline", techniques=(name,))
+
+
+def test_a_baseline_may_be_as_far_from_eager_as_eager_is_from_the_truth(shared_judge: Judge):
+    better, wrong = of_the_ill_conditioned("x.clone()", "better"), of_the_ill_conditioned("x * 1.3", "wrong")
+    right, other = shared_judge.rotate(ILL, [better, wrong], settings=SETTINGS)
+    assert right.accepted, right.detail
+    assert (other.verdict, other.reason) == (Verdict.REJECTED, Reason.WRONG_OUTPUT)
+
+
+def test_where_rounding_explains_nothing_the_tolerance_stays(shared_judge: Judge):
+    (found,) = shared_judge.rotate(RELU, [baseline("return super().forward(x) * 1.03")], settings=SETTINGS)
+    assert found.reason is Reason.WRONG_OUTPUT
+    assert "allowed 1.00e-02 rms, 1.00e-01 worst" in found.detail
+
+
 def test_short_rounds_go_on_for_a_while_and_not_for_ever(shared_judge: Judge, monkeypatch):
     monkeypatch.setattr("kernelwright.evaluation.rotation.BLOCKS_MAX", SETTINGS.blocks + 2)
     found = shared_judge.rotate(RELU, [SAME], settings=SETTINGS.model_copy(update={"triple_s": 60.0}))

@@ -72,6 +72,10 @@ class Oracle:
             self._double.train(training)
             return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
 
+    def state_after(self) -> State:
+        """The float64 module's state as the latest call left it."""
+        return {key: value.clone() for key, value in self._double.state_dict().items()}
+
     def with_tf32_convolutions(
         self, inputs: list[Any], state: State, *, training: bool
     ) -> list[torch.Tensor] | None:
