@@ -6,6 +6,7 @@ import ast
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -569,6 +570,43 @@ def test_a_module_that_refuses_float64_is_judged_by_its_reference(judge):
     assert Label.UNCALIBRATED_PRECISION in found.labels
     wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
     assert not judge.evaluate(made, wrong).accepted
+
+
+KEEPS = {
+    "a plain tensor": ("self.start = torch.randn(16); self.linear = torch.nn.Linear(16, 16)",
+                       "return self.linear(inputs[0] + self.start)"),
+    "a function of its layers": ("m = torch.nn.Linear(16, 16); self.linear = m; self.f = lambda x: m(x)",
+                                 "return self.f(inputs[0])"),
+}  # fmt: skip
+VIEW = (
+    "self.linear = torch.nn.Linear(16, 16, bias=False); self.rows = self.linear.weight.detach()",
+    "return inputs[0] @ self.rows",
+)
+
+
+def keeping(init: str, forward: str) -> tuple[Task, Callable[[str], Candidate]]:
+    """A task, and its own module as a candidate whose `inputs[0]` is something else."""
+    made = task(forward, init=init, name="keeping")
+    return made, lambda x: Candidate(source=made.source.replace("Model(", "ModelNew(").replace("inputs[0]", x))
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_what_a_module_keeps_beside_its_parameters_has_a_truth_too(judge, what):
+    made, changed = keeping(*KEEPS[what])
+    found = judge.evaluate(made, changed("inputs[0].clone()"))
+    assert found.accepted, why(found)
+    assert "truth" not in found.checks
+    assert Label.UNCALIBRATED_PRECISION not in found.labels
+    half = judge.evaluate(made, changed("inputs[0].bfloat16().float()"))
+    assert half.reason is Reason.PRECISION_DOWNGRADE, why(half)
+
+
+def test_a_view_of_a_parameter_is_left_alone(judge):
+    made, changed = keeping(*VIEW)
+    found = judge.evaluate(made, changed("inputs[0].clone()"))
+    assert found.accepted, why(found)
+    assert "truth" in found.checks
+    assert found.checks["sets"]["own-reloaded"]["reference"]["rms"] == 0
 
 
 def test_a_check_that_is_not_thorough_still_rejects_what_is_wrong(judge):

@@ -50,6 +50,8 @@ class Bounds:
         self._oracle = subject.oracle
         self._operators = operators
         self._has_answered = False
+        self._is_rebuilt = False
+        """Whether the float64 module was built anew, since its first one did not run."""
         self._unordered: bool | None = None
         """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
         self.has_float64 = not subject.stochastic
@@ -72,6 +74,10 @@ class Bounds:
         except OutOfDomain as error:
             if self._has_answered or "NaN" in str(error):
                 raise
+            if not self._is_rebuilt:
+                self._is_rebuilt = True
+                self._oracle.build_anew()
+                return self.truth(drawn, state, training)
             # The very first set: this module does not run in float64 at all.
             self.has_float64 = False
             self._subject.checks["truth"] = f"reference: {error}"

@@ -27,6 +27,7 @@ class Oracle:
 
     def __init__(self, live: LiveTask, device: torch.device, seed: int) -> None:
         self.device = device
+        self._live, self._seed = live, seed
         self.model = live.model(seed, device)
         self.training = self.model.training
         self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
@@ -40,6 +41,21 @@ class Oracle:
         self.parameter_names = set(self._owner)
         with _float64_default():
             self._double = copy.deepcopy(self.model).double()
+
+    def build_anew(self) -> None:
+        """Another float64 module, for one whose copy does not run: built from the seed, so that functions which it keeps are
+        its own and not the original's, and with tensors converted that it keeps beside its parameters and buffers.
+
+        Tensors that share memory with those stay: converted they would miss the next `load_state_dict`.
+        """
+        built = self._live.model(self._seed, self.device)
+        shared = {tensor.untyped_storage().data_ptr() for tensor in (*built.parameters(), *built.buffers())}
+        for module in built.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    is_shared = value.untyped_storage().data_ptr() in shared
+                    vars(module)[name] = value if is_shared else value.double()
+        self._double = built.double()
 
     def truth(
         self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None, noise: float = 0.0
