@@ -547,6 +547,33 @@ def test_a_stochastic_task_is_seeded_alike_and_labelled(judge):
     assert judge.evaluate(made, half).reason is Reason.WRONG_OUTPUT
 
 
+STATEFUL = task(
+    "self.state = torch.tanh(self.linear(inputs[0]) + self.state); return self.state * 2",
+    init="self.state = torch.randn(32, 16); self.linear = torch.nn.Linear(16, 16)",
+    name="stateful",
+)
+
+
+def stateful() -> Candidate:
+    return Candidate(source=STATEFUL.source.replace("Model(", "ModelNew("))
+
+
+@pytest.mark.parametrize("settings", [TIME, TIME.model_copy(update={"fresh_processes": False})], ids=["fresh", "kept"])
+def test_a_reference_that_keeps_a_state_and_its_copy_stay_in_step(judge, settings):
+    found = judge.evaluate(STATEFUL, stateful(), settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STOCHASTIC_TASK in found.labels
+
+
+def test_a_state_that_is_not_kept_is_a_wrong_output(judge):
+    forgets = stateful().source.replace("self.state = torch.tanh(", "kept = torch.tanh(")
+    forgets = forgets.replace("self.state * 2", "kept * 2")
+    assert "kept * 2" in forgets
+    found = judge.evaluate(STATEFUL, Candidate(source=forgets))
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert "own-again" in found.detail
+
+
 def test_a_set_outside_the_domain_is_skipped_and_named(judge):
     found = judge.evaluate(VALID["a domain without negatives"], honest(VALID["a domain without negatives"]))
     assert "negative" in found.checks["skipped"]

@@ -74,7 +74,8 @@ class Checker:
         """
         subject = self._subject
         if subject.stochastic:
-            subject.label(Label.STOCHASTIC_TASK, "the reference draws random numbers in forward")
+            why = "keeps a state between calls" if subject.stateful else "draws random numbers in forward"
+            subject.label(Label.STOCHASTIC_TASK, f"the reference {why}")
         training = self._oracle.training
         if not subject.reloads_state and self._oracle.initial_state:
             # It was given new weights before it was known that the candidate keeps those it was built with.
@@ -229,6 +230,11 @@ class Checker:
         if self._has_batch_state():
             return  # outputs may depend on buffers that earlier calls moved; the reload check covers this case
         with self._subject.gate(shared=True):
+            if self._subject.stateful:
+                now = self._call(self._reference, first.inputs, slot=1, seed=first.seed)
+                question = first.question
+                question = self.bounds.around(question.inputs, question.state, question.training, None, now.outputs)
+                first = replace(first, question=question, reference=now)
             answer = self._call(self._candidate, first.inputs, slot=1, seed=first.seed)
         self._judge(first, answer, Reason.NONDETERMINISTIC)
 
@@ -391,6 +397,8 @@ class Checker:
         if seen.training != self._oracle.training:
             raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
         operators = self._candidate.operators(layout=0)
+        if subject.stateful:
+            self._reference.operators(layout=0)  # that was a call, which one side alone may not have
         subject.checks["operators"] = operators
         if operators:
             subject.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")

@@ -120,15 +120,19 @@ class Subject:
         """Whether the reference returns views of its inputs; set by the check."""
         self.reuses_output = False
         """Whether the reference hands out memory that an earlier output of it lies in; set by the check."""
-        self.stochastic = self._is_stochastic(example)
+        self.stochastic = self._differs(example, seeds=(1, 2))
+        """Whether the reference answers the same inputs differently, call by call."""
+        self.stateful = self.stochastic and self._differs(example, seeds=(1, 1))
+        """Whether that is so after the same seed too: it keeps something between calls, such as a hidden state. Both sides
+        must then be called alike often."""
         self.timed_tolerance: Distance | None = None
         self.tolerances: dict[InputSet, Distance] = {}
         """Between candidate and reference, for each input set that was checked."""
 
-    def _is_stochastic(self, example: list[Any]) -> bool:
+    def _differs(self, example: list[Any], seeds: tuple[int, int]) -> bool:
         try:
             first, second = (
-                self.oracle.own_precision(example, self.weights, training=self.oracle.training, seed=seed) for seed in (1, 2)
+                self.oracle.own_precision(example, self.weights, training=self.oracle.training, seed=seed) for seed in seeds
             )
         except OutOfDomain:
             return False
