@@ -291,7 +291,8 @@ class Checker:
                 continue
             if not is_parameter and wanted.is_floating_point():
                 if rounding is None:
-                    rounding = self._rounding_of_buffers(inputs, states[0], training)
+                    with subject.gate(shared=True):
+                        rounding = self._rounding_of_buffers(inputs, states[0], training)
                 if distance(states[1][key], wanted.double()).within(limit + rounding.get(key, limit)):
                     continue
             what = "parameter" if is_parameter else "buffer"
