@@ -6,6 +6,7 @@ import pytest
 
 from kernelwright.errors import TaskError
 from kernelwright.evaluation import Judge, Settings
+from kernelwright.evaluation.rotation import TOLERANCE
 from kernelwright.records import Candidate, Reason, Verdict
 
 from .snippets import RELU, task
@@ -46,6 +47,7 @@ def test_each_baseline_is_paired_with_the_same_reference_calls(shared_judge: Jud
     assert first.speedup_low <= first.speedup <= first.speedup_high
     assert first.noise_floor is None
     assert first.checks["rotation"] == 2
+    assert first.checks["allowed"] == TOLERANCE.to_json()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ def test_a_baseline_may_be_as_far_from_eager_as_eager_is_from_the_truth(shared_j
     better, wrong = of_the_ill_conditioned("x.clone()", "better"), of_the_ill_conditioned("x * 1.3", "wrong")
     right, other = shared_judge.rotate(ILL, [better, wrong], settings=SETTINGS)
     assert right.accepted, right.detail
+    assert right.checks["allowed"]["rms"] > TOLERANCE.rms
     assert (other.verdict, other.reason) == (Verdict.REJECTED, Reason.WRONG_OUTPUT)
 
 

@@ -191,6 +191,7 @@ class Judge:
             verdict = _Verdict(labels=guard.static_labels(baseline.source, task.source))
             if isinstance(one, Rotated):
                 verdict.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
+                verdict.checks["allowed"] = one.allowed.to_json()
             else:
                 verdict.reason, verdict.detail = one.reason, one.detail.strip()
             verdict.checks["rotation"] = len(baselines)

@@ -45,6 +45,8 @@ class Rotated:
     reference_us: float
     baseline_us: float
     blocks: tuple[TimingBlock, ...]
+    allowed: Distance = TOLERANCE
+    """How far its answers might be from eager's."""
 
 
 def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
@@ -199,4 +201,5 @@ class _Rotation:
             reference_us=median(value for block in blocks for value in block.reference_us),
             baseline_us=median(value for block in blocks for value in block.candidate_us),
             blocks=tuple(blocks),
+            allowed=self._allowed,
         )
