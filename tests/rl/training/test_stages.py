@@ -228,7 +228,7 @@ def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes
     assert half[: len(alone)] == alone
     assert half[len(alone) :] == ["toy-teacher"] * round(0.5 * len(alone))
     assert everything.count("toy-teacher") == len(read_examples(school / "examples.jsonl"))
-    with pytest.raises(ConfigError, match="rehearse = .*none-there; found none"):
+    with pytest.raises(ConfigError, match=r"rehearse = .*none-there; found none"):
         stage("none", rehearsal=0.5, rehearse=tmp_path / "none-there")
 
 
