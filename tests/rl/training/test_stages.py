@@ -438,6 +438,26 @@ def test_without_clipping_and_for_each_update_anew_the_gradients_themselves_are_
     assert finite.skipped == len(said) == 3
 
 
+def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path):
+    run = RunDirectory(tmp_path)
+
+    def trained(updates, steps=1000):
+        load = Poisoned(updates)
+        equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, out_of_time=lambda: len(load.seen) >= steps)
+        return train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, equipment).finished
+
+    assert not trained({2, 3}, steps=4)
+    assert not trained({2}, steps=3)
+    # As a version wrote it that did not count on: it begins with none.
+    state = json.loads((tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"].pop("FiniteUpdates")["attributes"] == {"skipped": 3}
+    (tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").write_text(json.dumps(state))
+    assert not trained({1}, steps=2)
+    assert trained({2})
+    counted = [line["sft/skipped_updates"] for line in MetricsLog(tmp_path).read() if "sft/loss" in line]
+    assert counted == [0, 1, 2, 2, 2, 3, 3, 1, 1, 1, *[2] * 6]
+
+
 def test_a_model_whose_gradients_stay_no_numbers_is_not_saved(tiny_base, tmp_path):
     equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned(range(2, 1000)))
     with pytest.raises(InfrastructureError, match=r"finite gradients; found none in 5 updates .* the last of them update 6"):
@@ -457,9 +477,11 @@ def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
 def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path, norms):
     equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({2}))
     run = RunDirectory(tmp_path)
-    result = train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
+    train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
     assert len(norms) == 3
-    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1]
+    further = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({1}))
+    result = train_contrastive(contrastive_config(schooled, steps=4), SPLIT, run, further)
+    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1, 2]
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
