@@ -7,7 +7,6 @@ is believed and outputs are compared as loosely as KernelBench does.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -99,8 +98,6 @@ class _Rotation:
         self._sides = sides
         self._failures = failures
         self._flush = flush
-        self._latency_us = math.inf
-        """Of the reference's latest call."""
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -135,7 +132,7 @@ class _Rotation:
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._reference.latency_us)
         for name in order:
             if name in self._failures:
                 continue
@@ -144,7 +141,6 @@ class _Rotation:
                 answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
             except WorkerFailure as failure:
                 self._failures[name] = failure
-        self._latency_us = answers[""].clocks.inner_us
         for name, answer in answers.items():
             try:
                 self._compare(answer, answers[""])

@@ -262,8 +262,6 @@ class _Run:
         """Inputs and the reference's output of the call whose output is held."""
         self._still = subject.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
-        self._latency_us = math.inf
-        """Of the reference's latest call."""
         self._helpers_us = 0.0
         self._asked_us = 0.0
         self._started_s = 0.0
@@ -341,7 +339,7 @@ class _Run:
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._sides["reference"].latency_us)
         for name in order:
             # Held on all sides: it changes how the heap is reused.
             answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
@@ -351,7 +349,6 @@ class _Run:
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us.append(quiet_us)
-        self._latency_us = answers["reference"].clocks.inner_us
         self._compare(answers["reference"], answers["candidate"], inputs)
         if hold:
             self._first = inputs, answers["reference"].outputs
