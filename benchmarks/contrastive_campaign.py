@@ -310,11 +310,12 @@ def unpacking(base: str, work: Path, wait_s: float) -> tuple[str, subprocess.Pop
 
 def unpack_base(base: Path, work: Path, wait_s: float) -> None:
     """Write a GGUF file's model into `work/base`, in one step, once the file is there."""
+    # Imported while the file is on its way.
+    from kernelwright.policies.pretrained import Weights, load_pretrained
+
     deadline = time.monotonic() + wait_s
     while not base.is_file() and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    from kernelwright.policies.pretrained import Weights, load_pretrained
-
     model, tokenizer = load_pretrained(Weights(path=str(base), dtype="bfloat16", device="cpu"))
     temporary = work / "base.part"
     shutil.rmtree(temporary, ignore_errors=True)

@@ -127,6 +127,48 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     assert closed == ["fresh"] * 4
 
 
+def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
+    now_s, entered = 0.0, []
+
+    @contextlib.contextmanager
+    def gate(shared=False):
+        entered.append("shared" if shared else 0)
+        yield
+
+    def blocks_for_each_entry(block_s, wanted):
+        entered.clear()
+
+        class Run:
+            done = 0
+
+            def __init__(self, *given):
+                pass
+
+            def __getattr__(self, name):
+                return lambda *given: None
+
+            def wants_more(self):
+                return Run.done < wanted
+
+            def block(self):
+                nonlocal now_s
+                now_s += block_s
+                entered[-1] += 1
+                Run.done += 1
+
+        monkeypatch.setattr(timing, "_Run", Run)
+        given = dict.fromkeys(timing._SIDES, SimpleNamespace())
+        odd = SimpleNamespace(deal=lambda: [])
+        timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given)
+        return entered[2:-1]  # without the first calls, warming up and the audit
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())
+    monkeypatch.setattr(timing, "_start", lambda subject, names: {})
+    assert blocks_for_each_entry(timing._ALONE_S / 3.5, 10) == [4, 4, 2]
+    assert blocks_for_each_entry(timing._ALONE_S * 3, 3) == [1, 1, 1]
+
+
 class OddSide:
     """Answers a call with the inputs, moved by `error`, or raises."""
 

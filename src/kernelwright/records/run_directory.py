@@ -63,12 +63,27 @@ class RunDirectory:
             UsageError: it belongs to another run, another process is at work in it, or it cannot be written.
         """
         self._hold()
-        earlier = self.read_json("config.json")
-        if earlier is None or all(path.name in _ASKED for path in self.path.iterdir()):
+        if self._is_free():
             self.write_json("environment.json", capture_environment(device))
             # Last: with it the directory is claimed.
             self.write_json("config.json", config)
             return True
+        self.require_same(config, same=same)
+        return False
+
+    def require_same(self, config: dict[str, Any], *, same: Sequence[str]) -> None:
+        """See that another run could resume this one, and write nothing; a directory that belongs to nobody is any run's.
+
+        Args:
+            config: What the other run is.
+            same: As of `claim`.
+
+        Raises:
+            UsageError: it belongs to another run.
+        """
+        if self._is_free():
+            return
+        earlier = self.read_json("config.json")
         if not isinstance(earlier, dict):
             raise UsageError(f"Wanted to resume in {self.path}; its config.json is not of a run. Choose another directory.")
         for key in same:
@@ -79,7 +94,9 @@ class RunDirectory:
                     f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
                     f"({_difference(earlier.get(name), config[name])}). Choose another directory."
                 )
-        return False
+
+    def _is_free(self) -> bool:
+        return self.read_json("config.json") is None or all(path.name in _ASKED for path in self.path.iterdir())
 
     def remove_if_nothing_was_found_out(self) -> None:
         """Remove the directory where it holds nothing but what was asked."""

@@ -30,6 +30,10 @@ from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, be
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
 W = TypeVar("W")
+J = TypeVar("J", Job, Rotation)
+
+SAME = ("kind", "suite", "settings", "tasks")
+"""In what a run that is resumed must agree with the earlier one."""
 
 _CORES_WORTH_SHARING = 4
 """With fewer for each device, sharing costs more than it protects. Our choice."""
@@ -44,6 +48,15 @@ class RotatingEvaluator(Evaluator, Protocol):
     ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
         """As `evaluate`, one evaluation for each baseline of a rotation."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Work that has no record yet, in the suite's order."""
+
+    jobs: list[Job]
+    rotations: list[Rotation]
+    """Each is measured whole or not at all: its baselines are compared with the same calls of eager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ def bench(
     baselines_per_device: int | None = None,
     baselines_beside: bool = False,
     retry: Callable[[Evaluation], bool] | None = None,
+    order: Callable[[Sequence[Task]], Iterable[Task]] | None = None,
 ) -> BenchResult:
     """Measure a suite; resumes in `out`.
 
@@ -106,6 +120,8 @@ def bench(
             this machine only.
         retry: Whether an earlier evaluation is to be made once more, whereupon the later one counts: where others on the
             machine may be to blame for its rejection.
+        order: In which order tasks are taken that are owed something, asked for candidates and for baselines; by default
+            the suite's. A resumed run may have another one.
 
     Raises:
         UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run.
@@ -117,11 +133,7 @@ def bench(
     if not suite.entries:
         raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
     settings = settings or Settings()
-    jobs = [Job(entry.task, entry.candidate, settings) for entry in suite.entries if entry.candidate is not None]
-    if strict_too:
-        strict = settings.model_copy(update={"strict_fp32": True})
-        jobs += [Job(job.task, job.candidate, strict) for job in jobs]
-    rotations = _rotations(suite, baselines, settings)
+    jobs, rotations = _jobs(suite, settings, strict_too), _rotations(suite, baselines, settings)
     total = len(jobs) + sum(len(rotation.baselines) for rotation in rotations)
     if not total:
         raise UsageError(
@@ -134,37 +146,11 @@ def bench(
         )
     devices = devices_of(device)
     run = RunDirectory(out)
-    config = {
-        "kind": "bench",
-        "suite": suite.name,
-        "tasks": [entry.task.id for entry in suite.entries],
-        "devices": list(devices),
-        "settings": settings.model_dump(mode="json"),
-        "baselines": [name for name in ALL_BASELINES if name in ("eager", *baselines)],
-        "kernelwright": kernelwright.__version__,
-    }
-    if run.claim(config, same=("kind", "suite", "tasks", "settings"), device=devices[0]):
-        run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
-    recorded = list(run.evaluations())
-    made = Counter(map(_key, recorded))
-    done = {_key(found) for found in recorded if made[_key(found)] > 1 or retry is None or not retry(found)}
-
-    def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
-        strict = (work.settings or settings).strict_fp32
-        return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
-
+    if run.claim(config_of(suite, baselines, devices, settings), same=SAME, device=devices[0]):
+        write_tasks(run, suite)
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
-    failed = {name.rpartition(" ")[0] for name in errors}
-
-    def has_failed(work: Job | Rotation) -> bool:
-        return work.task.id in failed
-
-    # What failed before comes last: when it was the others' memory that was missing, fewer are left.
-    owed = sorted((job for job in jobs if is_owed(job, job.candidate)), key=has_failed)
-    # A rotation is measured whole or not at all: its baselines are compared with the same calls of eager.
-    turns = sorted(
-        (one for one in rotations if any(is_owed(one, baseline) for baseline in one.baselines)), key=has_failed
-    )
+    left = owed_in(run, suite, baselines, settings, strict_too=strict_too, retry=retry)
+    owed, turns = _in_turn(left.jobs, order, errors), _in_turn(left.rotations, order, errors)
     finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
 
     one_at_a_time, broken_off = threading.Lock(), threading.Event()
@@ -259,6 +245,68 @@ class _Shared(Iterator[W]):
     def __next__(self) -> W:
         with self._lock:
             return next(self._work)
+
+
+def config_of(suite: Suite, baselines: Sequence[str], devices: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """What `config.json` of a bench run says."""
+    return {
+        "kind": "bench",
+        "suite": suite.name,
+        "tasks": [entry.task.id for entry in suite.entries],
+        "devices": list(devices),
+        "settings": settings.model_dump(mode="json"),
+        "baselines": [name for name in ALL_BASELINES if name in ("eager", *baselines)],
+        "kernelwright": kernelwright.__version__,
+    }
+
+
+def write_tasks(run: RunDirectory, suite: Suite) -> None:
+    """The tasks, so that the report can show candidates against them."""
+    run.write_json("tasks.json", [entry.task.model_dump(mode="json") for entry in suite.entries])
+
+
+def owed_in(
+    run: RunDirectory,
+    suite: Suite,
+    baselines: Sequence[str],
+    settings: Settings,
+    *,
+    strict_too: bool = False,
+    retry: Callable[[Evaluation], bool] | None = None,
+) -> Owed:
+    """What `bench` with the same arguments would do in a run directory; an error is no record.
+
+    Work is known by the hashes of its task and its candidate, so that records without sources count.
+    """
+    recorded = list(run.evaluations())
+    made = Counter(map(_key, recorded))
+    done = {_key(found) for found in recorded if made[_key(found)] > 1 or retry is None or not retry(found)}
+
+    def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
+        strict = (work.settings or settings).strict_fp32
+        return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
+
+    return Owed(
+        [job for job in _jobs(suite, settings, strict_too) if is_owed(job, job.candidate)],
+        [one for one in _rotations(suite, baselines, settings) if any(is_owed(one, each) for each in one.baselines)],
+    )
+
+
+def _in_turn(owed: Sequence[J], order: Callable[[Sequence[Task]], Iterable[Task]] | None, errors: Iterable[str]) -> list[J]:
+    if order is not None:
+        place = {task.sha256: number for number, task in enumerate(order([work.task for work in owed]))}
+        owed = sorted(owed, key=lambda work: place[work.task.sha256])
+    # What failed before comes last: when it was the others' memory that was missing, fewer are left.
+    failed = {name.rpartition(" ")[0] for name in errors}
+    return sorted(owed, key=lambda work: work.task.id in failed)
+
+
+def _jobs(suite: Suite, settings: Settings, strict_too: bool) -> list[Job]:
+    jobs = [Job(entry.task, entry.candidate, settings) for entry in suite.entries if entry.candidate is not None]
+    if not strict_too:
+        return jobs
+    strict = settings.model_copy(update={"strict_fp32": True})
+    return jobs + [Job(job.task, job.candidate, strict) for job in jobs]
 
 
 def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[Rotation]:

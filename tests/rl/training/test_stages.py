@@ -165,6 +165,22 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     assert all(judged_twice(path) == [] for path in (school, tmp_path / "self", tmp_path / "rl"))
 
 
+@pytest.mark.parametrize("stage", ["sft", "contrastive"])
+def test_a_model_learns_on_one_gpu_where_several_are_seen(stage, schooled, tmp_path, monkeypatch):
+    from transformers import TrainingArguments
+
+    count_gpus = TrainingArguments.__post_init__
+
+    def two(arguments):
+        count_gpus(arguments)
+        arguments._n_gpu = 2
+
+    monkeypatch.setattr(TrainingArguments, "__post_init__", two)
+    configs = {"sft": sft_config(schooled, epochs=1), "contrastive": contrastive_config(schooled, steps=1)}
+    train = {"sft": train_supervised, "contrastive": train_contrastive}[stage]
+    assert train(configs[stage], SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+
+
 def killed_at(count, run_stage):
     """Run a stage in a process that kill -9 ends before it judges one candidate more than `count`."""
 

@@ -18,7 +18,7 @@ from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.training.config import ContrastiveConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
-from kernelwright.rl.training.fitting import last_checkpoint, quiet, save_final, trainer_arguments
+from kernelwright.rl.training.fitting import last_checkpoint, on_one_gpu, quiet, save_final, trainer_arguments
 from kernelwright.rl.training.metrics import MetricsLog, rollout_metrics
 from kernelwright.rl.training.models import model_name
 from kernelwright.rl.training.prompting import PromptMaker, fill, prompt_maker
@@ -173,7 +173,7 @@ class _Stage:
                 [{"prompt": [{"role": "user", "content": ""}], "task": number} for number in range(len(self._tasks))]
             ),
             rollout_func=rollouts,
-            args=GRPOConfig(**self._arguments(model, checkpoints)),
+            args=on_one_gpu(GRPOConfig(**self._arguments(model, checkpoints))),
             callbacks=[finite, keeper],
         )
         finite.listen(trainer)

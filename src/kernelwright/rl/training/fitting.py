@@ -82,18 +82,20 @@ def fit(
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(short),
-        args=SFTConfig(
-            output_dir=str(out / "checkpoints"),
-            completion_only_loss=True,
-            max_length=None,
-            seed=seed,
-            data_seed=seed,
-            save_strategy="steps" if save_steps is not None else "no",
-            save_steps=save_steps or 500,
-            save_total_limit=2,
-            num_train_epochs=settings.epochs,
-            gradient_accumulation_steps=settings.batch_size // settings.micro_batch,
-            **trainer_arguments(model, settings),
+        args=on_one_gpu(
+            SFTConfig(
+                output_dir=str(out / "checkpoints"),
+                completion_only_loss=True,
+                max_length=None,
+                seed=seed,
+                data_seed=seed,
+                save_strategy="steps" if save_steps is not None else "no",
+                save_steps=save_steps or 500,
+                save_total_limit=2,
+                num_train_epochs=settings.epochs,
+                gradient_accumulation_steps=settings.batch_size // settings.micro_batch,
+                **trainer_arguments(model, settings),
+            )
         ),
         callbacks=[finite, Watch()],
     )
@@ -149,6 +151,14 @@ def trainer_arguments(model: Any, settings: OptimiserSection) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu,
     }
+
+
+def on_one_gpu(arguments: Any) -> Any:
+    """A trainer's arguments, for one GPU however many there are: the others are the judges'. By itself transformers would
+    spread each batch over all of them with `nn.DataParallel`, which TRL refuses."""
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
 
 
 def save_final(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -152,8 +152,8 @@ def _taught(config: SelfSupervisedConfig) -> list[Example]:
     examples = read_examples(config.rehearse / "examples.jsonl") if config.rehearse is not None else []
     if not examples:
         raise ConfigError(
-            f"Wanted examples to rehearse in the run directory rehearse = {config.rehearse}; found none. Name one of "
-            "stage 1, or set rehearsal = 0."
+            f"Wanted examples to rehearse in the run directory rehearse = {config.rehearse}; found none. Name one of stage "
+            "1, or set rehearsal = 0."
         )
     return examples
 
