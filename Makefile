@@ -17,9 +17,14 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 4 --out demo-run
 
-# One thread each: two test processes already fill two cores, and spinning thread pools slow both.
+# One thread each: two test processes already fill two cores, and spinning thread pools slow both. What is compiled once is
+# kept, whatever the caller's environment says: the tests start some hundred processes, and rewriting all assertions takes
+# ten seconds. Freed memory is kept too: to give back and fault in every tensor of a megabyte takes as long as to fill it.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_MMAP_THRESHOLD_=33554432 \
+	MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_TOP_PAD_=67108864
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Also the candidates that need minutes of a C++ compiler.
 test-all: setup

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory
+from kernelwright.records.lines import read_json
 
 if TYPE_CHECKING:
     from kernelwright.sass import AnyMove, Kernel
@@ -109,14 +110,13 @@ class Unit:
 
     def is_done(self, out: Path, agents: Sequence[str]) -> bool:
         """Whether its result is on disk and no time limit cut it short."""
-        summaries = read_summaries(out / self.kernel)
         if self.agent is not None:
-            found = summaries.get(self.agent)
+            found = read_json(out / self.kernel / self.agent / "summary.json")
             return found is not None and found["agents"][self.agent]["stopped_by"] != "time"
         final = RunDirectory(out / self.kernel).read_json("deployed.json")
         if final is None or not set(agents) <= set(final["agents"]):
             return False
-        return bool(final.get("schedules") == schedules_of(summaries))
+        return bool(final.get("schedules") == schedules_of(read_summaries(out / self.kernel)))
 
 
 Start = Callable[[Unit, int, float], "subprocess.Popen[bytes]"]

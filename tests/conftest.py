@@ -87,7 +87,8 @@ def _one_zygote() -> Iterator[type]:
 def one_zygote(_one_zygote: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judges that this test makes in this process share what forks their workers: each imports torch otherwise.
 
-    For tests of what comes before and after a judge. Those of judges and their processes start their own.
+    For tests of what comes before and after a judge, and of what becomes of its workers. Those of judges and of how they
+    start and end start their own.
     """
     monkeypatch.setattr("kernelwright.evaluation.judge.Zygote", _one_zygote)
 

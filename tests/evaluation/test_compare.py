@@ -184,7 +184,20 @@ def test_ties_go_to_even(value, bits, rounded):
     assert float(round_mantissa(torch.tensor([value]), bits)) == rounded
 
 
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8), st.sampled_from([3, 7, 10, 23]))
+def test_rounding_is_that_of_the_definition_for_every_float(patterns, bits):
+    x = torch.tensor(patterns, dtype=torch.int32).view(torch.float32)
+    for value, rounded in zip(x.tolist(), round_mantissa(x.double(), bits).tolist(), strict=True):
+        if math.isfinite(value):
+            mantissa, exponent = math.frexp(value)
+            assert rounded == math.ldexp(round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
+        else:
+            assert rounded == value or math.isnan(rounded) == math.isnan(value) is True
+
+
 def test_rounding_keeps_infinities_and_nan():
+    full = torch.tensor([-1, 2**31 - 1], dtype=torch.int32).view(torch.float32)  # to round these up would end in a zero
+    assert round_mantissa(full, 7).isnan().all()
     x = round_mantissa(torch.tensor([math.inf, -math.inf, math.nan]), 7)
     assert x[0] == math.inf
     assert x[1] == -math.inf

@@ -47,6 +47,7 @@ def ray_home():
     patch.setenv("HOME", home)
     patch.setenv("RAY_TMPDIR", home)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_worker_niceness", "0")  # or they wait for whatever tests run beside these
     yield home
     patch.undo()
     shutil.rmtree(home, ignore_errors=True)

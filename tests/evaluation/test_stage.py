@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -125,3 +126,17 @@ def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_ti
     one.series([INPUTS, INPUTS], [None, None])
     one.timed_call(others[0], flush, seed=1, repeats=3)
     assert [entry[0] for entry in asked] == ["f", "call"], "inputs of the latest call may be gone"
+
+
+def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_path):
+    one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
+    takes_us = iter([70.0, 50.0, 9000.0, 30.0])
+    one.worker.call = lambda *given, **named: (ANSWER, CallClocks(next(takes_us), 1e6, 0.0, 0.0))
+    one.call(one.place(INPUTS, slot=0))
+    assert one.latency_us == math.inf, "a first call compiles"
+    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    one.call(one.place(INPUTS, slot=0))
+    one.series([INPUTS, INPUTS], [None, None])
+    assert one.latency_us == 50.0
+    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    assert one.latency_us == 30.0

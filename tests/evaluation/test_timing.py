@@ -226,14 +226,15 @@ def test_a_draw_on_which_the_reference_fails_ends_this_turn():
 
 
 class WarmedSide(OddSide):
-    def __init__(self, story, name, latency_us):
+    def __init__(self, story, name, takes_us):
         super().__init__()
-        self.story, self.name, self.latency_us = story, name, latency_us
+        self.story, self.name, self.takes_us, self.latency_us = story, name, takes_us, math.inf
 
     def timed_call(self, inputs, flush, *, seed, hold, repeats):
         self.story.append((self.name, repeats))
         answer = super().call(super().place(inputs, 0), seed=seed)
-        answer.clocks = CallClocks(self.latency_us, self.latency_us, 0.0, 0.0)
+        answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0, 0.0)
+        self.latency_us = self.takes_us
         return answer
 
 
@@ -243,7 +244,8 @@ class WarmedSide(OddSide):
 def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, latency_us, repeats):
     subject, story = FakeSubject(torch.device(device)), []
     subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
-    sides = {name: WarmedSide(story, name, latency_us) for name in timing._SIDES}
+    # How long the candidate says that it takes decides nothing.
+    sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in timing._SIDES}
     run = timing._Run(subject, UNSETTLED, sides, lambda: 0.0)
     run._compare = lambda reference, candidate, inputs: None
     names = list(timing._SIDES)

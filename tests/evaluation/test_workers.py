@@ -47,8 +47,12 @@ def candidate(made: Task) -> Candidate:
     return Candidate(source=made.source.replace("class Model(", "class ModelNew("), policy="test")
 
 
+# What forks them is shared: which of them are kept is the judge's to decide.
+pytestmark = pytest.mark.usefixtures("one_zygote")
+
+
 @pytest.fixture
-def judge() -> Iterator[Judge]:
+def judge(one_zygote: None) -> Iterator[Judge]:
     """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
         made._workers = Workers(made._zygote, keep=3)

@@ -206,6 +206,20 @@ def test_who_was_stopped_by_time_is_owed_the_rest_and_then_the_winner_another_de
     assert not deployment.is_done(tmp_path, ["ppo"])
 
 
+def test_whether_an_agent_has_finished_is_read_from_its_own_summary_alone(sass_campaign, tmp_path):
+    for agent in ("ppo", "random"):
+        (tmp_path / "rope" / agent).mkdir(parents=True)
+        (tmp_path / "rope" / agent / "summary.json").write_text(json.dumps(summary_of(agent)))
+    (tmp_path / "rope" / "random" / "summary.json").write_text("{ torn")
+    assert sass_campaign.Unit("rope", "ppo").is_done(tmp_path, ["ppo", "random"])
+    # Whether to deploy anew is a question to all of them, once there is something to compare with.
+    assert not sass_campaign.Unit("rope").is_done(tmp_path, ["ppo", "random"])
+    (tmp_path / "rope" / "deployed.json").write_text(json.dumps(deployed(["ppo", "random"])))
+    for unit in (sass_campaign.Unit("rope", "random"), sass_campaign.Unit("rope")):
+        with pytest.raises(UsageError, match=r"random/summary\.json"):
+            unit.is_done(tmp_path, ["ppo", "random"])
+
+
 def test_networks_go_where_the_campaign_says(sass_campaign, tmp_path, monkeypatch):
     seen = set()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 from kernelwright.sass.timing import retime
-from kernelwright.toolchain import disassemble
+from kernelwright.toolchain import ARCHITECTURES, disassemble
 from sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
 
 samples = st.sampled_from(ALL_SAMPLES)
@@ -146,3 +149,15 @@ def test_a_program_names_its_kernels():
     assert program.kernel("softmax") is program.kernel()
     with pytest.raises(Exception, match="wanted kernel 'nothing'"):
         program.kernel("nothing")
+
+
+def test_the_rate_of_moves_is_measured_on_every_architecture_that_is_tested(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "measure"))
+    import moves_per_second
+
+    monkeypatch.setattr(moves_per_second, "CORPUS", {"softmax": moves_per_second.CORPUS["softmax"]})
+    monkeypatch.setattr(sys, "argv", ["moves_per_second.py", "0.01"])
+    moves_per_second.main()
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [f"softmax_sm{architecture}" for architecture in ARCHITECTURES]
+    assert all(rate["moves_per_second"] > 0 for rate in found.values())

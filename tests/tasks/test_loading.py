@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 
 import pytest
 import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
-from kernelwright.tasks import bring_to_life, load_task, read_source, task_from_file
+from kernelwright.tasks import bring_to_life, load_task, read_source, seed_generators, task_from_file
 from kernelwright.tasks.loading import check_task_source
 
 CPU = torch.device("cpu")
@@ -218,3 +219,14 @@ def test_a_full_device_is_not_the_tasks_fault(raised, kind):
     live = bring_to_life(Task(id="t", source=f"{source}def get_inputs(): raise {raised}\n"))
     with pytest.raises(kind):
         live.inputs(0, torch.device("cpu"))
+
+
+def test_seeding_is_that_of_torch_and_writes_down_no_stack(monkeypatch):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        wanted = torch.rand(3)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            patch.setattr(traceback, "format_stack", lambda *arguments: pytest.fail("a stack was written down"))
+            seed_generators(7)
+        assert torch.equal(torch.rand(3), wanted)

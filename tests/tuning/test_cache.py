@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import multiprocessing
+import threading
+from pathlib import Path
 
 import pytest
 
 from kernelwright.errors import UsageError
 from kernelwright.toolchain.driver import GpuIdentity
+from kernelwright.tuning import cache as cache_module
 from kernelwright.tuning.cache import CacheEntry, CacheKey, Proof, TunedCache, default_root
 
 GPU = GpuIdentity("Fake GPU", 90, "13.0", 0)
@@ -55,13 +59,71 @@ def test_a_key_that_differs_anywhere_finds_nothing(tmp_path, change):
 
 def test_a_later_one_takes_the_place_of_an_earlier_one(tmp_path):
     cache = TunedCache(tmp_path)
-    for cubin in (b"first", b"second"):
-        cache.put(entry_of(cubin), cubin)
+    other = KEY.model_copy(update={"signature": "other"})
+    cache.put(entry_of(b"other", other), b"other")
+    for cubin in (b"first", b"second", b"second"):
+        folder = cache.put(entry_of(cubin), cubin)
+        assert [path.read_bytes() for path in folder.glob("*.cubin")] == [cubin], "the earlier cubin is of no use any more"
     assert cache.get(KEY).cubin == b"second"
-    assert len(list(cache.entries())) == 1
+    assert cache.get(other).cubin == b"other"
+    assert len(list(cache.entries())) == 2
 
 
-def test_two_processes_write_while_a_third_reads(tmp_path):
+def test_files_that_are_not_the_caches_stay(tmp_path):
+    cache = TunedCache(tmp_path)
+    folder = cache.put(entry_of(b"first"), b"first")
+    for name in ("my.cubin", f"{'1' * 64}.txt"):
+        (folder / name).write_text("mine")
+    cache.put(entry_of(b"second"), b"second")
+    assert (folder / "my.cubin").exists()
+    assert (folder / f"{'1' * 64}.txt").exists()
+
+
+def test_a_cubin_whose_entry_is_yet_to_come_is_not_taken_for_an_earlier_one(tmp_path, monkeypatch):
+    """A second writer begins when the first has written its cubin and not its entry."""
+    cache, threads = TunedCache(tmp_path), []
+    write, lock, got_on = cache_module._write, fcntl.flock, threading.Event()
+
+    def second_writer():
+        cache.put(entry_of(b"second"), b"second")
+        got_on.set()
+
+    def begin_another_before_the_entry(path, data):
+        if path.name == "entry.json" and not threads:
+            threads.append(threading.Thread(target=second_writer))
+            threads[0].start()
+            assert got_on.wait(60), "the second writer neither waits nor ends"
+        write(path, data)
+
+    def say_who_waits(file, operation):
+        if threads:
+            got_on.set()
+        lock(file, operation)
+
+    monkeypatch.setattr(cache_module, "_write", begin_another_before_the_entry)
+    monkeypatch.setattr(fcntl, "flock", say_who_waits)
+    folder = cache.put(entry_of(b"first"), b"first")
+    threads[0].join(60)
+    assert cache.get(KEY).cubin == b"second"
+    assert [path.read_bytes() for path in folder.glob("*.cubin")] == [b"second"]
+
+
+def test_a_kernel_that_is_deployed_anew_between_a_readers_two_files_is_read_again(tmp_path, monkeypatch, caplog):
+    cache, read, cubins = TunedCache(tmp_path), Path.read_bytes, [b"second", b"third"]
+    cache.put(entry_of(b"first"), b"first")
+
+    def deployed_anew_before(path):
+        if path.suffix == ".cubin" and cubins:
+            cubin = cubins.pop(0)
+            cache.put(entry_of(cubin), cubin)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", deployed_anew_before)
+    assert cache.get(KEY).cubin == b"third"
+    assert not caplog.records
+
+
+def test_two_processes_write_while_a_third_reads(tmp_path, caplog):
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=write_many, args=(tmp_path, name, 60)) for name in ("one", "two")]
     for writer in writers:
@@ -69,6 +131,7 @@ def test_two_processes_write_while_a_third_reads(tmp_path):
     cache, seen = TunedCache(tmp_path), set()
     while any(writer.is_alive() for writer in writers):
         found = cache.get(KEY)
+        assert found is not None or not seen, "there is one from the first on"
         if found is not None:
             assert hashlib.sha256(found.cubin).hexdigest() == found.entry.tuned_sha256
             assert found.cubin.split()[0].decode() == found.entry.provenance["writer"]
@@ -76,6 +139,8 @@ def test_two_processes_write_while_a_third_reads(tmp_path):
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert seen
     assert cache.get(KEY).cubin.split()[1] == b"59"
+    assert [path.stem for path in tmp_path.rglob("*.cubin")] == [cache.get(KEY).entry.tuned_sha256]
+    assert not caplog.records
     assert not [path for path in tmp_path.rglob(".*")], "temporary files are left"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from triton.runtime import driver
 
 import kernelwright
 from kernelwright import sass
+from kernelwright.errors import UsageError
 from kernelwright.toolchain import disassemble
 from kernelwright.toolchain.errors import DisassemblerMismatch
 from kernelwright.tuning import triton_jit
@@ -308,6 +310,14 @@ def test_options_of_the_decorator(fake, tmp_path):
     decorated = sass.jit(cache=tmp_path / "here")(kernels.scale)
     assert decorated.cache.root == tmp_path / "here"
     assert decorated.arg_names == kernels.scale.arg_names
+
+
+@pytest.mark.parametrize("cache", [5, b"here", ["here"]])
+def test_a_cache_that_is_no_directory_is_refused_when_the_function_is_decorated(cache):
+    said = rf"Wanted `cache` to be a directory's path.* or None for the default; found {re.escape(repr(cache))}\. Name"
+    for function in (kernels.scale, None):
+        with pytest.raises(UsageError, match=said):
+            sass.jit(function, cache=cache)
 
 
 def test_importing_the_machine_code_library_loads_neither_torch_nor_triton():

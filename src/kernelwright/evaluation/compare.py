@@ -65,26 +65,30 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     if truth.is_complex():
         return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
     expected, found = truth.double(), actual.double()
-    infinite = torch.isinf(expected)
     # One answer for all: to wait for a GPU that many processes share takes longer than the arithmetic.
-    infinities, rms, worst = torch.stack((infinite.any().double(), *_relative(found, expected))).tolist()
-    if infinities:
-        if not torch.equal(found[infinite], expected[infinite]):
-            return INFINITELY_FAR
-        finite = _relative(found.masked_fill(infinite, 0.0), expected.masked_fill(infinite, 0.0))
-        rms, worst = torch.stack(finite).tolist()
+    rms, worst, size = torch.stack(_relative(found, expected)).tolist()
+    if not math.isfinite(size):
+        infinite = torch.isinf(expected)
+        if infinite.any():
+            if not torch.equal(found[infinite], expected[infinite]):
+                return INFINITELY_FAR
+            rms, worst, _ = torch.stack(
+                _relative(found.masked_fill(infinite, 0.0), expected.masked_fill(infinite, 0.0))
+            ).tolist()
     return INFINITELY_FAR if math.isnan(rms) or math.isnan(worst) else Distance(rms, worst)
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two numbers of a `Distance` between float64 tensors, where they are."""
-    error = (found - expected).abs()
-    size = expected.square().mean().sqrt()
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The two numbers of a `Distance` between float64 tensors and the root mean square of what was expected, where they
+    are. In place where the tensor is ours: this is most of what a judge computes itself."""
+    error = (found - expected).abs_()
+    squares = expected.square()
+    size = squares.mean().sqrt()
     scale = torch.where(size > 0, size, 1.0)
     along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
-    rows = expected.abs() if along is None else expected.square().mean(dim=along, keepdim=True).sqrt()
-    worst = (error / (expected.abs() + rows + 1e-3 * scale)).max()
-    return error.square().mean().sqrt() / scale, worst
+    rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
+    worst = (error / expected.abs().add_(rows).add_(1e-3 * scale)).max()
+    return error.square_().mean().sqrt() / scale, worst, size
 
 
 def farthest(distances: Sequence[Distance]) -> Distance:
@@ -138,10 +142,17 @@ def lower_precisions(dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Round a floating tensor to `bits` explicit mantissa bits, ties to even; the exponent range stays."""
-    mantissa, exponent = torch.frexp(x.double())
-    steps = float(1 << (bits + 1))
-    return torch.ldexp(torch.round(mantissa * steps) / steps, exponent).to(x.dtype)
+    """Round a floating tensor to `bits` explicit mantissa bits, ties to even; the exponent range stays.
+
+    What is subnormal in float64, where fewer bits are explicit, keeps fewer.
+    """
+    wide = x.double()
+    dropped = 52 - bits
+    pattern = wide.view(torch.int64)
+    # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
+    summed = (pattern >> dropped).bitwise_and_(1).add_(pattern).add_((1 << (dropped - 1)) - 1)
+    rounded = summed.bitwise_and_(-1 << dropped).view(torch.float64)
+    return torch.where(wide.isnan(), wide, rounded).to(x.dtype)
 
 
 def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

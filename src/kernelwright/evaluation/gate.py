@@ -64,23 +64,27 @@ class DeviceGate:
 
 def _enter_alone(turn: TextIO, file: TextIO) -> None:
     patience_s = _PATIENCE_S
-    while not _got_in(turn, file, patience_s):
-        time.sleep(patience_s)
+    while True:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # keeps out who comes now
+        try:
+            if _got_in(file, patience_s):
+                return
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        # They are let in now; for a moment there may be nobody all the same.
+        if _got_in(file, patience_s):
+            return
         patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
 
 
-def _got_in(turn: TextIO, file: TextIO, patience_s: float) -> bool:
-    """Whether everybody who was in has left in time; nobody else gets in meanwhile."""
-    fcntl.flock(turn, fcntl.LOCK_EX)
+def _got_in(file: TextIO, patience_s: float) -> bool:
+    """Whether nobody else was in at some moment of that time."""
     came_s = time.monotonic()
-    try:
-        while not _locked(file):
-            if time.monotonic() - came_s >= patience_s:
-                return False
-            time.sleep(_POLL_S)
-        return True
-    finally:
-        fcntl.flock(turn, fcntl.LOCK_UN)
+    while not _locked(file):
+        if time.monotonic() - came_s >= patience_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _locked(file: TextIO) -> bool:

@@ -10,6 +10,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> li
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 
+@lru_cache(maxsize=8)
 def _code_only(source: str) -> str:
     """The source without comments and docstrings; other strings stay, since CUDA code is one."""
     try:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.evaluation.structure import StructureError, flatten, unflatten
-from kernelwright.tasks import LiveTask, device_is_full
+from kernelwright.tasks import LiveTask, device_is_full, seed_generators
 
 State = dict[str, torch.Tensor]
 
@@ -108,7 +108,7 @@ class Oracle:
         skeleton, tensors = flatten(inputs)
         fresh = unflatten(skeleton, [tensor.clone() for tensor in tensors])
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(seed)
+            seed_generators(seed)
             return self._run(self.model, fresh)
 
     def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:

@@ -109,8 +109,6 @@ class _Rotation:
         self._flush = flush
         self._allowed = TOLERANCE
         """How far a baseline's answer may be from eager's; grows where rounding explains more."""
-        self._latency_us = math.inf
-        """Of the reference's latest call."""
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -145,7 +143,7 @@ class _Rotation:
     def _input(self, order: list[str]) -> dict[str, float]:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._reference.latency_us)
         for name in order:
             if name in self._failures:
                 continue
@@ -154,7 +152,6 @@ class _Rotation:
                 answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
             except WorkerFailure as failure:
                 self._failures[name] = failure
-        self._latency_us = answers[""].clocks.inner_us
         for name, answer in answers.items():
             try:
                 self._compare(answer, answers[""], inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -129,6 +130,8 @@ class Side:
         self._called = False
         self._latest: tuple[int, int | None] | None = None
         """Layout and seed of the latest call."""
+        self.latency_us = math.inf
+        """Of the latest timed call, by the clock of the worker: to be believed of a reference only."""
         self._idle_us = 0.0
         """Of the processor, between the latest call and what was asked since then."""
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -228,7 +231,9 @@ class Side:
         self._write(placement)
         self.worker.arenas["outputs"].poison()
         flush()
-        return self.call(placement.layout, seed=seed, hold=hold)
+        answer = self.call(placement.layout, seed=seed, hold=hold)
+        self.latency_us = answer.clocks.inner_us
+        return answer
 
     def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts."""

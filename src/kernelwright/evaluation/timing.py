@@ -46,7 +46,7 @@ BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
 _ALONE_S = 0.1
 """For so long blocks go on once the device is theirs. To get it is to wait until all others are out: beside four other
-judges 2.1 of an evaluation's 4.0 s, with a wait for each block, which for short tasks takes 10 to 20 ms. Our choice."""
+judges 2.2 of an evaluation's 4.0 s, with a wait for each block, which for short tasks takes 10 to 20 ms. Our choice."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
 """Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
 _SERIES_US = 2000.0
@@ -267,8 +267,6 @@ class _Run:
         """Inputs and the reference's output of the call whose output is held."""
         self._still = subject.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
-        self._latency_us = math.inf
-        """Of the reference's latest call."""
         self._helpers_us = 0.0
         self._asked_us = 0.0
         self._started_s = 0.0
@@ -346,7 +344,7 @@ class _Run:
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
         answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._latency_us)
+        repeats = repeats_before(self._subject.device, self._sides["reference"].latency_us)
         for name in order:
             # Held on all sides: it changes how the heap is reused.
             answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
@@ -356,7 +354,6 @@ class _Run:
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us.append(quiet_us)
-        self._latency_us = answers["reference"].clocks.inner_us
         self._compare(answers["reference"], answers["candidate"], inputs)
         if hold:
             self._first = inputs, answers["reference"].outputs

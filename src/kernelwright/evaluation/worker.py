@@ -34,6 +34,7 @@ _stride = torch.Tensor.stride
 _storage = torch.Tensor.untyped_storage
 _Tensor = torch.Tensor
 _manual_seed = torch.manual_seed
+_seed_processor = torch.default_generator.manual_seed
 _DisableTorchFunction = torch._C.DisableTorchFunction
 _no_grad = torch.no_grad
 _type = type
@@ -169,6 +170,8 @@ class Harness:
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cuda.matmul.allow_tf32 = False
         self.memory = {name: open_arena(description, files, self.device) for name, description in config["arenas"].items()}
+        # Where no device is in use `torch.manual_seed` takes longer than many a call: see `tasks.seed_generators`.
+        self.seed = _seed_processor if self.device.type == "cpu" else _manual_seed
         self.clock: _HostClock | _DeviceClock = _DeviceClock() if self.device.type == "cuda" else _HostClock()
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
@@ -193,13 +196,13 @@ class Harness:
             raise RuntimeError(f"no loader for {path}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[self.config["role"]] = module
-        _manual_seed(message["seed"])
+        self.seed(message["seed"])
         spec.loader.exec_module(module)
         cls = getattr(module, self.config["class"], None)
         if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
             return {"missing": self.config["class"]}
         arguments = unflatten(message["arguments"], [])
-        _manual_seed(message["seed"])
+        self.seed(message["seed"])
         self.model = cls(*arguments).to(self.device)
         return self.interface()
 
@@ -303,7 +306,7 @@ class Harness:
         skeleton, tensors = self.layouts[layout]
         inputs = unflatten(skeleton, list(tensors))
         if seed is not None:
-            _manual_seed(seed)
+            self.seed(seed)
         model, clock = self.model, self.clock
         assert model is not None
         with _no_grad():

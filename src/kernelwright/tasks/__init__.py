@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from kernelwright.tasks.input_sets import INPUT_SETS, InputSet
-from kernelwright.tasks.loading import LiveTask, bring_to_life, device_is_full, load_task, read_source, task_from_file
+from kernelwright.tasks.loading import (
+    LiveTask,
+    bring_to_life,
+    device_is_full,
+    load_task,
+    read_source,
+    seed_generators,
+    task_from_file,
+)
 
 __all__ = [
-    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "load_task", "read_source", "task_from_file",
+    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "load_task", "read_source", "seed_generators",
+    "task_from_file",
 ]  # fmt: skip

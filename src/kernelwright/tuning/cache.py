@@ -1,16 +1,18 @@
 """Tuned kernels on disk, found by what the compiler made, the GPU and how the kernel is launched.
 
     ROOT/<architecture>/<key>/entry.json          what it is, where it came from, what was proven and measured
-    ROOT/<architecture>/<key>/<SHA-256>.cubin     the tuned cubin; several when the kernel was tuned again
+    ROOT/<architecture>/<key>/<SHA-256>.cubin     the tuned cubin; an earlier one is removed once the entry is written
     ROOT/<architecture>/<key>/verified-*.json     machines on which its outputs were compared with the original's
+    ROOT/writer.lock                              held by who writes or removes
 
 Every file is written whole and renamed into place, cubins under the hash of their contents, the entry last: any
-number of processes may write and read at once, and a reader sees one entry with its own cubin. What does not match
-its hash is ignored, with a warning.
+number of processes may write and read at once, and a reader, who needs no lock, sees one entry with its own cubin.
+What does not match its hash is ignored, with a warning.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -18,6 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +33,7 @@ from kernelwright.sass.identity import cubin_identity
 from kernelwright.toolchain.driver import GpuIdentity
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_CACHE"
-_ENTRY = "entry.json"
+_ENTRY, _LOCK = "entry.json", "writer.lock"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
@@ -126,12 +129,24 @@ class TunedCache:
             raise UsageError("Wanted the cubin that the entry names, found other bytes.")
         folder = self._folder(entry.key)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / f"{entry.tuned_sha256}.cubin", cubin)
-            _write(folder / _ENTRY, (entry.model_dump_json(indent=2) + "\n").encode())
+            self.root.mkdir(parents=True, exist_ok=True)
+            with self._writing():
+                folder.mkdir(parents=True, exist_ok=True)
+                _write(folder / f"{entry.tuned_sha256}.cubin", cubin)
+                _write(folder / _ENTRY, (entry.model_dump_json(indent=2) + "\n").encode())
+                for path in folder.glob("*.cubin"):
+                    if path.stem != entry.tuned_sha256 and _DIGEST.fullmatch(path.stem):
+                        path.unlink()
         except OSError as error:
             raise self._unwritable(error) from error
         return folder
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Wait until no other process writes: a cubin that no entry names may be one whose entry comes next."""
+        with (self.root / _LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def require_writable(self) -> None:
         """See that something can be kept here, before it is measured at length.
@@ -180,10 +195,11 @@ class TunedCache:
         if len(folders) > 1:
             raise UsageError(f"Wanted one tuned kernel, found {len(folders)} that start with {digest}. Give more digits.")
         for folder in folders:
-            # The entry first: without it the rest is nothing to a reader.
-            for path in sorted(folder.iterdir(), key=lambda path: path.name != _ENTRY):
-                path.unlink(missing_ok=True)
-            folder.rmdir()
+            with self._writing():
+                # The entry first: without it the rest is nothing to a reader.
+                for path in sorted(folder.iterdir(), key=lambda path: path.name != _ENTRY):
+                    path.unlink(missing_ok=True)
+                folder.rmdir()
         return bool(folders)
 
     def mark_verified(self, entry: CacheEntry, gpu: GpuIdentity) -> None:
@@ -208,14 +224,18 @@ class TunedCache:
     def _folder(self, key: CacheKey) -> Path:
         return self.root / str(key.architecture) / key.digest
 
-    def _read(self, folder: Path) -> Tuned | None:
+    def _read(self, folder: Path, without_cubin: CacheEntry | None = None) -> Tuned | None:
         try:
             entry = CacheEntry.model_validate_json((folder / _ENTRY).read_bytes())
+            if entry == without_cubin:
+                _log.warning("%s has no cubin; ignored", folder)
+                return None
             cubin = (folder / f"{entry.tuned_sha256}.cubin").read_bytes()
         except FileNotFoundError as error:
-            if Path(error.filename).name != _ENTRY:
-                _log.warning("%s has no cubin; ignored", folder)
-            return None
+            if Path(error.filename).name == _ENTRY:
+                return None
+            # It may have been deployed anew since the entry was read; then another entry is there now.
+            return self._read(folder, without_cubin=entry)
         except (OSError, ValidationError) as error:
             _log.warning("%s cannot be read; ignored: %s", folder, str(error).splitlines()[0])
             return None

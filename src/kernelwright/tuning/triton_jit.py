@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.errors import KernelwrightError, ToolchainError
+from kernelwright.errors import KernelwrightError, ToolchainError, UsageError
 from kernelwright.sass import check
 from kernelwright.toolchain import disassemble
 from kernelwright.toolchain.driver import GpuIdentity, gpu_identity
@@ -163,9 +163,15 @@ def jit(function: Any = None, *, cache: Path | str | TunedCache | None = None) -
 
     Raises:
         TypeError: `function` is not decorated with `@triton.jit`.
+        UsageError: `cache` is none of what it may be.
     """
     from triton import knobs
 
+    if not isinstance(cache, Path | str | TunedCache | None):
+        raise UsageError(
+            f"Wanted `cache` to be a directory's path, a TunedCache, or None for the default; found {cache!r}. Name the "
+            "directory that `kernelwright sass deploy` wrote to."
+        )
     store = cache if isinstance(cache, TunedCache) else TunedCache(Path(cache) if cache is not None else None)
     if function is None:
         return lambda decorated: jit(decorated, cache=store)

@@ -403,6 +403,77 @@ def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_pat
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
+@pytest.fixture
+def norms(monkeypatch):
+    """How often the norm of gradients was computed."""
+    computed, norm = [], torch._foreach_norm
+
+    def counted(*given, **named):
+        computed.append(1)
+        return norm(*given, **named)
+
+    monkeypatch.setattr(torch, "_foreach_norm", counted)
+    return computed
+
+
+def test_the_gradients_norm_is_computed_once_an_update_and_of_all_that_the_update_learns_from(tiny_base, tmp_path, norms):
+    said, load = [], Poisoned({4})  # the second half of the second batch
+    equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, say=said.append)
+    config = sft_config(tiny_base, epochs=1)
+    config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"micro_batch": 8})})
+    train_supervised(config, SPLIT, RunDirectory(tmp_path), equipment)
+    updates = sum("sft/loss" in line for line in MetricsLog(tmp_path).read())
+    assert len(load.seen) > updates >= 3, "an update has several parts"
+    assert [line for line in said if "left out" in line] == ["update 2 is left out: its gradient is not finite"]
+    assert len(norms) == updates
+
+
+def test_without_clipping_and_for_each_update_anew_the_gradients_themselves_are_looked_at():
+    from types import SimpleNamespace
+
+    from kernelwright.rl.training.finite import FiniteUpdates
+
+    model, said = torch.nn.Linear(2, 1, bias=False), []
+    accelerator = SimpleNamespace(clip_grad_norm_=torch.nn.utils.clip_grad_norm_)
+    finite = FiniteUpdates(model, said.append)
+    finite.listen(SimpleNamespace(accelerator=accelerator))
+
+    def update(gradient, clipped):
+        model.weight.grad = torch.tensor([gradient])
+        if clipped:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        finite.on_pre_optimizer_step(None, SimpleNamespace(global_step=0), None)
+        return model.weight.grad
+
+    assert update([3.0, 4.0], clipped=True).tolist() == [pytest.approx([0.6, 0.8])]
+    assert update([float("inf"), 4.0], clipped=False) is None
+    assert update([float("nan"), 4.0], clipped=True) is None
+    assert update([3.0, 4.0], clipped=False).tolist() == [[3.0, 4.0]]
+    # So long that its norm is no number: clipped to nothing, which an optimiser with momentum would act upon.
+    assert update([3e38, 3e38], clipped=True) is None
+    assert finite.skipped == len(said) == 3
+
+
+def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path):
+    run = RunDirectory(tmp_path)
+
+    def trained(updates, steps=1000):
+        load = Poisoned(updates)
+        equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, out_of_time=lambda: len(load.seen) >= steps)
+        return train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, equipment).finished
+
+    assert not trained({2, 3}, steps=4)
+    assert not trained({2}, steps=3)
+    # As a version wrote it that did not count on: it begins with none.
+    state = json.loads((tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"].pop("FiniteUpdates")["attributes"] == {"skipped": 3}
+    (tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").write_text(json.dumps(state))
+    assert not trained({1}, steps=2)
+    assert trained({2})
+    counted = [line["sft/skipped_updates"] for line in MetricsLog(tmp_path).read() if "sft/loss" in line]
+    assert counted == [0, 1, 2, 2, 2, 3, 3, 1, 1, 1, *[2] * 6]
+
+
 def test_a_model_whose_gradients_stay_no_numbers_is_not_saved(tiny_base, tmp_path):
     equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned(range(2, 1000)))
     with pytest.raises(InfrastructureError, match=r"finite gradients; found none in 5 updates .* the last of them update 6"):
@@ -419,11 +490,14 @@ def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
     assert not (tmp_path / "final").exists()
 
 
-def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path):
+def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path, norms):
     equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({2}))
     run = RunDirectory(tmp_path)
-    result = train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
-    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1]
+    train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
+    assert len(norms) == 3
+    further = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({1}))
+    result = train_contrastive(contrastive_config(schooled, steps=4), SPLIT, run, further)
+    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1, 2]
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 

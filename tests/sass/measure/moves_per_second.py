@@ -1,4 +1,4 @@
-"""Legal random moves a second on one core, for each kernel of the corpus; prints one JSON object."""
+"""Legal random moves a second on one core, for each kernel of the corpus on each architecture; prints one JSON object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 from kernelwright.sass import Schedule, load
 from kernelwright.sass.corpus import CORPUS
-from kernelwright.toolchain import compile_triton, disassemble
+from kernelwright.toolchain import ARCHITECTURES, compile_triton, disassemble
 
 
 def rate(cubin: bytes, seconds: float) -> dict[str, float | int]:
@@ -36,7 +36,7 @@ def rate(cubin: bytes, seconds: float) -> dict[str, float | int]:
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     result = {}
-    for architecture in (80, 89, 90):
+    for architecture in ARCHITECTURES:
         for name, spec in CORPUS.items():
             kernel = compile_triton(
                 spec.function,

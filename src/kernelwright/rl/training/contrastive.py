@@ -161,6 +161,7 @@ class _Stage:
         keeper = Keeper(
             self._scorer, self._equipment, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s
         )
+        finite = FiniteUpdates(model, self._equipment.say)
         trainer = ContrastiveTrainer(
             updates=updates,
             tasks=self._tasks,
@@ -173,8 +174,9 @@ class _Stage:
             ),
             rollout_func=rollouts,
             args=on_one_gpu(GRPOConfig(**self._arguments(model, checkpoints))),
-            callbacks=[FiniteUpdates(model, self._equipment.say), keeper],
+            callbacks=[finite, keeper],
         )
+        finite.listen(trainer)
         quiet(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         steps = int(trainer.state.global_step) // updates

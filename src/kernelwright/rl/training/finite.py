@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from kernelwright.errors import InfrastructureError
 
@@ -14,7 +15,7 @@ PATIENCE = 5
 """Updates in succession that may be left out before training ends. Our choice: one is bad luck, more are a fault."""
 
 
-class FiniteUpdates(TrainerCallback):
+class FiniteUpdates(TrainerCallback, ExportableState):
     """Drops gradients that are not finite before the optimiser sees them. Comes before the callback that keeps the logs.
 
     Args:
@@ -28,14 +29,39 @@ class FiniteUpdates(TrainerCallback):
     def __init__(self, model: Any, say: Callable[[str], None]) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._say = say
+        self._norm: torch.Tensor | None = None
+        """Of this update's gradients, once they were clipped."""
         self._in_succession = 0
         self.skipped = 0
-        """Updates left out so far."""
+        """Updates left out so far, in earlier processes too."""
+
+    def listen(self, trainer: Any) -> None:
+        """Hear the norm of each update's gradients from the trainer's clipping, which computes it anyway."""
+        clip = trainer.accelerator.clip_grad_norm_
+
+        def clip_and_tell(*given: Any, **named: Any) -> Any:
+            self._norm = clip(*given, **named)
+            return self._norm
+
+        trainer.accelerator.clip_grad_norm_ = clip_and_tell
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this, in transformers' form."""
+        return {"args": {}, "attributes": {"skipped": self.skipped}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Go on counting from the checkpoint; transformers itself would bring all callbacks back, and make them anew."""
+        # The trainer wants a place for it in what it saves next, which a checkpoint of an earlier version has not.
+        held = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        self.skipped = held["attributes"]["skipped"]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Keep an update, or take its gradients away: an optimiser passes over parameters that have none."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+        # An update's norm says nothing of the next one's.
+        norm, self._norm = self._norm, None
+        if norm is None:
+            norm = torch.nn.utils.get_total_norm([each.grad for each in self._parameters if each.grad is not None])
+        if bool(torch.isfinite(norm)):
             self._in_succession = 0
             return
         self.skipped += 1

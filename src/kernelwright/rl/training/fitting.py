@@ -77,6 +77,7 @@ def fit(
                 state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
             )
 
+    finite = FiniteUpdates(model, equipment.say)
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
@@ -96,8 +97,9 @@ def fit(
                 **trainer_arguments(model, settings),
             )
         ),
-        callbacks=[FiniteUpdates(model, equipment.say), Watch()],
+        callbacks=[finite, Watch()],
     )
+    finite.listen(trainer)
     quiet(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
     finished = trainer.state.global_step >= trainer.state.max_steps
