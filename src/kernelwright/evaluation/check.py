@@ -12,7 +12,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.bounds import Bounds, Question
-from kernelwright.evaluation.compare import Distance, Tolerance, VacuityGate, apart, distance, farthest
+from kernelwright.evaluation.compare import LEGAL_ERRORS, Distance, Tolerance, VacuityGate, apart, distance, farthest
 from kernelwright.evaluation.guard import dynamic_labels, forbidden_changes
 from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.process import WorkerFailure
@@ -21,10 +21,6 @@ from kernelwright.evaluation.stage import Answer, Side
 from kernelwright.evaluation.subject import Rejection, Subject, one_of, some_of
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
-
-_LEGAL_ERRORS = 4.0
-"""Two buffers may be so many times the error of legal rounding apart: each has one, and each may have twice that of the
-other. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +311,7 @@ class Checker:
             return {}
         truth = oracle.state_after()
         return {
-            key: farthest([distance(state[key], value) for state in states]) * _LEGAL_ERRORS
+            key: farthest([distance(state[key], value) for state in states]) * LEGAL_ERRORS
             for key, value in truth.items()
             if value.is_floating_point()
         }

@@ -17,6 +17,9 @@ from kernelwright.evaluation.settings import Settings
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
+LEGAL_ERRORS = 4.0
+"""Two results may be so many times the error of legal rounding apart: each has one, and each may have twice that of the
+other. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)

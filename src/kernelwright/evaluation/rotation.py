@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from kernelwright.evaluation.compare import Distance, apart, farthest
+from kernelwright.evaluation.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
@@ -29,9 +29,6 @@ from kernelwright.records import Candidate, Reason, TimingBlock
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
-_LEGAL_ERRORS = 4.0
-"""Where legal rounding alone makes more than that, two answers may lie so many times its error apart: each has one, and each
-may have twice that of the other. Our choice."""
 
 Failure = Rejection | WorkerFailure
 """Why a baseline has no time."""
@@ -188,7 +185,7 @@ class _Rotation:
         error = farthest([apart(outputs, truth) for outputs in rounded])
         if not (math.isfinite(error.rms) and math.isfinite(error.worst)):
             return TOLERANCE
-        return replace(error * _LEGAL_ERRORS, differing=0.0)
+        return replace(error * LEGAL_ERRORS, differing=0.0)
 
     def result(self, name: str) -> Rotated:
         """What the rounds say of one baseline."""
