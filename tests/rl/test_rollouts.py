@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 from rl_samples import TASK, accepted, answer, exemplar, module, rejected
 
 from kernelwright.policies.chat import Completion, Sampling
@@ -58,6 +60,17 @@ def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path):
     after.append([rollout("three", 2)])
     assert [found.completion for found in after.rollouts()] == ["one", "three"]
     assert all(found.prompt == PROMPT.messages for found in after.rollouts())
+
+
+def test_a_published_run_s_packed_rollouts_are_read(tmp_path):
+    written = [rollout(answer(module())), rollout("no", sample=1)]
+    log = RolloutLog(tmp_path)
+    log.append(written)
+    (tmp_path / "rollouts.jsonl.gz").write_bytes(gzip.compress(log.path.read_bytes()))
+    log.path.unlink()
+    assert list(log.rollouts()) == written
+    log.append([rollout("later", sample=2)])
+    assert [each.sample for each in RolloutLog(tmp_path).rollouts()] == [0, 1, 2]
 
 
 def test_text_that_is_no_unicode_can_be_kept(tmp_path):

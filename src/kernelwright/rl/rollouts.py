@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from kernelwright.policies.chat import Completion, Message, Sampling
-from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, sha256_of
+from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, read_lines, sha256_of
 from kernelwright.rl.answers import AnswerFailure, parse_completion
 from kernelwright.rl.prompts import AnswerForm, Prompt, whole_source
 from kernelwright.rl.rewards import Reward
@@ -153,19 +153,20 @@ class RolloutLog:
         append_lines(self.path, lines)
 
     def rollouts(self) -> Iterator[Rollout]:
-        """Every whole record, in order of writing, prompts filled in."""
-        if not self.path.exists():
-            return
+        """Every whole record, packed ones of a published run first, in order of writing, prompts filled in.
+
+        Raises:
+            UsageError: the file is there and cannot be read.
+        """
         prompts: dict[str, tuple[Message, ...]] = {}
-        with self.path.open("r", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    rollout = Rollout.model_validate_json(line)
-                except ValidationError:
-                    continue
-                if rollout.prompt:
-                    prompts[rollout.prompt_sha256] = rollout.prompt
-                yield rollout.model_copy(update={"prompt": prompts.get(rollout.prompt_sha256, ())})
+        for line in read_lines(self.path):
+            try:
+                rollout = Rollout.model_validate_json(line)
+            except ValidationError:
+                continue
+            if rollout.prompt:
+                prompts[rollout.prompt_sha256] = rollout.prompt
+            yield rollout.model_copy(update={"prompt": prompts.get(rollout.prompt_sha256, ())})
 
 
 def rescored(rollouts: Iterable[Rollout], evaluations: Iterable[Evaluation], reward: Reward) -> list[Rollout]:
