@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,13 @@ CPU = torch.device("cpu")
 UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
 
 
+class FakeGate:
+    held_s = 0.0
+
+    def __call__(self, *, shared=False):
+        return contextlib.nullcontext()
+
+
 class FakeSubject:
     def __init__(self, device=CPU):
         self.device = device
@@ -40,7 +48,7 @@ class FakeSubject:
         self.labels = set()
         self.output_follows_input = False
         self.oracle = SimpleNamespace(training=True)
-        self.gate = lambda shared=False: contextlib.nullcontext()
+        self.gate = FakeGate()
 
     def label(self, label, detail):
         self.labels.add(label)
@@ -494,6 +502,23 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
             return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
 
         monkeypatch.setattr(timing, "_time_process", noisy)
+        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
+
+
+def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
+    subject = FakeSubject()
+    subject.gate.held_s = 100.0  # of checks before
+    subject.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9, alone_limit_s=10.0)
+    made = one_process()
+
+    def lasts(subject, bounds, flush, odd, process, given, alone_s):
+        subject.gate.held_s += alone_s
+        blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
+        latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
+        return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
+
+    for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
+        monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
         assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
 
 

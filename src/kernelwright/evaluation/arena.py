@@ -105,9 +105,10 @@ class Arena:
         """File handles to send along with `describe()`."""
         return () if self._file is None else (self._file,)
 
-    def poison(self) -> None:
-        """Fill with ones: NaN in every floating type, so that what is not written cannot be right by luck."""
-        self.memory.fill_(255)
+    def poison(self, size_bytes: int | None = None) -> None:
+        """Fill with ones, or the first bytes only: NaN in every floating type, so that what is not written cannot be right
+        by luck."""
+        self.memory[:size_bytes].fill_(255)
 
     def close(self) -> None:
         """Free it. Views of it must not be used any more."""

@@ -184,8 +184,12 @@ class Side:
     def place(self, inputs: list[Any], slot: int) -> int:
         """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
         layout = self._put(inputs, slot)
-        self.worker.arenas["outputs"].poison()
+        self._poison_outputs()
         return layout
+
+    def _poison_outputs(self) -> None:
+        """Those of one call: there is room for a series, and to write all of it each time takes milliseconds."""
+        self.worker.arenas["outputs"].poison(self._shapes.output_bytes)
 
     def _put(self, inputs: list[Any], slot: int) -> int:
         placement = self._prepare(inputs, slot)
@@ -229,7 +233,7 @@ class Side:
         if repeats:
             self._repeat(repeats)
         self._write(placement)
-        self.worker.arenas["outputs"].poison()
+        self._poison_outputs()
         flush()
         answer = self.call(placement.layout, seed=seed, hold=hold)
         self.latency_us = answer.clocks.inner_us
@@ -283,7 +287,7 @@ class Side:
 
     def recopy(self, index: int) -> list[torch.Tensor]:
         """The output of an earlier held call, as it is in the worker's memory now."""
-        self.worker.arenas["outputs"].poison()
+        self._poison_outputs()
         self._settle()
         self._ask("recopy", self._settings.run_limit_s, index=index)
         return self._read_outputs(self._shapes.outputs)

@@ -28,6 +28,9 @@ from kernelwright.tasks import InputSet, LiveTask
 class Gate(Protocol):
     """Lets one evaluation use the device."""
 
+    held_s: float
+    """For how long it has had the device alone."""
+
     def __call__(self, *, shared: bool = False) -> AbstractContextManager[None]:
         """Enter alone, or with all others that measure nothing either."""
         ...

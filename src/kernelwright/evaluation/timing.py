@@ -100,7 +100,7 @@ def time_candidate(
     on_process: Callable[[int, int], None] | None = None,
     checked: Mapping[str, Side] | None = None,
 ) -> Timing:
-    """Measure until the interval is narrow or the processes run out.
+    """Measure until the interval is narrow, or processes or time run out.
 
     Args:
         subject: Checked already; `timed_tolerance` is set.
@@ -118,7 +118,7 @@ def time_candidate(
     outside: list[outer_clock.Outside] = []
     looks = settings.processes_max - settings.processes_min + 1
     odd = OddInputs([*subject.tolerances], settings)
-    process = 0
+    process, before_s = 0, subject.gate.held_s
     while True:
         found, unseen, seen = _time_process(subject, bounds, flush, odd, process, (checked or {}) if process == 0 else {})
         process += 1
@@ -135,7 +135,8 @@ def time_candidate(
         interval = outer_clock.confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower:
+        late = subject.gate.held_s - before_s >= settings.alone_limit_s
+        if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower or late:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
                 # candidate's user pays for it. But it is no lie.
