@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kernelwright import cli
+from kernelwright.cli.model_options import Proposer
+from kernelwright.policies.accounting import Usage
 from kernelwright.policies.chat import Completion
 from kernelwright.records import RunDirectory
 from kernelwright.rl.exemplars import ExemplarDatabase
@@ -174,6 +177,16 @@ def test_a_directory_whose_endpoint_answered_nothing_belongs_to_nobody(place, ca
     for name in ("mistyped", "corrected"):
         assert optimize(*arguments, "--model", name) == 3
         assert f"Wanted answers of ApiModel('{name}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("untold", [0, 2])
+def test_tokens_that_a_server_did_not_tell_are_said_to_be_missing(tmp_path, untold):
+    RunDirectory(tmp_path).evaluations_path.touch()
+    policy = SimpleNamespace(database=ExemplarDatabase(tmp_path / "exemplars.sqlite"))
+    model = SimpleNamespace(usage=Usage(requests=3, prompt_tokens=5, completion_tokens=7, unreported=untold), cost=0.5)
+    (line,) = Proposer(policy, policy, model).finish(tmp_path)
+    assert line.startswith("the model answered 3 requests with 5 prompt tokens and 7 answer tokens, at a cost of 0.5")
+    assert ("2 did not tell theirs, so it was more" in line) == bool(untold)
 
 
 @NEEDS_CLIENT
