@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright import config as settings
-from kernelwright.errors import KernelwrightError
+from kernelwright.errors import ConfigError, KernelwrightError, UsageError
 from kernelwright.records import RunDirectory
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.training.config import (
@@ -91,6 +91,12 @@ class Recipe:
     def require_base(self) -> None:
         """See that the model to begin with is there, before hours of augmentation."""
         require_base(self._stage("sft").model)
+
+    def require_settings(self) -> None:
+        """See that every stage's settings exist and agree, before the first one takes hours."""
+        for stage in ("sft", "self-supervised", "contrastive"):
+            self._stage(stage)
+        settings.build(HeldOutConfig, self.tables["held-out"])
 
     # ---- 2.2: data augmentation and supervised fine-tuning
 
@@ -239,7 +245,7 @@ def parts_of(only: Sequence[str]) -> list[str]:
     wanted = [part for part in every if not only or part in only]
     unknown = set(only) - set(every)
     if unknown:
-        raise SystemExit(f"wanted parts among {', '.join(every)}; found {', '.join(sorted(unknown))}")
+        raise UsageError(f"Wanted parts among {', '.join(every)}; found {', '.join(sorted(unknown))}. Correct --only.")
     return wanted
 
 
@@ -272,10 +278,15 @@ def tables_of(folder: Path, changes: Sequence[str]) -> dict[str, dict[str, Any]]
     for change in changes:
         path, _, value = change.partition("=")
         *names, last = path.split(".")
-        place: dict[str, Any] = tables
+        place: Any = tables
         for name in names:
-            place = place.setdefault(name, {})
-        place[last] = tomllib.loads(f"value = {value}")["value"]
+            place = place.setdefault(name, {}) if isinstance(place, dict) else None
+        if not names or names[0] not in FILES or not isinstance(place, dict):
+            raise ConfigError(f"Wanted --set STAGE.KEY=VALUE with a stage of {', '.join(FILES)}; found {change}.")
+        try:
+            place[last] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"Wanted a TOML value in --set {change}; found none: {error}. Texts need quotes.") from error
     return tables
 
 
@@ -312,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with opened:
             recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
+            recipe.require_settings()
             if any(part.startswith(("train:", "measure:")) for part in parts_of(given.only)):
                 recipe.require_base()
             finished = run_recipe(recipe, given.only)

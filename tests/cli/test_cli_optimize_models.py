@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kernelwright import cli
+from kernelwright.cli.model_options import Proposer
+from kernelwright.policies.accounting import Usage
 from kernelwright.policies.chat import Completion
 from kernelwright.records import RunDirectory
 from kernelwright.rl.exemplars import ExemplarDatabase
@@ -138,6 +141,7 @@ def test_a_local_model_is_a_path_and_may_have_an_adapter(place, opened):
         pytest.param(["--policy", "api", "--model", "m"], 3, "OPENAI_API_KEY is not set", marks=NEEDS_CLIENT),
         (["--policy", "local"], 3, "none was named"),
         (["--policy", "local", "--model", "nowhere/at-all.gguf"], 3, "nowhere/at-all.gguf"),
+        (["--policy", "local", "--model", "/nowhere/at-all"], 3, "Wanted a folder with a model at /nowhere/at-all"),
         pytest.param(["--policy", "api", "--model", "m", "--adapter", "lora"], 2, "adapter", marks=NEEDS_CLIENT),
         (["--policy", "local", "--model", "m", "--base-url", "http://x/v1"], 2, "base_url"),
         pytest.param(
@@ -164,6 +168,25 @@ def test_an_endpoint_that_is_not_there_is_infrastructure_and_says_where(place, c
     arguments = ["--policy", "api", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--model-settings", "model.toml"]
     assert optimize(*arguments) == 3
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err.splitlines()[-1]
+
+
+@NEEDS_CLIENT
+def test_a_directory_whose_endpoint_answered_nothing_belongs_to_nobody(place, capsys):
+    (place / "model.toml").write_text("attempts = 1\n")
+    arguments = ["--policy", "api", "--base-url", "http://127.0.0.1:9/v1", "--model-settings", "model.toml"]
+    for name in ("mistyped", "corrected"):
+        assert optimize(*arguments, "--model", name) == 3
+        assert f"Wanted answers of ApiModel('{name}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("untold", [0, 2])
+def test_tokens_that_a_server_did_not_tell_are_said_to_be_missing(tmp_path, untold):
+    RunDirectory(tmp_path).evaluations_path.touch()
+    policy = SimpleNamespace(database=ExemplarDatabase(tmp_path / "exemplars.sqlite"))
+    model = SimpleNamespace(usage=Usage(requests=3, prompt_tokens=5, completion_tokens=7, unreported=untold), cost=0.5)
+    (line,) = Proposer(policy, policy, model).finish(tmp_path)
+    assert line.startswith("the model answered 3 requests with 5 prompt tokens and 7 answer tokens, at a cost of 0.5")
+    assert ("2 did not tell theirs, so it was more" in line) == bool(untold)
 
 
 @NEEDS_CLIENT

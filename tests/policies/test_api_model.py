@@ -344,6 +344,25 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(url):
     assert KEY not in everything_in(caught.value)
 
 
+@pytest.mark.parametrize("url", ["http://[::1/v1", "http://host:abc/v1", "http://host:99999/v1", "http://host:0/v1", "host"])
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(ConfigError, match="Wanted the address of an endpoint"):
+        ApiModel(ApiSettings(model="x", base_url=url), environ={})
+
+
+def test_white_space_around_a_key_is_no_part_of_it(server, clock):
+    model = ApiModel(ApiSettings(model="fake", base_url=server.url), environ={"OPENAI_API_KEY": f" {KEY}\r\n"})
+    assert only(model).text == "hello #10"
+    assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\nmore", f"{KEY} more", f"{KEY}é", f"{KEY}\0"])
+def test_a_key_that_no_header_can_carry_is_refused_before_any_request_and_not_shown(key):
+    with pytest.raises(PolicyError, match="environment variable MY_KEY") as caught:
+        ApiModel(ApiSettings(model="x", base_url="http://host/v1", key_variable="MY_KEY"), environ={"MY_KEY": key})
+    assert KEY[:6] not in everything_in(caught.value)
+
+
 def everything_in(error: BaseException) -> str:
     """Whatever a log, a crash report or a pickled exception could show."""
     texts = ["".join(traceback.format_exception(error)), pickle.dumps(error).decode("latin-1")]

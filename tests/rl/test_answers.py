@@ -49,6 +49,15 @@ def test_the_form_that_was_asked_for():
         f"Here is the module.\n\n{CODE}",
         f"### code implementation\n{CODE}",
         f"{FENCED}```",
+        FENCED.replace("python", "cuda"),
+        FENCED.replace("python", "cpp") + KERNEL,
+        f"````markdown\n## Code Implementation\n{FENCED}````\n",
+        f"```md\n## Code Implementation\n{FENCED}```\n",
+        f"```python\n\ufeff{CODE}```",
+        f"\ufeff{CODE}",
+        f"The module:\n\n{CODE}\nIt's faster, since it does less.",
+        f"<answer>\n{CODE}\n</answer>",
+        f"{CODE}\n<|im_end|>",
     ],
 )
 def test_the_same_code_is_found_in_every_dress(text):
@@ -57,6 +66,16 @@ def test_the_same_code_is_found_in_every_dress(text):
     assert found.source is not None
     assert ast.dump(ast.parse(found.source)) == ast.dump(ast.parse(CODE))
     assert "\r" not in found.source
+
+
+def test_a_module_by_its_right_name_comes_before_one_by_a_wrong_name():
+    assert parse_answer(f"{FENCED}As C:\n```text\n{module('torch.mul(a[:, None], b)')}```").source == CODE
+
+
+@pytest.mark.parametrize("fence", ["```", "```python"])
+def test_examples_in_a_docstring_may_have_fences(fence):
+    code = CODE.replace(":\n", f':\n    """Scale.\n\n    {fence}\n    ModelNew()(a, b)\n    ```\n    """\n\n', 1)
+    assert parse_answer(f"## Code Implementation\n```python\n{code}```\nDone.").source == code
 
 
 def test_of_several_complete_blocks_the_last_counts():

@@ -94,9 +94,10 @@ class Proposer:
             return []
         cost = getattr(self.model, "cost", None)
         price = "" if cost is None else f", at a cost of {cost:.4g}"
+        untold = f"; {usage.unreported} did not tell theirs, so it was more" if usage.unreported else ""
         return [
             f"the model answered {usage.requests} requests with {usage.prompt_tokens} prompt tokens and "
-            f"{usage.completion_tokens} answer tokens{price}"
+            f"{usage.completion_tokens} answer tokens{price}{untold}"
         ]
 
 

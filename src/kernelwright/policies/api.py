@@ -100,7 +100,7 @@ class ApiModel:
             raise PolicyError("Wanted the name of a model; found none. Set `model`, or OPENAI_MODEL in the environment.")
         base_url = settings.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
         _check_url(base_url)
-        self._key = environ.get(settings.key_variable, "")
+        self._key = _key_of(environ, settings.key_variable)
         if not self._key and base_url == OPENAI_URL:
             raise PolicyError(
                 f"Wanted a key for {OPENAI_URL}; the environment variable {settings.key_variable} is not set. Set it, or "
@@ -324,9 +324,26 @@ def _what_to_do(fault: Fault, model: ApiModel) -> str:
     return f"Wanted answers of {model!r}; it refuses with status {fault.status}: {fault.detail}. {advice}"
 
 
+def _key_of(environ: Mapping[str, str], variable: str) -> str:
+    """The key; empty where there is none. White space around it is what files and copied lines bring along."""
+    key = environ.get(variable, "").strip()
+    if not all("!" <= character <= "~" for character in key):
+        # No header can carry it, and the exceptions that say so quote it.
+        raise PolicyError(
+            f"Wanted a key of printable ASCII characters in the environment variable {variable}; found white space or "
+            "other characters in it. Copy the key again."
+        )
+    return key
+
+
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # Brackets that do not close, or a port that is none.
+        known = False
+    if not known:
         raise ConfigError("Wanted the address of an endpoint, such as http://localhost:8000/v1; found something else.")
     if parts.username or parts.password or parts.query:
         raise ConfigError(

@@ -116,6 +116,9 @@ def _location(weights: Weights) -> tuple[str, dict[str, str]]:
         if not path.is_file():
             raise PolicyError(f"Wanted a GGUF file at {path}; there is none. Give the path of one.")
         return str(path.parent), {"gguf_file": path.name}
+    if not path.exists() and (path.is_absolute() or weights.path.startswith((".", "~"))):
+        # The hub would say what is wrong with it as a name there.
+        raise PolicyError(f"Wanted a folder with a model at {path}; there is none. Give the path of one.")
     return weights.path, {"gguf_file": weights.gguf_file} if weights.gguf_file else {}
 
 

@@ -1,8 +1,8 @@
 """From a model's answer to a candidate's source, or to the reason why there is none. Never raises on any text.
 
 Tolerated: headings of any level, number and case, or none; reasoning between tags, also with the opening tag left to the
-prompt; fences of backticks or tildes, indented, with or without a language, never closed; several blocks of code; code
-without any fence.
+prompt; fences of backticks or tildes, indented, with or without a language or with a wrong one, never closed, around the
+whole answer, or within a docstring; several blocks of code; code without any fence, and words after it.
 """
 
 from __future__ import annotations
@@ -115,9 +115,14 @@ def parse_answer(text: str, *, truncated: bool = False) -> Answer:
             return Answer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before anything was said")
         where = "the answer is empty" if not text.strip() else "nothing follows the reasoning"
         return Answer(failure=AnswerFailure.EMPTY, detail=where)
-    prose, blocks = _split(said)
+    said = said.replace("\ufeff", "")
+    prose, blocks = _unwrapped(*_split(said))
     sections = _sections(prose)
     found = _candidate(prose, blocks, sections.get("code", ""), truncated)
+    if found.source is None and any('"""' in block.text for block in blocks):
+        # Examples in a docstring may have fences of their own.
+        again = _candidate(*_unwrapped(*_split(said, within_strings=False)), "", truncated)
+        found = again if again.source is not None else found
     return replace(found, analysis=sections.get("analysis", ""), design=sections.get("design", ""))
 
 
@@ -132,14 +137,21 @@ def _without_reasoning(text: str) -> str | None:
     return before if CLASS_NAME in before else None
 
 
-def _split(text: str) -> tuple[list[str], list[_Block]]:
-    """The lines outside fences, and the blocks within them."""
+def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_Block]]:
+    """The lines outside fences, and the blocks within them.
+
+    Args:
+        text: What was said.
+        within_strings: Whether a fence counts that stands in a string of three quotes.
+    """
     prose: list[str] = []
     blocks: list[_Block] = []
     inside: list[str] | None = None
     indent = fence = language = ""
     for line in text.replace("\r\n", "\n").split("\n"):
         match = _FENCE.match(line)
+        if match and inside and not within_strings and "\n".join(inside).count('"""') % 2:
+            match = None
         if match is None:
             if inside is None:
                 prose.append(line)
@@ -158,6 +170,19 @@ def _split(text: str) -> tuple[list[str], list[_Block]]:
     if inside is not None:
         blocks.append(_Block(_lines(inside), language, False))
     return prose, [block for block in blocks if block.text.strip()]
+
+
+def _unwrapped(prose: list[str], blocks: list[_Block]) -> tuple[list[str], list[_Block]]:
+    """Blocks of Markdown opened: some models put their whole answer into one."""
+    found: list[_Block] = []
+    for block in blocks:
+        if block.language not in ("markdown", "md"):
+            found.append(block)
+            continue
+        said, within = _split(block.text)
+        prose = prose + said
+        found += [replace(inner, closed=inner.closed or block.closed) for inner in within]
+    return prose, found
 
 
 def _lines(lines: list[str]) -> str:
@@ -190,6 +215,10 @@ def _candidate(prose: list[str], blocks: list[_Block], code_section: str, trunca
         if problem is None:
             return Answer(source=text)
         problems.append(problem)
+    # A module that holds CUDA is often called `cuda` or `cpp` as a whole; what is Python in spite of its name is Python.
+    for block in reversed(blocks):
+        if block.language in _OTHER_LANGUAGES and CLASS_NAME in block.text and _problem(block.text) is None:
+            return Answer(source=block.text)
     if (blocks and not blocks[-1].closed) or (truncated and not blocks):
         return Answer(failure=AnswerFailure.TRUNCATED, detail="the answer ends before its code does")
     if problems:
@@ -210,7 +239,27 @@ def _bare_code(said: str, code_section: str) -> Iterable[str]:
     for text in (code_section, said):
         start = _CODE_START.search(text)
         if start is not None:
-            yield _lines([text[start.start() :]])
+            code = text[start.start() :]
+            yield _lines([code])
+            yield _lines([_without_afterword(code)])
+
+
+def _without_afterword(code: str) -> str:
+    """Code up to the unindented line with which it stops being Python: words, a closing tag or a token that ends a turn."""
+    lines = code.split("\n")
+    if len(code) > SOURCE_LIMIT_CHARACTERS:
+        return code
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as error:
+        end = (error.lineno or 0) - 1
+        if 0 < end < len(lines) and not lines[end][:1].isspace():
+            return "\n".join(lines[:end])
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    return code
 
 
 def _problem(source: str) -> str | None:

@@ -114,7 +114,7 @@ class ExemplarDatabase:
     a CPU and of a GPU are kept apart; those of different GPU models are not, so use a file for each model.
 
     Args:
-        path: The file; created, with parents, at the first use when missing.
+        path: The file; created, with parents, when something is to be kept.
 
     Raises:
         ExemplarDatabaseError: the file is something else, or of another version.
@@ -171,6 +171,8 @@ class ExemplarDatabase:
         """
         if not files_of(path / "evaluations.jsonl"):
             raise UsageError(f"Wanted a run directory with evaluations.jsonl at {path}; found none. Check the path.")
+        with self._connection():
+            pass  # A run that judged nothing leaves an empty database, not none.
         return self.add_all(RunDirectory(path).evaluations())
 
     def exemplars(self, task_sha256: str, *, device: str) -> list[Exemplar]:
@@ -207,6 +209,9 @@ class ExemplarDatabase:
         return Counts(*row)
 
     def _select(self, condition: str, values: tuple[str, ...]) -> list[Exemplar]:
+        if not self.path.exists():
+            # Reading makes no file: a search whose endpoint answered nothing has nothing to keep.
+            return []
         with self._connection() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM candidates WHERE {condition}", values).fetchall()
         return [_from_row(row) for row in rows]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from toys import ToyJudge, ToyTeacher, toy_code, toy_tasks
 
+from kernelwright.errors import ConfigError
 from kernelwright.policies import Context
 from kernelwright.policies.chat import Completion
 from kernelwright.records import RunDirectory, Task, sha256_of
@@ -13,6 +14,8 @@ from kernelwright.rl.training.config import PromptSection, TeacherSection, stage
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.examples import answer_text, read_examples
 from kernelwright.rl.training.shortening import copied_forward, graphed, shortened
+from kernelwright.rl.training.split import TaskSplit
+from kernelwright.rl.training.supervised import train_supervised
 from kernelwright.rl.training.teachers import ChatTeacher, teacher_named
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_task
@@ -56,6 +59,19 @@ def toy_augment(tmp_path, judge, tasks, **augmentation):
     run = RunDirectory(tmp_path)
     equipment = Equipment(judges=judge, device="cpu")
     return augment(config(**augmentation), tasks, run, equipment, make=lambda *named: ToyTeacher())
+
+
+def test_a_teacher_that_does_not_exist_is_named_with_those_that_do():
+    for name in ("toy", "api"):
+        with pytest.raises(ConfigError, match=rf"found '{name}'. Known are builtin and templates; .*augmentation.models"):
+            teacher_named(name, "subclass", 500, 4)
+
+
+def test_where_no_teacher_was_right_that_is_said_and_not_that_examples_are_long(tmp_path):
+    equipment = Equipment(judges=ToyJudge(), device="cpu")
+    split = TaskSplit(tuple(toy_tasks()), ())
+    with pytest.raises(ConfigError, match=r"Wanted correct variations .* found none.*evaluations\.jsonl"):
+        train_supervised(config(teachers=[]), split, RunDirectory(tmp_path), equipment)
 
 
 def test_a_teacher_stops_at_its_successes_or_its_attempts(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from toys import ToyJudge, ToyTeacher, toy_tasks
 
+from kernelwright.errors import UsageError
 from kernelwright.rl.training import supervised
 from kernelwright.rl.training.augmentation import augment
 from kernelwright.rl.training.equipment import Equipment
@@ -145,8 +146,30 @@ def test_changes_reach_the_settings_they_name(recipe_module):
     tables = recipe_module.tables_of(ROOT / "recipes", ["contrastive.grpo.groups=3", 'sft.tasks.suites=["builtin"]'])
     assert tables["contrastive"]["grpo"]["groups"] == 3
     assert tables["sft"]["tasks"]["suites"] == ["builtin"]
-    with pytest.raises(SystemExit, match="train:sft"):
+    with pytest.raises(UsageError, match="train:sft"):
         recipe_module.parts_of(["train:everything"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--only", "train:everything"], "Wanted parts among"),
+        (["--set", "foo"], "Wanted --set STAGE.KEY=VALUE"),
+        (["--set", "contrastiv.steps=1"], "Wanted --set STAGE.KEY=VALUE"),
+        (["--set", "contrastive.steps.x=1"], "Wanted --set STAGE.KEY=VALUE"),
+        (["--set", "contrastive.steps=many"], "Wanted a TOML value"),
+        (["--set", "contrastive.step=1"], "found `step`; did you mean `steps`?"),
+        (["--set", "held-out.sample=1"], "found `sample`; did you mean `samples`?"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_before_anything_is_judged(recipe_module, tmp_path, monkeypatch, capsys, wrong, said):
+    done = []
+    monkeypatch.setattr(recipe_module.Recipe, "augmented", lambda recipe: done.append("augment:sft") or True)
+    arguments = ["--base", "nothing", "--out", f"{tmp_path}/out", "--only", "augment:sft"]
+    assert recipe_module.main([*arguments, *wrong]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not done
 
 
 def test_a_model_that_is_not_there_is_told_before_anything_is_judged(recipe_module, tmp_path, monkeypatch, capsys):

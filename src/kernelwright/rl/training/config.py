@@ -203,7 +203,7 @@ class AugmentationSection(_Section):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
     teachers: tuple[str, ...] = ("builtin", "templates")
-    """Policies by name, each judged; `templates` are the generated families' own variations."""
+    """`builtin`, the package's own policy, and `templates`, the generated families' own variations; each is judged."""
     models: tuple[TeacherSection, ...] = ()
     """Language models as teachers. Paper 2.2: six of them."""
     attempts: int = Field(default=20, ge=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory
 from kernelwright.rl.training.augmentation import augment
 from kernelwright.rl.training.config import SupervisedConfig
@@ -20,7 +21,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
 
     Raises:
         UsageError: the directory belongs to another run.
-        ConfigError: a teacher does not exist, or no example fits.
+        ConfigError: a teacher does not exist, none of them was right, or no example fits.
         PolicyError: the model cannot be loaded.
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
@@ -31,6 +32,11 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
     examples = examples_of(config, split, run, equipment)
     if examples is None or equipment.must_stop():
         return StageResult(False, None, 0)
+    if not examples:
+        raise ConfigError(
+            f"Wanted correct variations by teachers to learn from; found none. {run.evaluations_path} says what was wrong "
+            "with each. Raise augmentation.attempts, or add teachers or tasks."
+        )
     model, tokenizer = equipment.load(config.model, config.seed)
     equipment.say(f"supervised: {len(examples)} examples")
     with MetricsLog(run.path) as metrics:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from kernelwright.errors import ConfigError
 from kernelwright.policies import Context, Policy, policy_named, wrappers
 from kernelwright.policies.chat import ChatModel, Sampling
 from kernelwright.policies.factory import chat_model
@@ -20,7 +21,7 @@ from kernelwright.tasks.families import variations
 
 
 def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:
-    """A teacher by its name: `templates`, or a policy.
+    """A teacher by its name: `builtin` or `templates`.
 
     Args:
         name: Of the teacher.
@@ -29,13 +30,16 @@ def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int)
         attempts: How far into the built-in policy's plan to look.
 
     Raises:
-        ConfigError: there is no such policy.
-        PolicyError: it cannot be reached.
+        ConfigError: there is no such teacher.
     """
     if name == "templates":
         return TemplatePolicy(form, answer_chars)
-    policy = policy_named(name)
-    return CompactPolicy(policy, form, answer_chars, attempts) if name == "builtin" else policy
+    if name == "builtin":
+        return CompactPolicy(policy_named(name), form, answer_chars, attempts)
+    raise ConfigError(
+        f"Wanted a teacher in augmentation.teachers; found '{name}'. Known are builtin and templates; a language model "
+        "has a table [[augmentation.models]] of its own."
+    )
 
 
 KINDS = {"spelling": 6, "kernel": 2, "graph": 1}
