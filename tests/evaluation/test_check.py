@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernelwright.errors import TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.check import Checker, buffer_has_kept_up
@@ -365,3 +366,13 @@ def test_a_default_that_the_reference_relies_on_stays(judge):
     found = judge.evaluate(made, copy)
     assert found.accepted, found.detail
     assert "own-buffers" in found.checks["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [("return torch.max(inputs[0], dim=1)", "torch.return_types.max"), ("return self.weight", "parameter.Parameter")],
+)
+def test_a_reference_that_returns_more_than_plain_tensors_is_a_task_error(judge, forward, words):
+    made = task(forward, init="self.weight = torch.nn.Parameter(torch.ones(3))")
+    with pytest.raises(TaskError, match=words):
+        judge.evaluate(made, Candidate(source=made.source.replace("class Model(", "class ModelNew(")))

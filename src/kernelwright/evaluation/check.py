@@ -161,6 +161,11 @@ class Checker:
             if inputs is INPUT_SETS[0]:
                 raise
             raise OutOfDomain(str(error)) from error
+        if reference.described.strange:
+            raise TaskError(
+                f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
+                f"found {', '.join(reference.described.strange[:3])}. Make it plain, as by tuple(...) or .clone()."
+            )
         question = self.bounds.around(drawn, state, training, truth, reference.outputs)
         subject.tolerances[inputs] = question.between
         self._gate.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
