@@ -515,7 +515,7 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
     subject = FakeSubject()
     subject.gate.held_s = 100.0  # of checks before
-    subject.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9, alone_limit_s=10.0)
+    subject.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
     made = one_process()
 
     def lasts(subject, bounds, flush, odd, process, given, alone_s):

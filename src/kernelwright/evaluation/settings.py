@@ -21,9 +21,8 @@ class Settings(BaseModel):
     processes_min: int = Field(default=3, ge=1, le=64)
     """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
     processes_max: int = Field(default=6, ge=1, le=64)
-    alone_limit_s: float = Field(default=10.0, ge=0)
-    """Once timing has had the device for so long, no triple beyond `processes_min` is begun: of long calls the interval is
-    wider instead."""
+    """Most of them. Once timing has had the device for ten seconds, none is begun beyond `processes_min`: of long calls the
+    interval is wider instead."""
     fresh_processes: bool = True
     """False times the first triple in the processes that were checked, which saves starting them and making a CUDA context
     each: for a first look, such as a reward, that is measured again where it matters."""

@@ -54,6 +54,9 @@ _SERIES_SHARE = 0.9
 _WARMED, _BRIEF_US, _REPEATS_MAX = ("cuda",), 2000.0, 3
 """Of longer calls the host's part is too small for its warmth to matter. After three calls a host launches kernels as fast
 as in a loop, after one not quite (`docs/log.md`)."""
+_LONG_S = 10.0
+"""Once timing has had the device for so long, no process beyond the least is begun. Without it a task of 22 ms took half a
+minute on two cores; our choice."""
 _PROCESSES_TO_BE_SURE = 3
 _WATCHED_ROUNDS = 2
 """On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
@@ -135,7 +138,7 @@ def time_candidate(
         interval = outer_clock.confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        late = subject.gate.held_s - before_s >= settings.alone_limit_s
+        late = subject.gate.held_s - before_s >= _LONG_S
         if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower or late:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
