@@ -251,6 +251,25 @@ def test_report_refuses_what_is_no_run_directory(place, capsys, words):
     assert not (place / "nowhere").exists()
 
 
+@pytest.mark.parametrize("records", [b'{"task":', b"\xff\x00\n", b'{"a": 1}\n'])
+def test_report_refuses_records_of_which_none_can_be_read(place, capsys, records):
+    (place / "run").mkdir()
+    (place / "run" / "evaluations.jsonl").write_bytes(records)
+    assert cli.main(["report", "run"]) == 2
+    refused(capsys, 2, "found none that is whole")
+
+
+@pytest.mark.parametrize("arguments", [["report", "x" * 300], ["bench", "kernelbench", "--path", "x" * 300]])
+def test_a_name_that_is_too_long_is_wrong_usage(place, capsys, arguments):
+    assert cli.main(arguments) == 2
+    refused(capsys, 2, "too long a name")
+
+
+def test_a_bench_is_strict_as_a_whole_or_also(place, capsys):
+    assert cli.main(["bench", "builtin", "--strict-fp32", "--strict-fp32-too"]) == 2
+    refused(capsys, 2, "wanted --strict-fp32-too without")
+
+
 def test_a_directory_of_another_run_is_refused_and_stays_as_it_is(place, capsys):
     config = '{"kind": "optimize", "task": "other"}'
     for name, text in (("config.json", config), ("evaluations.jsonl", "")):
@@ -282,6 +301,8 @@ def test_a_task_that_ends_the_program_is_a_broken_task(place, capsys):
         (["task.py", "good.py", "--build-timeout", "inf"], "wanted a finite number, found inf"),
         (["x" * 5000, "good.py"], "File name too long"),
         (["", "good.py"], "found '', which is neither"),
+        (["task.py", "good.py", "--allow", "tf32", "--forbid", "tf32"], "allowed or forbidden, found `tf32`"),
+        (["task.py", "good.py", "--check-only", "--processes", "3"], "wanted --processes without --check-only"),
     ],
 )
 def test_numbers_and_names_that_cannot_be_meant(place, capsys, arguments, words):

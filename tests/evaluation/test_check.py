@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernelwright.errors import TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.bounds import Bounds
-from kernelwright.evaluation.check import Checker
+from kernelwright.evaluation.check import Checker, buffer_has_kept_up
 from kernelwright.evaluation.compare import Distance, apart, round_mantissa
 from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.replies import Described, Output
 from kernelwright.evaluation.stage import Answer
 from kernelwright.evaluation.structure import flatten
 from kernelwright.evaluation.subject import Rejection, Subject
-from kernelwright.records import Label, Reason
+from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import INPUT_SETS, bring_to_life
 
 from .snippets import candidate, task
@@ -330,3 +331,48 @@ def test_inputs_outside_the_domain_settle_nothing():
     one = checker(task("return inputs[0].sqrt()", "[torch.rand(8, 8) + 1]"))
     judged(one)
     assert not one.bounds.settles([-torch.ones(8, 8)], [torch.ones(8, 8)], [torch.ones(8, 8)], training=True)
+
+
+# --- buffers after many calls -----------------------------------------------------------------------
+
+BEFORE = torch.linspace(-1.0, 1.0, 64)
+MOVED = BEFORE + torch.linspace(2.0, 3.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "kept_up"),
+    [
+        (MOVED, MOVED, True),
+        (MOVED * (1 + 1e-4), MOVED, True),  # rounding, of convolutions in TF32 say
+        (BEFORE, MOVED, False),  # never updated
+        (BEFORE + 0.95 * (MOVED - BEFORE), MOVED, False),  # some updates left out
+        (MOVED * torch.nan, MOVED, False),
+        (BEFORE, MOVED / 0.0, True),  # an input left it infinite: nothing to compare
+        (BEFORE, BEFORE, True),  # a mask or a table stays
+        (BEFORE + 1e-3, BEFORE, False),
+        (torch.tensor(40), torch.tensor(40), True),
+        (torch.tensor(39), torch.tensor(40), False),  # a counter
+        (torch.empty(0), torch.empty(0), True),
+    ],
+)
+def test_a_buffer_keeps_up_when_it_moves_as_the_references_does(found, wanted, kept_up):
+    before = torch.empty(0) if not wanted.numel() else BEFORE if wanted.is_floating_point() else torch.tensor(0)
+    assert buffer_has_kept_up(found, wanted, before) is kept_up
+
+
+def test_a_default_that_the_reference_relies_on_stays(judge):
+    made = task("assert self.flag == 0; return inputs[0] * 2", init="self.register_buffer('flag', torch.zeros(()))")
+    copy = Candidate(source=made.source.replace("class Model(", "class ModelNew("))
+    found = judge.evaluate(made, copy)
+    assert found.accepted, found.detail
+    assert "own-buffers" in found.checks["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [("return torch.max(inputs[0], dim=1)", "torch.return_types.max"), ("return self.weight", "parameter.Parameter")],
+)
+def test_a_reference_that_returns_more_than_plain_tensors_is_a_task_error(judge, forward, words):
+    made = task(forward, init="self.weight = torch.nn.Parameter(torch.ones(3))")
+    with pytest.raises(TaskError, match=words):
+        judge.evaluate(made, Candidate(source=made.source.replace("class Model(", "class ModelNew(")))

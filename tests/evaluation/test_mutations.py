@@ -187,6 +187,7 @@ MUTATIONS = [
     ),
     Mutation("weights that are not those of the constructor", "w04_zero_gate", weights_as_constructed),
     Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
+    Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check.Checker, "_reload_defaults")),
     Mutation("calibrated tolerance: TF32", "p02_truncated_mantissa", usual_tolerance),
     Mutation("calibrated tolerance: bfloat16", "p01_bf16_compute", usual_tolerance),
     Mutation("calibrated tolerance: another formula", "w07_tanh_gelu", usual_tolerance),
@@ -370,6 +371,19 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(
     monkeypatch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
     monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
     found = evaluate(timed, "c14_drifting", patient)
+    assert found.accepted, found.detail
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check_looks(
+    timed: Judge, monkeypatch: Patch, fresh: bool
+) -> None:
+    timed.settings = timed.settings.model_copy(update={"fresh_processes": fresh})
+    found = evaluate(timed, "buffers_updated_after_a_load")
+    assert found.reason is Reason.BUFFER_MISMATCH
+    assert "after the timed calls" in found.detail
+    monkeypatch.setattr(timing._Run, "verify_buffers", lambda self: None)
+    found = evaluate(timed, "buffers_updated_after_a_load")
     assert found.accepted, found.detail
 
 

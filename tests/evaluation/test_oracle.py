@@ -138,6 +138,23 @@ def test_new_weights_are_another_draw_of_the_same_size_and_nowhere_at_a_default(
         assert torch.equal(state[key], judge.initial_state[key])
 
 
+def test_only_buffers_that_hold_a_default_get_another():
+    lines = (
+        "self.bn, self.weight = torch.nn.BatchNorm1d(8), torch.nn.Parameter(torch.zeros(8)); "
+        "self.register_buffer('mean', torch.zeros(8)); self.register_buffer('scale', torch.tensor(0.125)); "
+        "self.register_buffer('table', torch.linspace(0, 1, 8)); "
+        "self.register_buffer('mask', torch.full((8,), -torch.inf)); "
+        "self.register_buffer('count', torch.zeros(8, dtype=torch.long)); self.register_buffer('none', torch.empty(0))"
+    )
+    judge, _ = oracle(task("return inputs[0]", init=lines))
+    state = judge.other_defaults(torch.Generator().manual_seed(1))
+    assert set(state) == {"mean", "scale"}
+    assert (state["mean"] != 0).all()
+    assert len(set(state["mean"].tolist())) == 8
+    assert 0.05 < float(state["scale"]) < 0.25
+    assert state["scale"] != 0.125
+
+
 def test_tensors_among_inputs():
     a, b = torch.zeros(1), torch.ones(1)
     assert [id(tensor) for tensor in tensors_of([a, 3, {"x": (b,)}])] == [id(a), id(b)]

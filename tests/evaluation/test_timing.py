@@ -233,6 +233,13 @@ def test_a_draw_on_which_the_reference_fails_ends_this_turn():
     assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
 
 
+def test_buffers_are_not_compared_after_a_call_that_the_reference_alone_had():
+    run, subject, _ = odd_run(reference=TaskError("Wanted the reference to run."))
+    subject.reloads_state = subject.has_buffers = True
+    run.odd_inputs([odd_set(subject, "one")])
+    run.verify_buffers()  # these sides have none that could be read
+
+
 class WarmedSide(OddSide):
     def __init__(self, story, name, takes_us):
         super().__init__()

@@ -170,6 +170,16 @@ def test_strict_precision_has_its_own_column_and_touches_no_other(tmp_path):
     assert "| 1/1 | 1/1 | 1.50x | 1/1 |" in text
 
 
+def test_two_candidates_of_one_task_are_two_entries(tmp_path):
+    run = RunDirectory(tmp_path)
+    worse, twin = Candidate(source=FASTER.source + "# again\n"), Task(id="twin", source=DIAGONAL.source)
+    rejection = {"verdict": Verdict.REJECTED, "reason": Reason.WRONG_OUTPUT, "speedup": None}
+    run.append(judged(DIAGONAL, 4.0, strict=False))
+    run.append(judged(twin, 1.0, strict=False).model_copy(update=rejection | {"candidate_sha256": worse.sha256}))
+    counts = module.summarise(run, Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(twin, worse, 1))), {}).counts
+    assert (counts.accepted, counts.rejected) == (1, {Reason.WRONG_OUTPUT: 1})
+
+
 def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
     suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
     result = module.bench(suite, device="cpu", out=tmp_path, settings=SETTINGS, strict_too=True)

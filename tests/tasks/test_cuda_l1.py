@@ -83,6 +83,7 @@ def test_levels_are_chosen(tmp_path: Path) -> None:
         ([], "found none"),
         ([row(4)], "found none"),
         (["{"], "line 1 of .* is not JSON"),
+        (["[" * 200_000], "line 1 of .* is not JSON"),
         (["[1]"], "holds a list"),
         ([row(), {"level_id": 1, "code": "x"}], "line 2 of .* has no task_id, ref_code, custom_code"),
         ([row(task="1")], "whole number as task_id"),

@@ -7,6 +7,7 @@ input, 3 infrastructure, 130 interrupted. stdout carries data, stderr carries pr
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -86,13 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         # Raised by a file that was run, such as a kernel's; passing its status on could read as `accepted`.
         return _say("error: code that was run as an input ended the program (sys.exit). Take that call out of it.", 2)
+    except OSError as error:
+        if show_traceback:
+            traceback.print_exc()
+        if error.errno == errno.ENAMETOOLONG:
+            return _say(f"error: Wanted a path; {_one_line(str(error.filename))[:40]}... is too long a name.", 2)
+        return _fault(error)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means `rejected`.
         if show_traceback:
             traceback.print_exc()
-        what = f"{type(error).__name__}: {_one_line(str(error))}"
-        return _say(
-            f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT
-        )
+        return _fault(error)
+
+
+def _fault(error: Exception) -> int:
+    what = f"{type(error).__name__}: {_one_line(str(error))}"
+    return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
 
 
 def _run(arguments: list[str]) -> int:

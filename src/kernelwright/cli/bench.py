@@ -67,6 +67,8 @@ def command(
     the best of each task. --device cuda uses every GPU.
     """
     settings = options.judge_settings(**judge)
+    if settings.strict_fp32 and strict_fp32_too:
+        raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     wanted = _words(baselines, "baselines")
     chosen_levels = [_level(word) for word in _words(levels, "levels")]
 

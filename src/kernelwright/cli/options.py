@@ -102,10 +102,16 @@ def judge_settings(
     Raises:
         ConfigError: the file or a value cannot be used.
         UsageError: a label does not exist.
+        click.UsageError: two options contradict one another.
     """
     from kernelwright import config
     from kernelwright.evaluation import Settings
 
+    allowed, refused = ({_label(name) for name in names} for names in (allow, forbid))
+    if both := sorted(allowed & refused):
+        raise click.UsageError(f"wanted a label to be allowed or forbidden, found `{both[0]}` after --allow and --forbid.")
+    if check_only and processes is not None:
+        raise click.UsageError("wanted --processes without --check-only, which times nothing; found both.")
     values: dict[str, Any] = config.read_toml(settings_file) if settings_file else {}
     if processes is not None:
         values |= {"processes_min": processes, "processes_max": processes}
@@ -118,8 +124,7 @@ def judge_settings(
     if check_only:
         values["timed"] = False
     settings = config.build(Settings, values)
-    forbidden = (settings.forbid - {_label(name) for name in allow}) | {_label(name) for name in forbid}
-    return settings.model_copy(update={"forbid": frozenset(forbidden)})
+    return settings.model_copy(update={"forbid": frozenset((settings.forbid - allowed) | refused)})
 
 
 def _label(name: str) -> Any:

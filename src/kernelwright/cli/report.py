@@ -30,6 +30,9 @@ def command(run_dir: Path, out: Path | None) -> None:
         if below is None:
             advice = "Name one in which something was judged or measured."
         raise UsageError(f"Wanted a run directory, found none of {', '.join(RUN_FILES)} in {run_dir}. {advice}")
+    files = [path for name in RUN_FILES for path in files_of(run_dir / name)]
+    if all(path.name.startswith("evaluations.jsonl") for path in files) and not any(RunDirectory(run_dir).evaluations()):
+        raise UsageError(f"Wanted a run's records in {files[-1]}; found none that is whole. Judge something there first.")
     # What the assembly game measures is schedules; every other verb judges candidates.
     write = write_moves_report if files_of(run_dir / "schedules.jsonl") else write_report
     click.echo(write(RunDirectory(run_dir), out or run_dir / "report.html"))

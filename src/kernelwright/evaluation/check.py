@@ -5,6 +5,7 @@ The order matters: cheap and telling checks first, so that most wrong candidates
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +99,8 @@ class Checker:
         self._check_buffers(training)
         if subject.reloads_state and self._oracle.parameter_names:
             self._reload(training)
+        if subject.reloads_state:
+            self._reload_defaults(training)
         self._other_mode(training)
         self._held_outputs(first, second)
         self._finish()
@@ -158,6 +161,11 @@ class Checker:
             if inputs is INPUT_SETS[0]:
                 raise
             raise OutOfDomain(str(error)) from error
+        if reference.described.strange:
+            raise TaskError(
+                f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
+                f"found {', '.join(reference.described.strange[:3])}. Make it plain, as by tuple(...) or .clone()."
+            )
         question = self.bounds.around(drawn, state, training, truth, reference.outputs)
         subject.tolerances[inputs] = question.between
         self._gate.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
@@ -341,6 +349,20 @@ class Checker:
         for side in (self._reference, self._candidate):
             side.load_state(self._subject.weights)
 
+    def _reload_defaults(self, training: bool) -> None:
+        """Buffers that hold a default, such as a mean of 0: who leaves them out is right until others are loaded."""
+        state = self._subject.with_defaults_changed(self._subject.weights)
+        if state is None:
+            return
+        for side in (self._reference, self._candidate):
+            side.load_state(state)
+        try:
+            self._judge_weights(state, "own-buffers", training)
+        except OutOfDomain as error:
+            self._subject.checks.setdefault("skipped", {})["own-buffers"] = str(error)
+        for side in (self._reference, self._candidate):
+            side.load_state(self._subject.weights)
+
     def _right_now(self, state: State, training: bool) -> bool:
         try:
             self._judge_weights(state, "own-stepped-again", training)
@@ -423,6 +445,28 @@ def _buffer_limit(dtype: torch.dtype) -> Distance:
         return Distance(0.0, 0.0)
     eps = torch.finfo(dtype).eps
     return Distance(32 * eps, 256 * eps) if eps < 1e-4 else Distance(2 * eps, 8 * eps)
+
+
+_KEPT_UP = Distance(0.01, math.inf, 0.05)
+"""How far a buffer may be from the reference's after many calls, of what those moved it by; of integers, how many may
+differ, since rounding decides some. Our choice."""
+
+
+def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether a buffer was moved by many calls as the reference's was.
+
+    Args:
+        found: The candidate's buffer, after them.
+        wanted: The reference's.
+        before: Both, before them.
+    """
+    if not wanted.is_floating_point():
+        return distance(found, wanted).within(_KEPT_UP)
+    if not torch.isfinite(wanted).all():
+        return True  # as some input left it, which says nothing of the calls after that
+    moved, size = (float(x.double().square().mean().sqrt()) if x.numel() else 0.0 for x in (wanted - before, wanted))
+    error = float((found.double() - wanted.double()).square().mean().sqrt()) if wanted.numel() else 0.0
+    return error <= _KEPT_UP.rms * moved + 4 * _buffer_limit(wanted.dtype).rms * size  # a NaN is not
 
 
 def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:

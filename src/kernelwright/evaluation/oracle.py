@@ -160,10 +160,29 @@ class Oracle:
         """The same with one value under all names of one parameter: otherwise the order of loading would decide."""
         return {key: state[self._owner.get(key, key)] for key in state}
 
+    def other_defaults(self, generator: torch.Generator) -> State:
+        """New values for the floating buffers whose elements are all alike, such as zeros: those stand for what is loaded
+        later. Elements of a mask or a table differ, and a module may rely on those."""
+        return {
+            key: self._drawn(key, value, generator)
+            for key, value in self.initial_state.items()
+            if value.is_floating_point()
+            and value.numel()
+            and not self._is_redrawn(key)
+            and torch.isfinite(value).all()
+            and (value == value.flatten()[0]).all()
+        }
+
+    def _is_redrawn(self, key: str) -> bool:
+        return key in self.parameter_names or key.rpartition(".")[2] in ("running_mean", "running_var")
+
     def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        leaf = key.rpartition(".")[2]
-        if not value.is_floating_point() or not (key in self.parameter_names or leaf in ("running_mean", "running_var")):
+        if not value.is_floating_point() or not self._is_redrawn(key):
             return value.clone()
+        return self._drawn(key, value, generator)
+
+    def _drawn(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        leaf = key.rpartition(".")[2]
         factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         if leaf == "running_var":
             return (value * factor).to(value.dtype)

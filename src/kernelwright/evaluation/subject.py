@@ -187,6 +187,16 @@ class Subject:
 
         return self._with_new(state, matrices or names, chosen)
 
+    def with_defaults_changed(self, state: State) -> State | None:
+        """A state with other values in buffers whose elements are all alike; None where there are none."""
+        other = self.oracle.other_defaults(self._generator)
+        return {**state, **other} if other else None
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the state holds anything beside parameters."""
+        return not self.oracle.parameter_names.issuperset(self.oracle.initial_state)
+
     def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same state with the chosen elements of these parameters drawn anew."""
         other = self.new_weights()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from statistics import median
@@ -28,7 +28,7 @@ from kernelwright.errors import KernelwrightError, TaskError
 from kernelwright.evaluation import outer_clock
 from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.cache import CacheFlush
-from kernelwright.evaluation.check import check_form, held_output, overwritten
+from kernelwright.evaluation.check import buffer_has_kept_up, check_form, held_output, overwritten
 from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
@@ -216,6 +216,7 @@ def _time_process(
     try:
         run = _Run(subject, bounds, sides, flush)
         with subject.gate(shared=True):
+            run.bring_in_step(given.values())
             run.first_calls()
         with on_core(subject.core, (side.worker for side in sides.values())):
             with subject.gate():
@@ -229,6 +230,7 @@ def _time_process(
             with subject.gate():
                 run.audit()
                 run.verify_held()
+                run.verify_buffers()
         return run.finish(process)
     finally:
         for name, side in sides.items():
@@ -276,6 +278,8 @@ class _Run:
         self._started_s = 0.0
         self._blocks_s = 0.0
         """How long the blocks so far have taken."""
+        self._in_step = True
+        """Whether the candidate was called as often as the reference, on the same inputs."""
         self._hold_at = random.randrange(subject.settings.warmup_calls)
         """The warm-up call whose output is kept in the worker and compared again at the end."""
 
@@ -295,12 +299,19 @@ class _Run:
                     side = self._sides[name]
                     answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
             except TaskError:
+                self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
             wanted = answers["reference"].outputs
             if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
                 continue
             allowed = self._subject.tolerances[chosen]
             self._near(answers["candidate"].outputs, wanted, f"the output on `{chosen.name}`", allowed, inputs)
+
+    def bring_in_step(self, checked: Iterable[Side]) -> None:
+        """Set buffers back in processes that the check has used: it did not call both sides equally often."""
+        if self._subject.reloads_state and self._subject.has_buffers:
+            for side in checked:
+                side.load_state(self._subject.weights)
 
     def first_calls(self) -> None:
         """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
@@ -416,6 +427,19 @@ class _Run:
             return
         if not apart(held, wanted).within(self._subject.timed_tolerance) and not self._settled(inputs, wanted, held):
             overwritten(self._subject)
+
+    def verify_buffers(self) -> None:
+        """Statistics and counters, after all the timed calls: who updates them only where the check looks saves the rest.
+
+        What is allowed is far less than missed calls leave behind, and more than rounding does in hundreds of them.
+        """
+        subject = self._subject
+        if not (self._in_step and subject.reloads_state and subject.has_buffers):
+            return
+        wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
+        for key in sorted(wanted.keys() - subject.oracle.parameter_names):
+            if not buffer_has_kept_up(found[key], wanted[key], subject.weights[key]):
+                raise Rejection(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls")
 
     def finish(self, process: int) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
         """Cross-examine the clocks and charge the candidate what its own did not see."""

@@ -359,7 +359,12 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 
 def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool) -> TaskResult:
-    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
+    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations.
+
+    Two entries may have one task and different candidates.
+    """
+    mine = entry.candidate.sha256 if entry.candidate else None
+    judged = [one for one in found if one.policy != BASELINE_POLICY and one.candidate_sha256 == mine]
     main = [evaluation for evaluation in found if _is_strict(evaluation) == run_is_strict]
     eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
     latencies_us: dict[str, float] = {}
@@ -372,6 +377,6 @@ def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool)
         entry.task.id,
         entry.level,
         latencies_us,
-        next((evaluation for evaluation in reversed(main) if evaluation.policy != BASELINE_POLICY), None),
-        next((evaluation for evaluation in reversed(found) if evaluation not in main), None),
+        next((evaluation for evaluation in reversed(judged) if evaluation in main), None),
+        next((evaluation for evaluation in reversed(judged) if evaluation not in main), None),
     )

@@ -63,7 +63,7 @@ def _read(path: Path) -> str:
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(
             f"Wanted one JSON object a line; {where} is not JSON ({error}). "
             "Use a file straight in optimized_cuda_code, not one in its folder codes."
