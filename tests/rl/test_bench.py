@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 import kernelwright
-from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.evaluation import JudgePool, Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.rl import bench as module
@@ -92,6 +92,12 @@ def test_what_cannot_be_measured_is_said_and_leaves_nothing(tmp_path, baselines,
     with pytest.raises(UsageError, match=words):
         module.bench(Suite("made", (SuiteEntry(SCALED, None, 1),)), baselines=baselines, device="cpu", out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_baseline_that_needs_a_gpu_is_not_eager_under_another_name(tmp_path, suite):
+    with pytest.raises(DeviceError, match="Wanted a GPU for the baseline cudagraph; found the CPU alone"):
+        module.bench(suite, baselines=["cudagraph"], device="cpu", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 class OtherJudges:

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import kernelwright
-from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.evaluation import JUDGES_PER_GPU, Evaluator, Job, JudgePool, Rotation, Settings, devices_of
 from kernelwright.evaluation.pool import Outcome
 from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
@@ -145,6 +145,9 @@ def bench(
             "Name no baselines beside eager, or leave the evaluator out."
         )
     devices = devices_of(device)
+    if "cudagraph" in baselines and devices == ["cpu"]:
+        # Its wrapper hands calls without a GPU to the module as it is: eager would stand under another name.
+        raise DeviceError("Wanted a GPU for the baseline cudagraph; found the CPU alone. Leave that baseline out.")
     run = RunDirectory(out)
     if run.claim(config_of(suite, baselines, devices, settings), same=SAME, device=devices[0]):
         write_tasks(run, suite)
