@@ -132,11 +132,14 @@ class Subject:
         self.tolerances: dict[InputSet, Distance] = {}
         """Between candidate and reference, for each input set that was checked."""
 
-    def _differs(self, example: list[Any], seeds: tuple[int, int]) -> bool:
+    def draws_in(self, training: bool) -> bool:
+        """Whether the reference answers the same inputs differently in a mode, call by call."""
+        return self._differs(self.draw(), seeds=(1, 2), training=training)
+
+    def _differs(self, example: list[Any], seeds: tuple[int, int], training: bool | None = None) -> bool:
+        mode = self.oracle.training if training is None else training
         try:
-            first, second = (
-                self.oracle.own_precision(example, self.weights, training=self.oracle.training, seed=seed) for seed in seeds
-            )
+            first, second = (self.oracle.own_precision(example, self.state, training=mode, seed=seed) for seed in seeds)
         except OutOfDomain:
             return False
         return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))

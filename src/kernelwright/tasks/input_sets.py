@@ -30,7 +30,12 @@ class InputSet:
         return [_map(item, lambda tensor: self._vary(tensor, generator)) for item in inputs]
 
     def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return self.vary(tensor, generator) if tensor.is_floating_point() != self.integers else tensor
+        return self.vary(tensor, generator) if is_inexact(tensor) != self.integers else tensor
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are rounded: floating or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _map(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
