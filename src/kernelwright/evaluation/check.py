@@ -6,6 +6,7 @@ The order matters: cheap and telling checks first, so that most wrong candidates
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -272,7 +273,8 @@ class Checker:
     def _nearly_same(self, first: _Posed, training: bool) -> None:
         """Inputs that differ from earlier ones in a few elements, and in one: to a cache that samples they are the same."""
         for share, name in ((0.02, "few-changed"), (0.0, "one-changed")):
-            changed = InputSet(name, lambda x, g, share=share: _change(x, share, g), "caches keyed by a sample")  # type: ignore[misc]
+            vary = functools.partial(_change, share)
+            changed = InputSet(name, vary, "caches keyed by a sample", truths=True)
             try:
                 self._pose_and_judge(changed, slot=1, state=self._subject.state, training=training, drawn=first.inputs)
             except OutOfDomain as error:
@@ -496,11 +498,13 @@ def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.
     return error <= _KEPT_UP.rms * moved + 4 * _buffer_limit(wanted.dtype).rms * size  # a NaN is not
 
 
-def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Move a share of the elements, or just one when it is 0, by several times the tensor's size."""
+def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Move a share of the elements, or just one when it is 0, by several times the tensor's size; of booleans, turn them."""
     if x.numel() == 0:
         return x
     chosen = one_of(x, generator) if share == 0 else some_of(x, share, generator)
+    if x.dtype == torch.bool:
+        return x ^ chosen
     size = x.abs().double().square().mean().sqrt()
     # What is all zero, such as an initial state, says nothing of its size; it must be seen beside others.
     size = torch.where(size == 0, 1.0, size.clamp_min(1e-3)).to(x.dtype)

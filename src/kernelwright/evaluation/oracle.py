@@ -16,6 +16,10 @@ from kernelwright.evaluation.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
 
 State = dict[str, torch.Tensor]
+_HARDLY_SEEN = 0.01
+"""Parameters of this size and less may scale or shift by less than rounding does, and ..."""
+_SEEN = 0.5
+"""... are then loaded in this size once. Our choice."""
 
 
 class OutOfDomain(Exception):
@@ -169,8 +173,16 @@ class Oracle:
     def other_defaults(self, generator: torch.Generator) -> State:
         """New values for the floating and boolean buffers whose elements are all alike, such as zeros: those stand for what
         is loaded later. Elements of a mask or a table differ, and a module may rely on those. Integers stay: they may be
-        places in memory, and a wrong one takes the device away from everybody."""
-        return {
+        places in memory, and a wrong one takes the device away from everybody.
+
+        And larger values for parameters that are so small that what they scale is hardly seen, such as 1e-6 in front of a
+        residual branch."""
+        larger = {
+            key: (value * (_SEEN / size)).to(value.dtype)
+            for key, value in self.initial_state.items()
+            if key in self.parameter_names and is_inexact(value) and 0 < (size := _size(value)) < _HARDLY_SEEN
+        }
+        return larger | {
             key: _some_flipped(value, generator) if value.dtype == torch.bool else self._drawn(key, value, generator)
             for key, value in self.initial_state.items()
             if (is_inexact(value) or value.dtype == torch.bool)
@@ -193,7 +205,7 @@ class Oracle:
         factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         if leaf == "running_var":
             return (value * factor).to(value.dtype)
-        size = float(value.abs().float().square().mean().sqrt()) if value.numel() else 0.0
+        size = _size(value)
         kind = torch.complex64 if value.is_complex() else torch.float32
         noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=kind)
         return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
@@ -216,6 +228,10 @@ class _TF32Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among inputs, flat."""
     return flatten(list(inputs))[1]
+
+
+def _size(x: torch.Tensor) -> float:
+    return float(x.abs().float().square().mean().sqrt()) if x.numel() else 0.0
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
