@@ -260,6 +260,7 @@ class Checker:
     def _nearly_same(self, first: _Posed, training: bool) -> None:
         """Inputs that differ from earlier ones in the places of two elements, in a few, and in one: to a cache that sums or
         samples them they are the same."""
+        self._earlier_truth = first.truth
         for changed in (
             InputSet("two-swapped", _swap, "caches keyed by a sum"),  # first: `first` was the latest call
             InputSet("few-changed", lambda x, g: _change(x, 0.02, g), "caches keyed by a sample"),
