@@ -215,7 +215,13 @@ class Bounds:
         return replace(question, tolerance=replace(before, allowed=allowed))
 
     def settles(
-        self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], *, training: bool
+        self,
+        drawn: list[Any],
+        wanted: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        training: bool,
+        state: State | None = None,
     ) -> bool:
         """Whether outputs that are far from the reference's are right all the same, by the truth of these very inputs.
 
@@ -227,9 +233,10 @@ class Bounds:
             wanted: What the reference answers.
             outputs: What the candidate does.
             training: Mode of both.
+            state: What both modules hold, if it is not the subject's.
         """
         subject = self._subject
-        state = subject.state
+        state = subject.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:

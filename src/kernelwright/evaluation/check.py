@@ -271,14 +271,19 @@ class Checker:
             raise Rejection(Reason.WRONG_OUTPUT, detail)
 
     def _nearly_same(self, first: _Posed, training: bool) -> None:
-        """Inputs that differ from earlier ones in a few elements, and in one: to a cache that samples they are the same."""
-        for share, name in ((0.02, "few-changed"), (0.0, "one-changed")):
-            vary = functools.partial(_change, share)
-            changed = InputSet(name, vary, "caches keyed by a sample", truths=True)
+        """Inputs that differ from earlier ones in the places of two elements, in a few, and in one: to a cache that sums or
+        samples them they are the same."""
+        self._earlier_truth = first.truth
+        for name, vary, kept in (
+            ("two-swapped", _swap, "a sum"),  # first: `first` was the latest call
+            ("few-changed", functools.partial(_change, 0.02), "a sample"),
+            ("one-changed", functools.partial(_change, 0.0), "a sample"),
+        ):
+            changed = InputSet(name, vary, f"caches keyed by {kept}", truths=True)
             try:
                 self._pose_and_judge(changed, slot=1, state=self._subject.state, training=training, drawn=first.inputs)
             except OutOfDomain as error:
-                self._subject.checks.setdefault("skipped", {})[name] = str(error)
+                self._subject.checks.setdefault("skipped", {})[changed.name] = str(error)
 
     def _has_batch_state(self) -> bool:
         return any(key not in self._oracle.parameter_names for key in self._oracle.initial_state)
@@ -350,16 +355,19 @@ class Checker:
             for side in (self._reference, self._candidate):
                 side.load_state(state)
             self._judge_weights(state, name, training)
-        # As an optimiser would: code that folds weights when they are loaded hears nothing of it.
-        stepped = again | {key: weights[key] for key in self._oracle.parameter_names}
-        for side in (self._reference, self._candidate):
-            side.step(stepped, self._oracle.parameter_names)
-        try:
-            self._judge_weights(stepped, "own-stepped", training)
-        except Rejection as rejection:
-            if self._right_now(stepped, training):
-                raise  # wrong once, and not because of the weights
-            self._subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {rejection.detail}")
+        # As an optimiser would: code that folds weights when they are loaded hears nothing of it. First some, then the
+        # others, since there may be an optimiser for some only: who watches one parameter misses either.
+        stepped = again
+        for chosen in self._subject.two_parts():
+            stepped = stepped | {key: weights[key] for key in chosen}
+            for side in (self._reference, self._candidate):
+                side.step(stepped, chosen)
+            try:
+                self._judge_weights(stepped, "own-stepped", training)
+            except Rejection as rejection:
+                if self._right_now(stepped, training):
+                    raise  # wrong once, and not because of the weights
+                self._subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {rejection.detail}")
         for side in (self._reference, self._candidate):
             side.load_state(self._subject.weights)
 
@@ -436,21 +444,13 @@ class Checker:
 
     def _finish(self) -> None:
         subject = self._subject
-        seen = self._candidate.inspect()
-        changes = forbidden_changes(seen.before, seen.after)
-        changes += [f"{name} was replaced" for name in seen.patched]
-        if changes:
-            raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
-        if seen.training != self._oracle.training:
-            raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+        check_process(subject, self._candidate)
         operators = self._candidate.operators(layout=0)
         if subject.stateful:
             self._reference.operators(layout=0)  # that was a call, which one side alone may not have
         subject.checks["operators"] = operators
         if operators:
             subject.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
-        for label in sorted(dynamic_labels(seen.before, seen.after)):
-            subject.label(label, "a process-wide setting was changed")
         if self._gate.passing:
             subject.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(self._gate.passing)}")
             subject.checks["vacuous"] = list(self._gate.passing)
@@ -511,6 +511,17 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
     return torch.where(chosen, x + 6 * size, x)
 
 
+def _swap(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Let two elements that are not zero change places."""
+    places = x.reshape(-1).nonzero().view(-1)
+    if len(places) < 2:
+        return x
+    first, second = places[torch.randperm(len(places), generator=generator, device=x.device)[:2]].tolist()
+    swapped = x.clone(memory_format=torch.contiguous_format).view(-1)
+    swapped[first], swapped[second] = x.reshape(-1)[second], x.reshape(-1)[first]
+    return swapped.view(x.shape)
+
+
 def overwritten(subject: Subject, detail: str = "the first call's output was changed by a later call") -> None:
     """Calls share the memory of their outputs: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
     if Label.CUDA_GRAPH not in subject.labels:
@@ -528,6 +539,19 @@ def held_output(subject: Subject, candidate: Side, index: int) -> list[torch.Ten
             raise
         overwritten(subject, f"an earlier output cannot be read after later calls: {failure.detail}")
         return None
+
+
+def check_process(subject: Subject, candidate: Side) -> None:
+    """Reject or label what a candidate has done to its process and its mode."""
+    seen = candidate.inspect()
+    changes = forbidden_changes(seen.before, seen.after)
+    changes += [f"{name} was replaced" for name in seen.patched]
+    if changes:
+        raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
+    if seen.training != subject.oracle.training:
+        raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+    for label in sorted(dynamic_labels(seen.before, seen.after)):
+        subject.label(label, "a process-wide setting was changed")
 
 
 def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: bool = True) -> None:

@@ -43,8 +43,18 @@ class Oracle:
         }
         """For every name of a parameter the first one: tied parameters have several."""
         self.parameter_names = set(self._owner)
-        with _float64_default():
-            self._double = _widened(copy.deepcopy(self.model))
+        try:
+            with _float64_default():
+                self._double = _widened(copy.deepcopy(self.model))
+        except RuntimeError as error:
+            if device_is_full(error):
+                raise
+            self.build_anew()  # no module with `nn.utils.weight_norm` can be copied: it keeps a tensor that has a gradient
+
+    def owners(self) -> list[set[str]]:
+        """The names of each parameter: tied ones have several."""
+        firsts = sorted(set(self._owner.values()))
+        return [{name for name, owner in self._owner.items() if owner == first} for first in firsts]
 
     def build_anew(self) -> None:
         """Another float64 module, for one whose copy does not run: built from the seed, so that functions which it keeps are

@@ -190,6 +190,14 @@ class Subject:
 
         return self._with_new(state, matrices or names, chosen)
 
+    def two_parts(self) -> list[set[str]]:
+        """The names of the parameters, at random in two parts, or one where there is one parameter only."""
+        owners = self.oracle.owners()
+        order = torch.randperm(len(owners), generator=self._generator, device=self._generator.device).tolist()
+        names = [owners[index] for index in order]
+        middle = len(names) // 2
+        return [set().union(*part) for part in (names[:middle], names[middle:]) if part]
+
     def with_defaults_changed(self, state: State) -> State | None:
         """A state with other values in buffers whose elements are all alike; None where there are none."""
         other = self.oracle.other_defaults(self._generator)
