@@ -972,7 +972,9 @@ def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False)
     found = judge.evaluate(RELU, honest(RELU), settings=settings)
     assert found.accepted, (found.reason, found.detail)
-    assert sorted(started) == ["candidate", "reference", "reference"]
-    assert {block.process for block in found.blocks} == {0}
+    # A busy machine may disturb a triple, and then gets another, of fresh processes.
+    triples = {block.process for block in found.blocks}
+    assert sorted(started[:3]) == ["candidate", "reference", "reference"]
+    assert triples == set(range(len(started) // 3))
     old = candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n > 14)")
     assert not judge.evaluate(RELU, old, settings=settings).accepted, "what goes wrong with age is seen in one process, too"
