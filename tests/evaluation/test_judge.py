@@ -48,9 +48,10 @@ def test_an_honest_candidate_is_accepted_and_timed(judge):
     assert found.noise_floor >= 0
     assert found.reference_us > 0
     assert found.candidate_us > 0
+    # One triple, or more where a busy machine disturbed it.
     processes = {block.process for block in found.blocks}
-    assert processes == {0}
-    assert len(found.blocks) == TIME.blocks
+    assert processes == set(range(len(processes)))
+    assert len(found.blocks) == TIME.blocks * len(processes)
     assert all(
         len(block.reference_us) == len(block.candidate_us) == len(block.null_us) == 2
         for block in found.blocks
@@ -64,7 +65,7 @@ def test_a_wide_interval_asks_for_another_process(judge):
     settings = Settings.quick(threads=1, processes_min=1, processes_max=2, target_half_width=1e-9, blocks=2)
     found = judge.evaluate(RELU, candidate(), settings=settings)
     assert found.accepted, why(found)
-    assert {block.process for block in found.blocks} == {0, 1}
+    assert {block.process for block in found.blocks} >= {0, 1}
 
 
 def test_a_check_without_timing_has_no_numbers_and_says_so(judge):
