@@ -26,9 +26,7 @@ from kernelwright.evaluation import Job
 from kernelwright.evaluation.pool import Outcome
 from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
 from kernelwright.rl.rollouts import Rollout
-
-Key = tuple[str, str]
-"""A candidate of a task: the task's hash and the candidate's."""
+from kernelwright.rl.training.judging import Key
 
 PAID_ABOVE = 1.1
 """Speedups that count as paid for: below lies the noise of ten calls. Our choice."""

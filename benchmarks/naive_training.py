@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from naive_judges import PAID_ABOVE, Cheat, Key, NaiveJudges, is_paid_for, key_of, write_programs
+from naive_judges import PAID_ABOVE, Cheat, NaiveJudges, is_paid_for, key_of, write_programs
 
 from kernelwright import config as settings
 from kernelwright.errors import KernelwrightError
@@ -30,7 +30,7 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.rl.rollouts import RolloutLog
 from kernelwright.rl.training.config import ContrastiveConfig, stage_from
 from kernelwright.rl.training.equipment import Equipment
-from kernelwright.rl.training.judging import Judges
+from kernelwright.rl.training.judging import Judges, Key
 from kernelwright.rl.training.run import train_with
 from kernelwright.rl.training.split import split_of
 

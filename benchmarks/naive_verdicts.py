@@ -20,12 +20,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from naive_judges import PAID_ABOVE, Cheat, Key, NaiveJudges, is_paid_for, key_of, write_programs
+from naive_judges import PAID_ABOVE, Cheat, NaiveJudges, is_paid_for, key_of, write_programs
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.evaluation import Job, devices_of
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, Verdict
 from kernelwright.rl.rollouts import RolloutLog
+from kernelwright.rl.training.judging import Key
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_tasks
 

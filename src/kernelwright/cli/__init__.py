@@ -87,21 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         # Raised by a file that was run, such as a kernel's; passing its status on could read as `accepted`.
         return _say("error: code that was run as an input ended the program (sys.exit). Take that call out of it.", 2)
-    except OSError as error:
-        if show_traceback:
-            traceback.print_exc()
-        if error.errno == errno.ENAMETOOLONG:
-            return _say(f"error: Wanted a path; {_one_line(str(error.filename))[:40]}... is too long a name.", 2)
-        return _fault(error)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means `rejected`.
         if show_traceback:
             traceback.print_exc()
-        return _fault(error)
-
-
-def _fault(error: Exception) -> int:
-    what = f"{type(error).__name__}: {_one_line(str(error))}"
-    return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _say(f"error: Wanted a path; {_one_line(str(error.filename))[:40]}... is too long a name.", 2)
+        what = f"{type(error).__name__}: {_one_line(str(error))}"
+        return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
 
 
 def _run(arguments: list[str]) -> int:

@@ -333,8 +333,7 @@ class Checker:
         states["own-row-reloaded"] = self._subject.with_part_of_a_row_changed(states["own-slightly-reloaded"])
         again = states["own-row-again"] = self._subject.with_part_of_a_row_changed(states["own-row-reloaded"])
         for name, state in states.items():
-            for side in (self._reference, self._candidate):
-                side.load_state(state)
+            self._load(state)
             self._judge_weights(state, name, training)
         # As an optimiser would: code that folds weights when they are loaded hears nothing of it.
         stepped = again | {key: weights[key] for key in self._oracle.parameter_names}
@@ -346,22 +345,23 @@ class Checker:
             if self._right_now(stepped, training):
                 raise  # wrong once, and not because of the weights
             self._subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {rejection.detail}")
-        for side in (self._reference, self._candidate):
-            side.load_state(self._subject.weights)
+        self._load(self._subject.weights)
 
     def _reload_defaults(self, training: bool) -> None:
         """Buffers that hold a default, such as a mean of 0: who leaves them out is right until others are loaded."""
         state = self._subject.with_defaults_changed(self._subject.weights)
         if state is None:
             return
-        for side in (self._reference, self._candidate):
-            side.load_state(state)
+        self._load(state)
         try:
             self._judge_weights(state, "own-buffers", training)
         except OutOfDomain as error:
             self._subject.checks.setdefault("skipped", {})["own-buffers"] = str(error)
+        self._load(self._subject.weights)
+
+    def _load(self, state: State) -> None:
         for side in (self._reference, self._candidate):
-            side.load_state(self._subject.weights)
+            side.load_state(state)
 
     def _right_now(self, state: State, training: bool) -> bool:
         try:
@@ -467,7 +467,7 @@ def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.
         return True  # as some input left it, which says nothing of the calls after that
     moved, size = (float(x.double().square().mean().sqrt()) if x.numel() else 0.0 for x in (wanted - before, wanted))
     error = float((found.double() - wanted.double()).square().mean().sqrt()) if wanted.numel() else 0.0
-    return error <= _KEPT_UP.rms * moved + 4 * _buffer_limit(wanted.dtype).rms * size  # a NaN is not
+    return error <= _KEPT_UP.rms * moved + LEGAL_ERRORS * _buffer_limit(wanted.dtype).rms * size  # a NaN is not
 
 
 def _change(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:

@@ -380,6 +380,6 @@ def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool)
         entry.task.id,
         entry.level,
         latencies_us,
-        next((evaluation for evaluation in reversed(judged) if evaluation in main), None),
-        next((evaluation for evaluation in reversed(judged) if evaluation not in main), None),
+        next((one for one in reversed(judged) if _is_strict(one) == run_is_strict), None),
+        next((one for one in reversed(judged) if _is_strict(one) != run_is_strict), None),
     )
