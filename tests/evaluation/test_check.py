@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -376,3 +377,53 @@ def test_a_reference_that_returns_more_than_plain_tensors_is_a_task_error(judge,
     made = task(forward, init="self.weight = torch.nn.Parameter(torch.ones(3))")
     with pytest.raises(TaskError, match=words):
         judge.evaluate(made, Candidate(source=made.source.replace("class Model(", "class ModelNew(")))
+
+
+# --- numbers among outputs -----------------------------------------------------------------------------
+
+NUMBERS = task("return inputs[0], inputs[0].square().mean().item(), True", name="numbers")
+
+
+@pytest.mark.parametrize(
+    ("loss", "flag", "right"),
+    [
+        (lambda x: x.square().mean().item() * (1 + 1e-6), True, True),
+        (lambda x: x.square().mean().item() * 1.001, True, False),
+        (lambda x: x.bfloat16().square().mean().item(), True, False),
+        (lambda x: math.nan, True, False),
+        (lambda x: x.square().mean(), True, False),
+        (lambda x: x.square().mean().item(), 1.0, False),
+        (lambda x: x.square().mean().item(), 1, False),
+    ],
+)
+def test_a_number_may_be_off_by_rounding_and_not_by_type(loss, flag, right):
+    one = checker(NUMBERS, lambda x: (x.clone(), loss(x), flag))
+    if right:
+        judged(one)
+        return
+    with pytest.raises(Rejection) as found:
+        judged(one)
+    assert found.value.reason is Reason.WRONG_TYPE
+
+
+# --- several outputs -----------------------------------------------------------------------------------
+
+SEVERAL = task("return inputs[0].bfloat16(), (inputs[0] + 2.0**12) - 2.0**12, inputs[0] * 3.0", name="several-outputs")
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_every_output_has_its_own_tolerance(index):
+    """The last one is exact: neither the first one's dtype nor the second one's cancellation excuses an error in it."""
+
+    def answer(x):
+        outputs = [x.bfloat16(), (x + 2.0**12) - 2.0**12, x * 3.0]
+        outputs[index] = (outputs[index].double() * (1 + 3e-5)).to(outputs[index].dtype)
+        return tuple(outputs)
+
+    one = checker(SEVERAL, answer)
+    if index < 2:
+        judged(one)
+        return
+    with pytest.raises(Rejection) as found:
+        judged(one)
+    assert "of output 3 of 3" in found.value.detail

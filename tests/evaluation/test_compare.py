@@ -19,6 +19,7 @@ from kernelwright.evaluation.compare import (
     distance,
     farthest,
     lower_precisions,
+    of_outputs,
     round_mantissa,
     trivial_outputs,
 )
@@ -336,3 +337,25 @@ def test_trivial_outputs_fit_integers_scalars_and_empty_tensors():
     scalar = trivial_outputs(torch.tensor(2.0), [torch.tensor(1.0)])
     assert set(scalar) == {"zeros", "ones", "input-copy"}  # the mean of one element is that element
     assert set(trivial_outputs(torch.empty(0, 3), [])) == {"zeros", "ones"}
+
+
+def test_of_several_outputs_each_must_be_near():
+    rough, fine = Distance(1e-2, 1e-1), Distance(1e-6, 1e-5)
+    allowed = of_outputs([rough, fine])
+    assert (allowed.rms, allowed.worst) == (1e-2, 1e-1)
+    assert of_outputs([rough, fine]).within(allowed)
+    assert of_outputs([fine, fine]).within(allowed)
+    assert not of_outputs([fine, rough]).within(allowed)
+    assert of_outputs([fine, rough]).within(Distance(1e-2, 1e-1))
+    assert of_outputs([fine, rough]).within(farthest([allowed, of_outputs([fine, rough])]))
+    assert (allowed * 2.0 + allowed).of(1).rms == pytest.approx(3e-6)
+    assert of_outputs([rough]) == rough
+
+
+def test_small_columns_are_not_measured_by_large_ones():
+    truth = torch.ones(64, 8, dtype=torch.float64)
+    truth[:, :4] *= 1e4
+    wrong = truth.clone()
+    wrong[:, 4:] *= 1.1
+    assert distance(wrong, truth).worst > 5e-3
+    assert distance(wrong[:1], truth[:1]).worst < 1e-4  # one row alone does not say what a column is like

@@ -221,7 +221,7 @@ def calls_before_the_repeat(judge, task):
     """How many calls the input sets make before the first inputs are tried again."""
     found = judge.evaluate(task, candidate(), settings=CHECK)
     names = list(found.checks["sets"])
-    return names.index("few-changed")
+    return names.index("two-swapped")
 
 
 @pytest.mark.parametrize("what", WRONG)

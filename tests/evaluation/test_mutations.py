@@ -63,6 +63,10 @@ def both(*parts: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return take_out
 
 
+def nothing_swapped(patch: Patch) -> None:
+    patch.setattr(check, "_swap", lambda x, generator: x)
+
+
 def inputs_taken_for_intact(patch: Patch) -> None:
     patch.setattr(stage, "_same_bits", lambda first, second: True)
 
@@ -138,6 +142,7 @@ def aliases_unseen(patch: Patch) -> None:
         original(on, reference, replace(answer, described=described), strides=strides)
 
     patch.setattr(check, "check_form", check_form)
+    patch.setattr(timing, "check_form", check_form)
 
 
 def inner_clock_believed(patch: Patch) -> None:
@@ -160,6 +165,7 @@ MUTATIONS = [
     Mutation(
         "inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")
     ),
+    Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
     Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check.Checker, "_reload")),
     Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
     Mutation(
@@ -179,7 +185,11 @@ MUTATIONS = [
         "i05_clipped_range",
         both(own_distribution_only, skip(check.Checker, "_nearly_same")),
     ),
-    Mutation("fresh inputs for every call", "c02_shape_cache", one_draw_for_ever),
+    Mutation(
+        "fresh inputs for every call, and memory of outputs (each catches it)",
+        "c02_shape_cache",
+        both(one_draw_for_ever, aliases_unseen),
+    ),
     Mutation(
         "fresh inputs, new weights, and memory of outputs (each catches it)",
         "c01_pointer_cache",
@@ -195,6 +205,7 @@ MUTATIONS = [
     Mutation("a second call after one seed", "generator_put_back", skip(check.Checker, "_without_new_seed")),
     Mutation("outputs with memory of their own", "one_memory_for_two_outputs", aliases_unseen),
     Mutation("outputs that belong to the caller", "same_output_again", aliases_unseen),
+    Mutation("... of late calls too, kept for a while", "shared_output_after_a_while", aliases_unseen),
     Mutation("statistics as exact as rounding allows", "biased_running_variance", usual_buffer_tolerance),
     Mutation("state_dict of the same names", "n07_renamed_state", every_label_allowed),
     Mutation("replaced library functions", "t20_slow_reference_patch", replaced_functions_unseen),
@@ -370,6 +381,9 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
     monkeypatch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
     monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
+    # Those compare a few outputs as well.
+    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
+    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail
 
@@ -384,6 +398,29 @@ def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check
     assert "after the timed calls" in found.detail
     monkeypatch.setattr(timing._Run, "verify_buffers", lambda self: None)
     found = evaluate(timed, "buffers_updated_after_a_load")
+    assert found.accepted, found.detail
+
+
+@pytest.mark.parametrize("hack", ["settled_weights", "settings_after_many_calls"])
+def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_timed(
+    timed: Judge, monkeypatch: Patch, hack: str
+) -> None:
+    found = evaluate(timed, hack)
+    assert found.reason in HACKS[hack].reasons
+    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
+    found = evaluate(timed, hack)
+    assert found.accepted, found.detail
+
+
+def test_without_another_held_output_late_calls_share_their_memory_where_nothing_else_is_kept(
+    timed: Judge, monkeypatch: Patch
+) -> None:
+    aliases_unseen(monkeypatch)  # as on a GPU, where no other outputs stay in use
+    found = evaluate(timed, "shared_output_after_a_while")
+    assert found.reason is Reason.OUTPUT_OVERWRITTEN
+    assert "changed by a later call" in found.detail
+    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
+    found = evaluate(timed, "shared_output_after_a_while")
     assert found.accepted, found.detail
 
 

@@ -8,6 +8,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import distance, round_mantissa
 from kernelwright.evaluation.oracle import Oracle, OutOfDomain, tensors_of
+from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life
 
 from .snippets import RELU, task
@@ -215,3 +216,26 @@ def test_only_convolutions_lose_what_tf32_does_not_hold():
 def test_a_module_without_convolutions_has_nothing_to_lose():
     judge, inputs = oracle(RELU)
     assert judge.with_tf32_convolutions(inputs, judge.initial_state, training=True) is None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_module_that_cannot_be_copied_has_a_truth_all_the_same():
+    normed = Task(
+        id="normed",
+        source="""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.utils.weight_norm(torch.nn.Linear(3, 3))
+    def forward(self, x): return self.linear(x)
+def get_inputs(): return [torch.randn(4, 3)]
+def get_init_inputs(): return []
+""",
+    )
+    judge, inputs = oracle(normed)
+    state = {key: value + 1 for key, value in judge.initial_state.items()}
+    truth = judge.truth(inputs, state, training=True)
+    own = judge.own_precision(inputs, state, training=True, seed=1)
+    assert truth[0].dtype == torch.float64
+    assert 0 < distance(own[0], truth[0]).rms < 1e-6

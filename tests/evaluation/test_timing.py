@@ -168,7 +168,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         given = dict.fromkeys(timing._SIDES, SimpleNamespace())
         odd = SimpleNamespace(deal=lambda: [])
         timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given)
-        return entered[2:-1]  # without the first calls, warming up and the audit
+        return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
     monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())

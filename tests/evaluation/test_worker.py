@@ -300,6 +300,50 @@ def test_a_step_changes_the_named_parameters_where_they_are_and_nothing_else(ben
     assert before.requires_grad
 
 
+def test_state_is_read_and_changed_where_it_lies_and_the_module_does_not_hear_of_it(tmp_path):
+    source = MODULE + """
+    def state_dict(self, *arguments, **named):
+        self.__dict__["asked"] = self.__dict__.get("asked", 0) + 1
+        return super().state_dict(*arguments, **named)
+"""
+    bench = Bench(tmp_path, source=source).ready()
+    _, message = state_message(bench)
+    before = bench.harness.model.asked
+    bench.harness.op_save_state(message)
+    bench.harness.op_step({"state": message["state"][1:]})
+    assert bench.harness.model.asked == before
+
+
+def test_names_that_a_module_makes_up_are_found_in_its_state_dict(tmp_path):
+    source = MODULE + """
+    def state_dict(self, *arguments, **named):
+        return {**super().state_dict(*arguments, **named), "extra": torch.full((1,), 5.0)}
+"""
+    bench = Bench(tmp_path, source=source).ready()
+    specs, message = state_message(bench)
+    bench.arenas["state"].poison()
+    bench.harness.op_save_state(message)
+    values = [spec.view(bench.arenas["state"].memory) for spec in specs]
+    assert values[[key for key, _ in message["state"]].index("extra")].tolist() == [5.0]
+    assert not any(value.isnan().any() for value in values)
+
+
+def test_a_scripted_part_is_read_as_well(tmp_path):
+    source = MODULE.replace("= torch.nn.Linear(size, size)", "= torch.jit.script(torch.nn.Linear(size, size))")
+    bench = Bench(tmp_path, source=source).ready()
+    specs, message = state_message(bench)
+    bench.arenas["state"].poison()
+    bench.harness.op_save_state(message)
+    assert not any(spec.view(bench.arenas["state"].memory).isnan().any() for spec in specs)
+
+
+def test_memory_of_an_output_that_is_still_in_use_is_named_though_nobody_holds_it(tmp_path):
+    source = MODULE.replace("self.count += 1", "self.count += 1; self.y = self.__dict__.get('y', x + 1); return self.y")
+    bench = Bench(tmp_path, source=source).ready()
+    assert bench.call()["outputs"][0]["aliases"] == []
+    assert bench.call()["outputs"][0]["aliases"] == ["earlier output"]
+
+
 def test_memory_of_an_earlier_output_that_is_held_is_named(tmp_path):
     source = MODULE.replace("self.count += 1", "self.count += 1; self.y = self.__dict__.get('y', x + 1); return self.y")
     bench = Bench(tmp_path, source=source).ready()

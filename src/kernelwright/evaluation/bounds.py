@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from kernelwright.evaluation.compare import Distance, Tolerance, apart, calibrate, farthest, lower_precisions
+from kernelwright.evaluation.compare import (
+    Distance,
+    Tolerance,
+    apart,
+    calibrate,
+    combined,
+    farthest,
+    lower_precisions,
+    of_outputs,
+)
 from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.subject import Subject
 
 _UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
 """Operators that may name any of several equal elements, by PyTorch's documentation."""
+_FLOAT32_BITS = 23
 _DISTURBANCES = 2
 """Random directions in which a question is moved to see what rounding does to its answer."""
 
@@ -58,8 +68,18 @@ class Bounds:
         """Whether the module runs in float64 and gives there what it gives in its own precision."""
         self.convolves: bool | None = None
         """Whether the reference runs convolutions; None while it is not known."""
-        self.is_calibrated = False
-        """Whether some inputs told the task's precision from the next lower one."""
+        self._calibrated: set[int] = set()
+        """Outputs of which some inputs told the task's precision from the next lower one."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether some inputs told the task's precision from the next lower one, in every output that is rounded."""
+        dtypes, specs = self._subject.output_dtypes, self._subject.shapes.outputs
+        return self._calibrated.issuperset(
+            index
+            for index, (dtype, spec) in enumerate(zip(dtypes, specs, strict=True))
+            if dtype.is_floating_point and 0 not in spec.shape
+        )
 
     def truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
         """Outputs in float64; None where the module does not run in it or draws random numbers.
@@ -118,17 +138,23 @@ class Bounds:
         own = apart(outputs, truth)
         if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomain("the reference's infinities or integers are not those of float64")
-        dtype = self.float_dtype or torch.int64
-        lower = self._lower(drawn, state, training, truth) if self.has_float64 else ()
-        tolerance = calibrate(own, lower, dtype, subject.settings)
-        if not self.has_float64 and dtype.is_floating_point:
+        if self.has_float64 and torch.float64 in subject.output_dtypes:
+            # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
+            rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
+            own = farthest([own, combined(lambda one: replace(one, differing=0.0), rounding)])
+        if self.has_float64:
+            tolerance = self._calibrate(own, self._lower(drawn, state, training, truth))
+        else:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
-            loose = Distance(64 * torch.finfo(dtype).eps, 4096 * torch.finfo(dtype).eps)
+            loose = of_outputs([_loose(dtype) for dtype in subject.output_dtypes])
             tolerance = Tolerance(loose, own, None, calibrated=False)
         if self.has_float64 and any(not output.is_floating_point() and not output.is_complex() for output in truth):
-            differing = max(own.differing, self._unsettled(drawn, state, training, truth))
-            tolerance = replace(tolerance, allowed=replace(tolerance.allowed, differing=min(1.0, 4 * differing)))
-        self.is_calibrated |= tolerance.calibrated
+            differing = farthest([own, self._unsettled(drawn, state, training, truth)])
+            allowed = combined(
+                lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing
+            )
+            tolerance = replace(tolerance, allowed=allowed)
+        self._calibrated |= tolerance.calibrated_outputs
         return Question(drawn, state, training, truth, tolerance)
 
     def permitted(self, question: Question) -> Question:
@@ -151,8 +177,10 @@ class Bounds:
         before = question.tolerance
         error = farthest([before.reference, apart(outputs, truth)])
         lower = self._lower(inputs, state, training, truth)
-        wider = calibrate(error, lower, torch.float32, self._subject.settings)
-        allowed = replace(farthest([before.allowed, wider.allowed]), differing=before.allowed.differing)
+        wider = self._calibrate(error, lower)
+        allowed = combined(
+            lambda old, new: replace(farthest([old, new]), differing=old.differing), before.allowed, wider.allowed
+        )
         return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
     def conditioned(self, question: Question) -> Question:
@@ -175,20 +203,25 @@ class Bounds:
             rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
             emulated_errors = self._lower(inputs, state, training, truth)
             lower = [
-                farthest([emulated, effect(2.0**-bits)])
-                for bits, emulated in zip(lower_precisions(dtype), emulated_errors, strict=False)
+                (bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors
             ]
         except OutOfDomain:
             return question
         if not math.isfinite(rounding.rms):
             return question
         before = question.tolerance
-        wider = calibrate(farthest([before.reference, rounding]), lower, dtype, self._subject.settings)
-        allowed = replace(before.allowed, worst=max(before.allowed.worst, wider.allowed.worst))
+        wider = self._calibrate(farthest([before.reference, rounding]), lower)
+        allowed = combined(lambda old, new: replace(old, worst=max(old.worst, new.worst)), before.allowed, wider.allowed)
         return replace(question, tolerance=replace(before, allowed=allowed))
 
     def settles(
-        self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], *, training: bool
+        self,
+        drawn: list[Any],
+        wanted: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        training: bool,
+        state: State | None = None,
     ) -> bool:
         """Whether outputs that are far from the reference's are right all the same, by the truth of these very inputs.
 
@@ -200,9 +233,10 @@ class Bounds:
             wanted: What the reference answers.
             outputs: What the candidate does.
             training: Mode of both.
+            state: What both modules hold, if it is not the subject's.
         """
         subject = self._subject
-        state = subject.state
+        state = subject.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:
@@ -226,36 +260,99 @@ class Bounds:
         """Of the first output that has a rounding error; None where all are integers."""
         return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
 
-    def _lower(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Iterator[Distance]:
-        """Errors of lower precisions, highest first, each computed only when asked for."""
-        dtype = self.float_dtype
-        for bits in lower_precisions(dtype) if dtype is not None else ():
+    def _calibrate(self, reference: Distance, lower: Iterable[tuple[int, Distance]]) -> Tolerance:
+        """The tolerance of every output, by its own dtype and its own error.
+
+        Args:
+            reference: The reference's distance from the truth.
+            lower: Mantissa bits and error of lower precisions, from the highest down.
+        """
+        dtypes, settings = self._subject.output_dtypes, self._subject.settings
+        remaining, known = iter(lower), list[tuple[int, Distance]]()
+
+        def errors(index: int, dtype: torch.dtype) -> Iterator[Distance]:
+            at, wanted = 0, lower_precisions(dtype)
+            while wanted:
+                if at == len(known):  # each costs a run in float64, and serves all outputs
+                    one = next(remaining, None)
+                    if one is None:
+                        return
+                    known.append(one)
+                if known[at][0] in wanted:
+                    yield known[at][1].of(index)
+                if known[at][0] <= wanted[-1]:
+                    return
+                at += 1
+
+        found = [
+            calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)
+        ]
+        lowers = [one.lower for one in found if one.lower is not None]
+        return Tolerance(
+            of_outputs([one.allowed for one in found]),
+            reference,
+            replace(of_outputs(lowers), each=()) if lowers else None,
+            calibrated=all(one.calibrated for one, dtype in zip(found, dtypes, strict=True) if dtype.is_floating_point)
+            and bool(lowers),
+            calibrated_outputs=frozenset(index for index, one in enumerate(found) if one.calibrated),
+        )
+
+    def _lower(
+        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]
+    ) -> Iterator[tuple[int, Distance]]:
+        """Mantissa bits and errors of lower precisions, highest first, each computed only when asked for."""
+        precisions = {bits for dtype in self._subject.output_dtypes for bits in lower_precisions(dtype)}
+        for bits in sorted(precisions, reverse=True):
             try:
                 outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
             except OutOfDomain:
                 return
-            yield apart(outputs, truth)
+            error = apart(outputs, truth)
+            if bits == _FLOAT32_BITS:
+                # Inputs that were drawn in float32 lose nothing when they are rounded to it.
+                error = farthest([error, self._moved(drawn, state, training, truth, 2.0**-bits)])
+            yield bits, error
 
-    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> float:
+    def _moved(
+        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float
+    ) -> Distance:
+        """How far outputs move with inputs and weights that move by a share of themselves; 0 outside the domain."""
+        try:
+            moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)
+        except OutOfDomain:
+            return Distance(0.0, 0.0)
+        return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
+
+    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Distance:
         """Share of integers in the output that nothing settles: which of several equal elements `topk` names, say, is
         promised nowhere (but `argmax` promises the first)."""
         if self._unordered is None:
             self._unordered = not _UNORDERED.isdisjoint(self._operators())
         if not self._unordered:
-            return 0.0
+            return Distance(0.0, 0.0)
         dtype = next((tensor.dtype for tensor in tensors_of(drawn) if tensor.is_floating_point()), None)
         if dtype is None:
-            return 0.0
+            return Distance(0.0, 0.0)
         try:
             moved = [
                 apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
                 for _ in range(_DISTURBANCES)
             ]
         except OutOfDomain:
-            return 0.0
-        return farthest(moved).differing
+            return Distance(0.0, 0.0)
+        return farthest(moved)
 
 
 def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
     """Whether single elements are all that is too far."""
-    return not found.within(allowed) and replace(found, worst=0.0).within(allowed) and math.isfinite(found.worst)
+    others = combined(lambda one: replace(one, worst=0.0), found)
+    return not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst)
+
+
+def _loose(dtype: torch.dtype) -> Distance:
+    """What an output may be off where no float64 truth says more."""
+    if not dtype.is_floating_point:
+        return Distance(0.0, 0.0)
+    eps = torch.finfo(dtype).eps
+    # Of 16 bits, 64 eps would be half of all there is.
+    return Distance(64 * eps, 4096 * eps) if eps < 1e-4 else Distance(8 * eps, 64 * eps)

@@ -7,8 +7,8 @@ that the next lower precision would make, so that a candidate may sum in another
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,34 +24,65 @@ other. Our choice."""
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far one output is from another; all numbers are relative, 0 is equal."""
+    """How far one output is from another; all numbers are relative, 0 is equal. Of several outputs, the largest numbers."""
 
     rms: float
     """Root mean square of the error over that of the truth."""
     worst: float
-    """Largest error over the size of its element and its row, which is along the last dimension of more than one element."""
+    """Largest error over the size of its element and of its row, which is along the last dimension of more than one element,
+    or of its column where that is smaller: scores beside coordinates are not to be measured by those."""
     differing: float = 0.0
     """Share of the elements that differ, of integers and booleans, which have no other distance."""
+    each: tuple[Distance, ...] = ()
+    """Where there are several outputs, that of each: what one of them may be off says nothing of another."""
 
     def __str__(self) -> str:
         text = f"{self.rms:.2e} rms, {self.worst:.2e} worst"
         return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
 
     def within(self, other: Distance) -> bool:
-        """Whether no number exceeds the other's. A NaN never does not exceed."""
+        """Whether no number exceeds the other's, of any output. A NaN never does not exceed."""
+        count = len(self.each) or len(other.each)
+        if count:
+            return all(self.of(index).within(other.of(index)) for index in range(count))
         return self.rms <= other.rms and self.worst <= other.worst and self.differing <= other.differing
 
     def __add__(self, other: Distance) -> Distance:
-        return Distance(self.rms + other.rms, self.worst + other.worst, self.differing + other.differing)
+        return combined(
+            lambda a, b: Distance(a.rms + b.rms, a.worst + b.worst, a.differing + b.differing), self, other
+        )
 
     def __mul__(self, factor: float) -> Distance:
-        return Distance(self.rms * factor, self.worst * factor, self.differing * factor)
+        return combined(lambda one: Distance(one.rms * factor, one.worst * factor, one.differing * factor), self)
+
+    def of(self, index: int) -> Distance:
+        """That of one output."""
+        return self.each[index] if self.each else self
 
     def to_json(self) -> dict[str, float | None]:
         """As JSON, which has no infinity."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+        numbers = {"rms": self.rms, "worst": self.worst, "differing": self.differing}
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
+def of_outputs(distances: Sequence[Distance]) -> Distance:
+    """One distance for all outputs of a call."""
+    rms, worst, differing = (
+        max((getattr(d, name) for d in distances), default=0.0) for name in ("rms", "worst", "differing")
+    )
+    return Distance(rms, worst, differing, tuple(distances) if len(distances) > 1 else ())
+
+
+def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
+    """What a rule makes of distances, output by output where there are several."""
+    count = max((len(one.each) for one in distances), default=0)
+    if not count:
+        return rule(*distances)
+    return of_outputs([rule(*(one.of(index) for one in distances)) for index in range(count)])
+
+
+_COLUMN_MIN = 16
+"""Elements of a column that say how large it is. Our choice."""
 INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
 
 
@@ -90,18 +121,21 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     scale = torch.where(size > 0, size, 1.0)
     along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
     rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
+    if along is not None and expected.numel() >= _COLUMN_MIN * expected.shape[along]:
+        others = [index for index in range(expected.dim()) if index != along]
+        rows = torch.minimum(rows, squares.mean(dim=others, keepdim=True).sqrt_())
     worst = (error / expected.abs().add_(rows).add_(1e-3 * scale)).max()
     return error.square_().mean().sqrt() / scale, worst, size
 
 
 def farthest(distances: Sequence[Distance]) -> Distance:
-    """The larger of each number over several outputs."""
-    return Distance(*(max((getattr(d, name) for d in distances), default=0.0) for name in ("rms", "worst", "differing")))
+    """The larger of each number over several answers, output by output."""
+    return combined(lambda *some: replace(of_outputs(some), each=()), *distances)
 
 
 def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
-    """The farthest that any output of one call is from its counterpart in another."""
-    return farthest([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+    """How far every output of one call is from its counterpart in another."""
+    return of_outputs([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +147,13 @@ class Tolerance:
     lower: Distance | None
     """Error of the next lower precision, where it is known."""
     calibrated: bool
-    """Whether the next lower precision would be rejected."""
+    """Whether the next lower precision would be rejected, by every output that is rounded."""
+    calibrated_outputs: frozenset[int] = frozenset()
+    """By which."""
 
 
 def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
-    """The tolerance of one input set.
+    """The tolerance of one output on one input set.
 
     Args:
         reference: The reference's distance from the truth.
@@ -187,14 +223,14 @@ class VacuityGate:
                 made["other-output"] = other
         for name in set.intersection(*(set(made) for made in tried)) if tried else ():
             if self._has_passed_all(name):
-                self._count(name, all(distance(made[name], t).within(allowed) for made, t in zip(tried, truth, strict=True)))
+                self._count(name, apart([made[name] for made in tried], truth).within(allowed))
         # Integers that nothing settles, such as indices of equal elements, may go unchecked beside other outputs.
         integers = [index for index, t in enumerate(truth) if not (t.is_floating_point() or t.is_complex())]
         for index in integers if len(truth) > 1 else ():
             for trivial, output in tried[index].items():
                 name = f"{trivial} for output {index}"
                 if self._has_passed_all(name):
-                    self._count(name, distance(output, truth[index]).within(allowed))
+                    self._count(name, distance(output, truth[index]).within(allowed.of(index)))
         self._sets += 1
         self._earlier = truth
 

@@ -13,9 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.evaluation.structure import StructureError, flatten, unflatten
-from kernelwright.tasks import LiveTask, device_is_full, seed_generators
+from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
 
 State = dict[str, torch.Tensor]
+_HARDLY_SEEN = 0.01
+"""Parameters of this size and less may scale or shift by less than rounding does, and ..."""
+_SEEN = 0.5
+"""... are then loaded in this size once. Our choice."""
 
 
 class OutOfDomain(Exception):
@@ -39,8 +43,18 @@ class Oracle:
         }
         """For every name of a parameter the first one: tied parameters have several."""
         self.parameter_names = set(self._owner)
-        with _float64_default():
-            self._double = copy.deepcopy(self.model).double()
+        try:
+            with _float64_default():
+                self._double = _widened(copy.deepcopy(self.model))
+        except RuntimeError as error:
+            if device_is_full(error):
+                raise
+            self.build_anew()  # no module with `nn.utils.weight_norm` can be copied: it keeps a tensor that has a gradient
+
+    def owners(self) -> list[set[str]]:
+        """The names of each parameter: tied ones have several."""
+        firsts = sorted(set(self._owner.values()))
+        return [{name for name, owner in self._owner.items() if owner == first} for first in firsts]
 
     def build_anew(self) -> None:
         """Another float64 module, for one whose copy does not run: built from the seed, so that functions which it keeps are
@@ -52,10 +66,10 @@ class Oracle:
         shared = {tensor.untyped_storage().data_ptr() for tensor in (*built.parameters(), *built.buffers())}
         for module in built.modules():
             for name, value in vars(module).items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                if isinstance(value, torch.Tensor) and is_inexact(value):
                     is_shared = value.untyped_storage().data_ptr() in shared
-                    vars(module)[name] = value if is_shared else value.double()
-        self._double = built.double()
+                    vars(module)[name] = value if is_shared else _wide(value)
+        self._double = _widened(built)
 
     def truth(
         self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None, noise: float = 0.0
@@ -75,9 +89,15 @@ class Oracle:
         """
 
         def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
-            if not tensor.is_floating_point():
+            if not is_inexact(tensor):
                 return tensor
-            exact = (tensor if mantissa_bits is None else round_mantissa(tensor, mantissa_bits)).double()
+            if mantissa_bits is None:
+                exact = _wide(tensor)
+            elif tensor.is_complex():
+                parts = torch.view_as_real(_wide(tensor).resolve_conj())
+                exact = torch.view_as_complex(round_mantissa(parts, mantissa_bits))
+            else:
+                exact = round_mantissa(tensor, mantissa_bits).double()
             return _disturbed(exact, noise) if noise else exact
 
         skeleton, tensors = flatten(inputs)
@@ -161,12 +181,21 @@ class Oracle:
         return {key: state[self._owner.get(key, key)] for key in state}
 
     def other_defaults(self, generator: torch.Generator) -> State:
-        """New values for the floating buffers whose elements are all alike, such as zeros: those stand for what is loaded
-        later. Elements of a mask or a table differ, and a module may rely on those."""
-        return {
-            key: self._drawn(key, value, generator)
+        """New values for the floating and boolean buffers whose elements are all alike, such as zeros: those stand for what
+        is loaded later. Elements of a mask or a table differ, and a module may rely on those. Integers stay: they may be
+        places in memory, and a wrong one takes the device away from everybody.
+
+        And larger values for parameters that are so small that what they scale is hardly seen, such as 1e-6 in front of a
+        residual branch."""
+        larger = {
+            key: (value * (_SEEN / size)).to(value.dtype)
             for key, value in self.initial_state.items()
-            if value.is_floating_point()
+            if key in self.parameter_names and is_inexact(value) and 0 < (size := _size(value)) < _HARDLY_SEEN
+        }
+        return larger | {
+            key: _some_flipped(value, generator) if value.dtype == torch.bool else self._drawn(key, value, generator)
+            for key, value in self.initial_state.items()
+            if (is_inexact(value) or value.dtype == torch.bool)
             and value.numel()
             and not self._is_redrawn(key)
             and torch.isfinite(value).all()
@@ -177,7 +206,7 @@ class Oracle:
         return key in self.parameter_names or key.rpartition(".")[2] in ("running_mean", "running_var")
 
     def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        if not value.is_floating_point() or not self._is_redrawn(key):
+        if not is_inexact(value) or not self._is_redrawn(key):
             return value.clone()
         return self._drawn(key, value, generator)
 
@@ -186,8 +215,9 @@ class Oracle:
         factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         if leaf == "running_var":
             return (value * factor).to(value.dtype)
-        size = float(value.float().square().mean().sqrt()) if value.numel() else 0.0
-        noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=torch.float32)
+        size = _size(value)
+        kind = torch.complex64 if value.is_complex() else torch.float32
+        noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=kind)
         return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
 
 
@@ -210,9 +240,29 @@ def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
     return flatten(list(inputs))[1]
 
 
+def _size(x: torch.Tensor) -> float:
+    return float(x.abs().float().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """As float64, or as two of them."""
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
+
+
+def _widened(module: torch.nn.Module) -> torch.nn.Module:
+    """A module's own `double` leaves complex parameters as they are."""
+    return module._apply(_wide)  # type: ignore[no-any-return, no-untyped-call]  # what `double` and `to` do, too
+
+
+def _some_flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x ^ (torch.rand(x.shape, generator=generator, device=x.device) < 0.25)
+
+
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
     finite = torch.isfinite(x)
-    size = x.masked_fill(~finite, 0.0).square().mean().sqrt()
+    size = x.masked_fill(~finite, 0.0).abs().square().mean().sqrt()
     return torch.where(finite, x + noise * (x.abs() + size) * torch.randn_like(x), x)
 
 

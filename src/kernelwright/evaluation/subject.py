@@ -132,11 +132,14 @@ class Subject:
         self.tolerances: dict[InputSet, Distance] = {}
         """Between candidate and reference, for each input set that was checked."""
 
-    def _differs(self, example: list[Any], seeds: tuple[int, int]) -> bool:
+    def draws_in(self, training: bool) -> bool:
+        """Whether the reference answers the same inputs differently in a mode, call by call."""
+        return self._differs(self.draw(), seeds=(1, 2), training=training)
+
+    def _differs(self, example: list[Any], seeds: tuple[int, int], training: bool | None = None) -> bool:
+        mode = self.oracle.training if training is None else training
         try:
-            first, second = (
-                self.oracle.own_precision(example, self.weights, training=self.oracle.training, seed=seed) for seed in seeds
-            )
+            first, second = (self.oracle.own_precision(example, self.state, training=mode, seed=seed) for seed in seeds)
         except OutOfDomain:
             return False
         return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
@@ -186,6 +189,14 @@ class Subject:
             return mask
 
         return self._with_new(state, matrices or names, chosen)
+
+    def two_parts(self) -> list[set[str]]:
+        """The names of the parameters, at random in two parts, or one where there is one parameter only."""
+        owners = self.oracle.owners()
+        order = torch.randperm(len(owners), generator=self._generator, device=self._generator.device).tolist()
+        names = [owners[index] for index in order]
+        middle = len(names) // 2
+        return [set().union(*part) for part in (names[:middle], names[middle:]) if part]
 
     def with_defaults_changed(self, state: State) -> State | None:
         """A state with other values in buffers whose elements are all alike; None where there are none."""

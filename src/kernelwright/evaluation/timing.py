@@ -28,7 +28,7 @@ from kernelwright.errors import KernelwrightError, TaskError
 from kernelwright.evaluation import outer_clock
 from kernelwright.evaluation.bounds import Bounds
 from kernelwright.evaluation.cache import CacheFlush
-from kernelwright.evaluation.check import buffer_has_kept_up, check_form, held_output, overwritten
+from kernelwright.evaluation.check import buffer_has_kept_up, check_form, check_process, held_output, overwritten
 from kernelwright.evaluation.compare import Distance, apart
 from kernelwright.evaluation.process import CallClocks, WorkerFailure
 from kernelwright.evaluation.settings import Settings
@@ -231,7 +231,10 @@ def _time_process(
                 run.audit()
                 run.verify_held()
                 run.verify_buffers()
-        return run.finish(process)
+            found = run.finish(process)
+        with subject.gate(shared=True):  # measures nothing
+            run.verify_process()
+        return found
     finally:
         for name, side in sides.items():
             if name not in given:
@@ -282,6 +285,8 @@ class _Run:
         """Whether the candidate was called as often as the reference, on the same inputs."""
         self._hold_at = random.randrange(subject.settings.warmup_calls)
         """The warm-up call whose output is kept in the worker and compared again at the end."""
+        self._hold_from, self._hold_at_block = 1, -1
+        """The block from which another one is chosen whose output is kept, and that one."""
 
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
@@ -352,9 +357,24 @@ class _Run:
         """Every side on one fresh input, and in the mirrored order on another."""
         start_s = time.perf_counter()
         order = random.sample(_SIDES, len(_SIDES))
-        self._round(order, hold=False, keep=True)
+        self._round(order, hold=self._holds_another(), keep=True)
         self._round(order[::-1], hold=False, keep=True)
         self._blocks_s += time.perf_counter() - start_s
+
+    def _holds_another(self) -> bool:
+        """Whether the output of this block's first call is kept from now on, in the place of the earlier one's: calls after
+        the first few may share the memory of their outputs as well."""
+        done = len(self._samples["reference"].clocks) // 2
+        if done >= self._hold_from:
+            # Once in each stretch of blocks, the next always twice as long: outputs can be large, and one is kept.
+            self._hold_at_block = done + random.randrange(done)
+            self._hold_from = 2 * done
+        if done != self._hold_at_block:
+            return False
+        self.verify_held()
+        for side in self._sides.values():
+            side.release()
+        return True
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         inputs, seed = self._subject.draw(), self._subject.call_seed()
@@ -416,7 +436,7 @@ class _Run:
                 self._compare(reference, candidate, inputs)
 
     def verify_held(self) -> None:
-        """The first warm-up call's output, after all the timed calls."""
+        """An earlier call's output, after all the calls since."""
         assert self._first is not None
         assert self._subject.timed_tolerance is not None
         if self._subject.output_follows_input:
@@ -440,6 +460,46 @@ class _Run:
         for key in sorted(wanted.keys() - subject.oracle.parameter_names):
             if not buffer_has_kept_up(found[key], wanted[key], subject.weights[key]):
                 raise Rejection(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls")
+
+    def verify_process(self) -> None:
+        """What the check has looked at, once more in a process of which no clock has any more to say: who waited for many
+        calls without a new state_dict took it for one that is timed."""
+        subject, candidate = self._subject, self._sides["candidate"]
+        check_process(subject, candidate)
+        if not (subject.settings.thorough and subject.reloads_state and subject.oracle.parameter_names):
+            return
+        loaded = subject.new_weights()
+        for name in ("reference", "candidate"):
+            self._sides[name].load_state(loaded)
+        far = self._far_from_reference()
+        if far is not None:
+            raise Rejection(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
+        stepped, names = subject.new_weights(), random.choice(subject.two_parts())
+        for name in ("reference", "candidate"):
+            self._sides[name].step(stepped, names)
+        far = self._far_from_reference()
+        if far is not None:
+            subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
+
+    def _far_from_reference(self) -> str | None:
+        """In words, how far the outputs of a call are from the reference's with the weights that both hold now."""
+        subject, allowed = self._subject, self._subject.timed_tolerance
+        assert allowed is not None
+        reference = self._sides["reference"]
+        state = reference.read_state()
+        inputs, seed = subject.draw(), subject.call_seed()
+        wanted, outputs = (
+            side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self._sides["candidate"])
+        )
+        if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
+            return None  # these weights lie outside the task's domain
+        found = apart(outputs, wanted)
+        if found.within(allowed):
+            return None
+        training = subject.oracle.training
+        if self._bounds.settles(inputs, wanted, outputs, training=training, state=state):
+            return None
+        return f"the output is {found} from the reference's; allowed {allowed}"
 
     def finish(self, process: int) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
         """Cross-examine the clocks and charge the candidate what its own did not see."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,6 +180,7 @@ class Harness:
         self.held_marks: list[_Mark] = []
         """Of all held outputs, when they were new: torch.compile's CUDA graphs forbid to look at one that they overwrote."""
         self.lingering: list[list[torch.Tensor]] = []
+        self.lingering_marks: list[_Mark] = []
         self.linger_calls = 8 if self.device.type == "cpu" else 0
         """On a processor large outputs go back to the system when freed, which takes as long as a short call, within
         the parent's clock and beyond the worker's own: they are freed together, so that most calls pay nothing."""
@@ -242,9 +244,10 @@ class Harness:
     def op_step(self, message: dict[str, Any]) -> dict[str, Any]:
         """Change parameters where they are, as an optimiser does."""
         assert self.model is not None
-        own = self.model.state_dict()
+        placed = self._placed_state(message)
+        own = _tensors_within(self.model, placed)
         with _no_grad():
-            for key, value in self._placed_state(message).items():
+            for key, value in placed.items():
                 own[key].copy_(value)
         return {}
 
@@ -254,7 +257,7 @@ class Harness:
     def op_save_state(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the module's present state into the state arena."""
         assert self.model is not None
-        state = self.model.state_dict()
+        state = _tensors_within(self.model, dict(message["state"]))
         with _no_grad():
             for key, spec in message["state"]:
                 _copy_into(TensorSpec.from_json(spec).view(self.memory["state"]), state[key])
@@ -324,7 +327,14 @@ class Harness:
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
         sys.modules.pop(self.config["role"], None)
-        for views in (self.layouts, self.regions, self.held, self.held_marks, self.lingering):
+        for views in (
+            self.layouts,
+            self.regions,
+            self.held,
+            self.held_marks,
+            self.lingering,
+            self.lingering_marks,
+        ):
             views.clear()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what is compiled, and the memory of its graphs
@@ -366,25 +376,28 @@ class Harness:
         skeleton = _walk(result, flat, strange)
         if len(self.lingering) >= self.linger_calls:
             self.lingering.clear()
+            self.lingering_marks.clear()
+        marks, earlier = [_Mark.of(item) for item in flat], tuple(self.lingering_marks)
         if self.linger_calls:
             self.lingering.append(flat)
-        marks = [_Mark.of(item) for item in flat]
+            self.lingering_marks += marks
         if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
                 for item, target in zip(flat, region, strict=True):
                     if item.shape == target.shape and item.device == target.device:
                         _copy_into(target, item)
-        return _Delivered(skeleton, strange, marks), flat
+        return _Delivered(skeleton, strange, marks, earlier), flat
 
     def _described(self, delivered: _Delivered) -> dict[str, Any]:
         """What the parent is told of a call's outputs."""
         outputs = []
         for index, mark in enumerate(delivered.marks):
             others = delivered.marks[:index] + delivered.marks[index + 1 :]
-            outputs.append({**mark.to_json(), "aliases": self._aliases(mark, others)})
+            earlier = (*self.held_marks, *delivered.earlier)
+            outputs.append({**mark.to_json(), "aliases": self._aliases(mark, others, earlier)})
         return {"skeleton": delivered.skeleton, "strange": delivered.strange, "outputs": outputs}
 
-    def _aliases(self, mark: _Mark, others: list[_Mark]) -> list[str]:
+    def _aliases(self, mark: _Mark, others: list[_Mark], earlier: Collection[_Mark]) -> list[str]:
         """Which of the module's inputs, state and outputs share memory with an output."""
         assert self.model is not None
         found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
@@ -392,9 +405,31 @@ class Harness:
             found.append("state")
         if any(mark.overlaps(other) for other in others):
             found.append("other output")
-        if any(mark.overlaps(earlier) for earlier in self.held_marks):
+        if any(mark.overlaps(one) for one in earlier):
             found.append("earlier output")
         return found
+
+
+def _tensors_within(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of these names where they lie. An optimiser or an average of weights does not ask for a
+    `state_dict` before it uses them, so none of the module's own code runs that could be told by it; only names that are
+    found nowhere else are looked for there."""
+    found: dict[str, torch.Tensor] = {}
+    modules = [("", model)]
+    while modules:
+        prefix, module = modules.pop()
+        own = vars(module)
+        for kind in ("_parameters", "_buffers"):
+            found |= {prefix + name: value for name, value in _entries(own.get(kind)) if isinstance(value, _Tensor)}
+        modules += [(f"{prefix}{name}.", part) for name, part in _entries(own.get("_modules")) if part is not None]
+    if not all(name in found for name in names):
+        found = {**model.state_dict(), **found}
+    return found
+
+
+def _entries(table: Any) -> list[tuple[str, Any]]:
+    """Of a scripted module these are no dictionaries."""
+    return list(table.items()) if isinstance(table, dict) else []
 
 
 class _Mark(NamedTuple):
@@ -434,6 +469,8 @@ class _Delivered(NamedTuple):
     skeleton: Any
     strange: list[str]
     marks: list[_Mark]
+    earlier: tuple[_Mark, ...]
+    """Of outputs of other calls that were in use still."""
 
 
 def _walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:

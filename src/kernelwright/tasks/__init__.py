@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.tasks.input_sets import INPUT_SETS, InputSet
+from kernelwright.tasks.input_sets import INPUT_SETS, InputSet, is_inexact
 from kernelwright.tasks.loading import (
     LiveTask,
     bring_to_life,
@@ -14,6 +14,6 @@ from kernelwright.tasks.loading import (
 )
 
 __all__ = [
-    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "load_task", "read_source", "seed_generators",
-    "task_from_file",
+    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "read_source",
+    "seed_generators", "task_from_file",
 ]  # fmt: skip

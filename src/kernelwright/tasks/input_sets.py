@@ -24,13 +24,23 @@ class InputSet:
     catches: str
     integers: bool = False
     """Whether it is for integer tensors rather than floating ones."""
+    truths: bool = False
+    """Whether it is for booleans too, where all of a tensor are alike."""
 
     def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
         return [_map(item, lambda tensor: self._vary(tensor, generator)) for item in inputs]
 
     def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return self.vary(tensor, generator) if tensor.is_floating_point() != self.integers else tensor
+        if self.truths and tensor.dtype == torch.bool:
+            # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
+            return self.vary(tensor, generator) if tensor.all() or not tensor.any() else tensor
+        return self.vary(tensor, generator) if is_inexact(tensor) != self.integers else tensor
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are rounded: floating or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _map(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
