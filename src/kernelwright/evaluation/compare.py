@@ -30,7 +30,8 @@ class Distance:
     """Root mean square of the error over that of the truth."""
     worst: float
     """Largest error over the size of its element and of its row, which is along the last dimension of more than one element,
-    or of its column where that is smaller: scores beside coordinates are not to be measured by those."""
+    or of its column where that is smaller and its elements differ: scores beside coordinates are not to be measured by
+    those."""
     differing: float = 0.0
     """Share of the elements that differ, of integers and booleans, which have no other distance."""
     each: tuple[Distance, ...] = ()
@@ -83,6 +84,9 @@ def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
 
 _COLUMN_MIN = 16
 """Elements of a column that say how large it is. Our choice."""
+_COLUMN_SPREAD = 0.05
+"""They do so if they spread by this share of their size: of equal ones, as constant inputs make them, each is small where one
+sum happens to cancel, and what rounding leaves of that is nobody's error. Our choice."""
 INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
 
 
@@ -123,7 +127,9 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
     if along is not None and expected.numel() >= _COLUMN_MIN * expected.shape[along]:
         others = [index for index in range(expected.dim()) if index != along]
-        rows = torch.minimum(rows, squares.mean(dim=others, keepdim=True).sqrt_())
+        columns, means = squares.mean(dim=others, keepdim=True), expected.mean(dim=others, keepdim=True)
+        spreads = columns - means.square() >= _COLUMN_SPREAD**2 * columns
+        rows = torch.where(spreads, torch.minimum(rows, columns.sqrt()), rows)
     worst = (error / expected.abs().add_(rows).add_(1e-3 * scale)).max()
     return error.square_().mean().sqrt() / scale, worst, size
 
