@@ -29,9 +29,7 @@ class Distance:
     rms: float
     """Root mean square of the error over that of the truth."""
     worst: float
-    """Largest error over the size of its element and of its row, which is along the last dimension of more than one element,
-    or of its column where that is smaller and its elements differ: scores beside coordinates are not to be measured by
-    those."""
+    """Largest error over the size of its element and its row, which is along the last dimension of more than one element."""
     differing: float = 0.0
     """Share of the elements that differ, of integers and booleans, which have no other distance."""
     each: tuple[Distance, ...] = ()
@@ -82,11 +80,6 @@ def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
     return of_outputs([rule(*(one.of(index) for one in distances)) for index in range(count)])
 
 
-_COLUMN_MIN = 16
-"""Elements of a column that say how large it is. Our choice."""
-_COLUMN_SPREAD = 0.05
-"""They do so if they spread by this share of their size: of equal ones, as constant inputs make them, each is small where one
-sum happens to cancel, and what rounding leaves of that is nobody's error. Our choice."""
 INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
 
 
@@ -125,11 +118,6 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     scale = torch.where(size > 0, size, 1.0)
     along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
     rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
-    if along is not None and expected.numel() >= _COLUMN_MIN * expected.shape[along]:
-        others = [index for index in range(expected.dim()) if index != along]
-        columns, means = squares.mean(dim=others, keepdim=True), expected.mean(dim=others, keepdim=True)
-        spreads = columns - means.square() >= _COLUMN_SPREAD**2 * columns
-        rows = torch.where(spreads, torch.minimum(rows, columns.sqrt()), rows)
     worst = (error / expected.abs().add_(rows).add_(1e-3 * scale)).max()
     return error.square_().mean().sqrt() / scale, worst, size
 
