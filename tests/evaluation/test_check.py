@@ -14,7 +14,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.bounds import Bounds
-from kernelwright.evaluation.check import Checker, buffer_has_kept_up
+from kernelwright.evaluation.check import Checker, _swap, buffer_has_kept_up
 from kernelwright.evaluation.compare import Distance, apart, round_mantissa
 from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.replies import Described, Output
@@ -427,3 +427,24 @@ def test_every_output_has_its_own_tolerance(index):
     with pytest.raises(Rejection) as found:
         judged(one)
     assert "of output 3 of 3" in found.value.detail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_swapping_keeps_the_sum_and_the_zeros(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.tril(torch.randn(40, 30, generator=generator).to(dtype))
+    swapped = _swap(x, generator)
+    changed = (swapped != x).nonzero()
+    assert len(changed) == 2
+    assert torch.equal((swapped == 0), (x == 0))
+    (i, j), (k, m) = changed.tolist()
+    assert swapped[i, j] == x[k, m]
+    assert swapped[k, m] == x[i, j]
+
+
+ALIKE = [torch.ones(5), torch.zeros(3, 4), torch.ones(7, dtype=torch.bool), torch.ones(()), torch.ones(0, 3)]
+
+
+@pytest.mark.parametrize("x", ALIKE, ids=lambda x: f"{x.dtype} {tuple(x.shape)}")
+def test_what_is_alike_everywhere_cannot_be_swapped(x):
+    assert torch.equal(_swap(x, torch.Generator().manual_seed(0)), x)

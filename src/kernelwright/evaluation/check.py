@@ -511,12 +511,21 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
     return torch.where(chosen, x + 6 * size, x)
 
 
+_SWAP_TRIES = 4096
+"""Places among which two are looked for to swap: a list of all places of a large input takes more memory than the input."""
+
+
 def _swap(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Let two elements that are not zero change places."""
-    places = x.reshape(-1).nonzero().view(-1)
-    if len(places) < 2:
+    """Let two elements that differ change places, neither of them zero: a triangle stays one."""
+    if x.numel() < 2:
         return x
-    first, second = places[torch.randperm(len(places), generator=generator, device=x.device)[:2]].tolist()
+    tried = torch.randint(x.numel(), (_SWAP_TRIES,), generator=generator, device=x.device)
+    found = x.reshape(-1)[tried]
+    places = tried[found != 0]
+    others = tried[(found != 0) & (found != found[found != 0][:1])] if len(places) else places
+    if not len(others):
+        return x
+    first, second = places[0], others[0]
     swapped = x.clone(memory_format=torch.contiguous_format).view(-1)
     swapped[first], swapped[second] = x.reshape(-1)[second], x.reshape(-1)[first]
     return swapped.view(x.shape)
