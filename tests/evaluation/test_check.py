@@ -222,7 +222,7 @@ PRODUCT = task("return inputs[0] @ inputs[1]", "[torch.randn(32, 64), torch.rand
 
 @pytest.fixture
 def tf32(monkeypatch):
-    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
 
 
 def convolution(bits=None):
@@ -263,7 +263,7 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
     with pytest.raises(Rejection) as caught:
         judged(one)
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
-    assert one.bounds.convolves is False
+    assert one.bounds.has_cudnn is False
 
 
 def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
@@ -288,7 +288,7 @@ def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(monkeypatc
     subject = convolution()._subject
     subject.settings = subject.settings.model_copy(update={"strict_fp32": strict})
     subject.device = torch.device(device)
-    assert subject.lets_convolutions_use_tf32 is lets
+    assert subject.lets_cudnn_use_tf32 is lets
 
 
 def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypatch):
@@ -297,7 +297,7 @@ def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypat
     def out(*given, **options):
         raise OutOfDomain("so it is")
 
-    monkeypatch.setattr(one._oracle, "with_tf32_convolutions", out)
+    monkeypatch.setattr(one._oracle, "with_tf32_in_cudnn", out)
     with pytest.raises(Rejection):
         judged(one)
 

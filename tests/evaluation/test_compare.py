@@ -350,3 +350,8 @@ def test_of_several_outputs_each_must_be_near():
     assert of_outputs([fine, rough]).within(farthest([allowed, of_outputs([fine, rough])]))
     assert (allowed * 2.0 + allowed).of(1).rms == pytest.approx(3e-6)
     assert of_outputs([rough]) == rough
+
+
+def test_where_only_zeros_are_wanted_an_error_counts_as_it_is():
+    rounding = torch.full((100,), 7e-9)
+    assert distance(rounding, torch.zeros(100, dtype=torch.float64)) == Distance(pytest.approx(7e-9), pytest.approx(7e-9))

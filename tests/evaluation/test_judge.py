@@ -401,7 +401,7 @@ def convolved(forward: str) -> Candidate:
 def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
-    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.accepted, why(found)
     assert Label.TF32 in found.labels
@@ -419,7 +419,7 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
     ids=["all", "one", "none", "biased"],
 )
 def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
-    monkeypatch.setattr(Subject, "lets_convolutions_use_tf32", True)
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
     found = judge.evaluate(CONVOLVED, convolved(forward))
     assert found.reason is Reason.BUFFER_MISMATCH, why(found)
 

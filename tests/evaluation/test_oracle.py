@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.evaluation.compare import distance, round_mantissa
-from kernelwright.evaluation.oracle import Oracle, OutOfDomain, tensors_of
+from kernelwright.evaluation.oracle import Oracle, OutOfDomain, recurrent_in_tf32, tensors_of
 from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life
 
@@ -206,16 +206,32 @@ def test_only_convolutions_lose_what_tf32_does_not_hold():
     )
     judge, inputs = oracle(both)
     truth = judge.truth(inputs, judge.initial_state, training=True)
-    rounded = judge.with_tf32_convolutions(inputs, judge.initial_state, training=True)
+    rounded = judge.with_tf32_in_cudnn(inputs, judge.initial_state, training=True)
     x, weight = (round_mantissa(one.double(), 10) for one in (inputs[0], judge.initial_state["weight"]))
     assert torch.equal(rounded[0], torch.conv1d(x, weight))
     assert not torch.equal(rounded[0], truth[0])
     assert torch.equal(rounded[1], truth[1])
 
 
+def test_of_a_recurrent_network_in_cudnn_all_that_goes_in_is_rounded():
+    generator = torch.Generator().manual_seed(0)
+    x, weight, hidden, cell = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(4))
+    flat, others = torch.randn(24), (2, 4, 0, 1, False)
+    lstm = recurrent_in_tf32((x, [weight, hidden], 4, flat, hidden, cell, *others))
+    rounded_x, rounded_weight, rounded_hidden, rounded_cell = (round_mantissa(one, 10) for one in (x, weight, hidden, cell))
+    assert torch.equal(lstm[0], rounded_x)
+    assert not torch.equal(lstm[0], x)
+    assert all(map(torch.equal, lstm[1], [rounded_weight, rounded_hidden]))
+    assert lstm[2:4] == (4, None), "cuDNN would take the flat buffer of the exact weights"
+    assert torch.equal(lstm[4], rounded_hidden)
+    assert torch.equal(lstm[5], rounded_cell)
+    assert lstm[6:] == others
+    assert recurrent_in_tf32((x, [weight], 4, flat, hidden, None, *others))[5] is None, "a GRU has no cell"
+
+
 def test_a_module_without_convolutions_has_nothing_to_lose():
     judge, inputs = oracle(RELU)
-    assert judge.with_tf32_convolutions(inputs, judge.initial_state, training=True) is None
+    assert judge.with_tf32_in_cudnn(inputs, judge.initial_state, training=True) is None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -39,7 +39,7 @@ class Question:
     truth: list[torch.Tensor]
     tolerance: Tolerance
     uses_tf32: bool = False
-    """Whether the tolerance is that of convolutions in TF32."""
+    """Whether the tolerance is that of cuDNN in TF32."""
 
     @property
     def between(self) -> Distance:
@@ -66,8 +66,8 @@ class Bounds:
         """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
         self.has_float64 = not subject.stochastic
         """Whether the module runs in float64 and gives there what it gives in its own precision."""
-        self.convolves: bool | None = None
-        """Whether the reference runs convolutions; None while it is not known."""
+        self.has_cudnn: bool | None = None
+        """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
         self._calibrated: set[int] = set()
         """Outputs of which some inputs told the task's precision from the next lower one."""
 
@@ -158,20 +158,20 @@ class Bounds:
         return Question(drawn, state, training, truth, tolerance)
 
     def permitted(self, question: Question) -> Question:
-        """The question with a tolerance for convolutions in TF32, where PyTorch lets the reference's use it: the same
-        convolution may or may not, by its layout or by cuDNN's choice, and neither is a fault of the candidate.
+        """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference's use it: the same convolution
+        or recurrent network may or may not, by its layout or by cuDNN's choice, and neither is a fault of the candidate.
 
         It costs float64 runs, so that it is asked for only when an answer is about to be rejected.
         """
-        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_convolutions_use_tf32
-        if not usable or self.convolves is False:
+        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_cudnn_use_tf32
+        if not usable or self.has_cudnn is False:
             return question
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
-            outputs = self._oracle.with_tf32_convolutions(inputs, state, training=training)
+            outputs = self._oracle.with_tf32_in_cudnn(inputs, state, training=training)
         except OutOfDomain:
             return question
-        self.convolves = outputs is not None
+        self.has_cudnn = outputs is not None
         if outputs is None:
             return question
         before = question.tolerance

@@ -205,7 +205,7 @@ class Checker:
         }
         if found.within(posed.tolerance.allowed):
             if posed.question.uses_tf32:
-                self._subject.label(Label.TF32, f"its error on `{posed.name}` is that of convolutions in TF32: {found}")
+                self._subject.label(Label.TF32, f"its error on `{posed.name}` is that of cuDNN in TF32: {found}")
             return posed
         which, index = _worst_output(found, posed.tolerance.allowed)
         allowed = posed.tolerance.allowed.of(index)
@@ -330,8 +330,8 @@ class Checker:
             return {}
         states = [found]
         try:
-            if subject.lets_convolutions_use_tf32:
-                oracle.with_tf32_convolutions(inputs, subject.weights, training=training)
+            if subject.lets_cudnn_use_tf32:
+                oracle.with_tf32_in_cudnn(inputs, subject.weights, training=training)
                 states.append(oracle.state_after())
             oracle.truth(inputs, subject.weights, training=training)
         except OutOfDomain:

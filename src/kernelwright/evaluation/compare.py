@@ -118,7 +118,8 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     scale = torch.where(size > 0, size, 1.0)
     along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
     rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
-    worst = (error / expected.abs().add_(rows).add_(1e-3 * scale)).max()
+    # Where nothing but zeros is wanted there is no size: then both numbers are the error itself.
+    worst = (error / expected.abs().add_(rows).add_(torch.where(size > 0, 1e-3 * size, 1.0))).max()
     return error.square_().mean().sqrt() / scale, worst, size
 
 

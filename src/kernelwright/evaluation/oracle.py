@@ -112,12 +112,12 @@ class Oracle:
         """The float64 module's state as the latest call left it."""
         return {key: value.clone() for key, value in self._double.state_dict().items()}
 
-    def with_tf32_convolutions(
+    def with_tf32_in_cudnn(
         self, inputs: list[Any], state: State, *, training: bool
     ) -> list[torch.Tensor] | None:
-        """As `truth`, with what goes into convolutions rounded to TF32, as PyTorch lets cuDNN do by default; None where the
-        reference convolves nothing. Raises as `truth`."""
-        with _TF32Convolutions() as rounding:
+        """As `truth`, with what goes into convolutions and cuDNN's recurrent networks rounded to TF32, as PyTorch lets cuDNN
+        do by default; None where the reference has neither. Raises as `truth`."""
+        with _TF32InCudnn() as rounding:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
@@ -221,8 +221,9 @@ class Oracle:
         return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
 
 
-class _TF32Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inputs and weights of convolutions lose what TF32 does not hold; sums stay exact."""
+class _TF32InCudnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What goes into convolutions and into cuDNN's recurrent networks loses what TF32 does not hold; sums stay exact, and so
+    do hidden states between steps."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -231,8 +232,23 @@ class _TF32Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution.default:
             self.happened = True
-            args = (*(round_mantissa(tensor, TF32_MANTISSA_BITS) for tensor in args[:2]), *args[2:])
+            args = (*map(_in_tf32, args[:2]), *args[2:])
+        elif func is torch.ops.aten._cudnn_rnn.default:
+            self.happened = True
+            args = recurrent_in_tf32(args)
         return func(*args, **(kwargs or {}))
+
+
+def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments of `aten::_cudnn_rnn`, rounded: input, weights and first states. The weights' flat buffer, which would be
+    taken in their place, is left out."""
+    x, weights, stride, _, hidden, cell, *others = args
+    rounded = [_in_tf32(weight) for weight in weights]
+    return (_in_tf32(x), rounded, stride, None, _in_tf32(hidden), None if cell is None else _in_tf32(cell), *others)
+
+
+def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    return round_mantissa(tensor, TF32_MANTISSA_BITS)
 
 
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:

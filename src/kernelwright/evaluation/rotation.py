@@ -176,8 +176,8 @@ class _Rotation:
         try:
             truth = oracle.truth(inputs, subject.state, training=oracle.training)
             rounded = [wanted.outputs]
-            if subject.lets_convolutions_use_tf32:
-                rounded.append(oracle.with_tf32_convolutions(inputs, subject.state, training=oracle.training) or truth)
+            if subject.lets_cudnn_use_tf32:
+                rounded.append(oracle.with_tf32_in_cudnn(inputs, subject.state, training=oracle.training) or truth)
         except OutOfDomain:
             return TOLERANCE
         if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):

@@ -150,7 +150,7 @@ class Subject:
         return self.weights if self.reloads_state else self.oracle.initial_state
 
     @property
-    def lets_convolutions_use_tf32(self) -> bool:
+    def lets_cudnn_use_tf32(self) -> bool:
         """Whether PyTorch's defaults do, on this device: which of cuDNN's algorithms runs is a matter of layout and luck."""
         return (
             self.device.type == "cuda"
