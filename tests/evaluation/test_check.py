@@ -14,7 +14,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.bounds import Bounds
-from kernelwright.evaluation.check import Checker, _swap, buffer_has_kept_up
+from kernelwright.evaluation.check import Checker, _change, _swap, buffer_has_kept_up
 from kernelwright.evaluation.compare import Distance, apart, round_mantissa
 from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.replies import Described, Output
@@ -448,3 +448,18 @@ ALIKE = [torch.ones(5), torch.zeros(3, 4), torch.ones(7, dtype=torch.bool), torc
 @pytest.mark.parametrize("x", ALIKE, ids=lambda x: f"{x.dtype} {tuple(x.shape)}")
 def test_what_is_alike_everywhere_cannot_be_swapped(x):
     assert torch.equal(_swap(x, torch.Generator().manual_seed(0)), x)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
+def test_zeros_among_other_elements_stay_when_some_are_changed(share):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.triu(torch.randn(40, 30, generator=generator))
+    changed = _change(share, x, generator)
+    assert torch.equal(torch.triu(changed), changed)
+    count = int((changed != x).sum())
+    assert count == 1 if share == 0 else 0 < count <= int((x != 0).sum())
+
+
+@pytest.mark.parametrize(("x", "count"), [(torch.zeros(9), 1), (torch.ones(9, dtype=torch.bool), 1), (torch.zeros(0), 0)])
+def test_of_what_is_alike_everywhere_one_element_is_changed(x, count):
+    assert int((_change(0.0, x, torch.Generator().manual_seed(0)) != x).sum()) == count

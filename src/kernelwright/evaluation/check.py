@@ -31,7 +31,7 @@ from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.replies import Output
 from kernelwright.evaluation.stage import Answer, Side
-from kernelwright.evaluation.subject import Rejection, Subject, one_of, some_of
+from kernelwright.evaluation.subject import Rejection, Subject, some_of
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
@@ -499,10 +499,21 @@ def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.
 
 
 def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Move a share of the elements, or just one when it is 0, by several times the tensor's size; of booleans, turn them."""
+    """Move a share of the elements, or just one when it is 0, by several times the tensor's size; of booleans, turn them.
+
+    Zeros among other elements stay, as in all input sets: a triangular matrix may be what the task is about.
+    """
     if x.numel() == 0:
         return x
-    chosen = one_of(x, generator) if share == 0 else some_of(x, share, generator)
+    movable = x != 0
+    if x.dtype == torch.bool or not movable.any():
+        movable = torch.ones_like(movable)
+    if share == 0:
+        draws = torch.rand(x.shape, generator=generator, device=x.device).masked_fill_(~movable, -1.0)
+        chosen = torch.zeros_like(movable)
+        chosen.view(-1)[draws.argmax()] = True
+    else:
+        chosen = some_of(x, share, generator) & movable
     if x.dtype == torch.bool:
         return x ^ chosen
     size = x.abs().double().square().mean().sqrt()
