@@ -44,9 +44,10 @@ _SECOND_CHANCES = 2
 _SIDES = ("reference", "candidate", "null")
 BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
-_ALONE_S = 0.1
+_ALONE_S = 0.4
 """For so long blocks go on once the device is theirs. To get it is to wait until all others are out: beside four other
-judges 2.2 of an evaluation's 4.0 s, with a wait for each block, which for short tasks takes 10 to 20 ms. Our choice."""
+judges 2.2 of an evaluation's 4.0 s, with a wait for each block, which for short tasks takes 10 to 20 ms; and beside three
+others 12 of 33 s, with a wait for each tenth of a second (results/2026-11-22-judge-throughput-2-h200). Our choice."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
 """Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
 _SERIES_US = 2000.0
