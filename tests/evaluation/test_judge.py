@@ -979,3 +979,21 @@ def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     assert triples == set(range(len(started) // 3))
     old = candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n > 14)")
     assert not judge.evaluate(RELU, old, settings=settings).accepted, "what goes wrong with age is seen in one process, too"
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [(torch.OutOfMemoryError("CUDA out of memory. Tried much.\nMore."), DeviceError), (RuntimeError("other"), RuntimeError)],
+)
+def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raised, becomes):
+    def fail(device):
+        raise raised
+
+    closed = []
+    monkeypatch.setattr(judge_module, "CacheFlush", fail)
+    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self._workers.close(), self._zygote.close()))
+    with pytest.raises(becomes) as caught:
+        Judge("cpu")
+    assert closed
+    assert "\n" not in str(caught.value)
+    assert becomes is RuntimeError or "filled" in str(caught.value)

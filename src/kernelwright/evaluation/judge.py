@@ -83,6 +83,9 @@ class Judge:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         settings: How strict and how precise.
         progress: Told in words what is going on.
+
+    Raises:
+        DeviceError: there is no such device, or its memory is full.
     """
 
     def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
@@ -94,7 +97,16 @@ class Judge:
         self._zygote = Zygote(off=self._core)
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
-        self._flush = CacheFlush(self.device)
+        try:
+            self._flush = CacheFlush(self.device)
+        except RuntimeError as error:
+            self.close()
+            if not device_is_full(error):
+                raise
+            raise DeviceError(
+                f"Wanted a judge on {self.device}; others have filled the GPU's memory: {str(error).splitlines()[0]} "
+                "Let fewer programs share it."
+            ) from error
         self._memory = DeviceMemory(self.device)
         self._live: dict[str, LiveTask] = {}
 

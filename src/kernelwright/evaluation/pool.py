@@ -237,7 +237,7 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
                 judge = judge or Judge(local, settings)
             except KernelwrightError as error:
                 connection.send(type(error)(*error.args))
-                continue
+                return  # the next one tries in a new process: CUDA does not recover in one where it could not begin
             connection.send(_do(judge, device, *message))
     finally:
         if judge is not None:
