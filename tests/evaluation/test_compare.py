@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kernelwright.evaluation import Settings
+from kernelwright.evaluation import Settings, compare
 from kernelwright.evaluation.compare import (
     INFINITELY_FAR,
     Distance,
@@ -355,3 +355,24 @@ def test_of_several_outputs_each_must_be_near():
 def test_where_only_zeros_are_wanted_an_error_counts_as_it_is():
     rounding = torch.full((100,), 7e-9)
     assert distance(rounding, torch.zeros(100, dtype=torch.float64)) == Distance(pytest.approx(7e-9), pytest.approx(7e-9))
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 3), (11,), (9, 1), (6, 4), (1, 30), ()])
+@pytest.mark.parametrize("part", [1, 4, 10])
+def test_large_outputs_are_compared_in_parts(monkeypatch, shape, part):
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(shape, generator=generator, dtype=torch.float64)
+    actual = (truth + 1e-3 * torch.randn(shape, generator=generator)).float()
+    whole = distance(actual, truth)
+    monkeypatch.setattr(compare, "_PART", part)
+    parts = distance(actual, truth)
+    assert parts.rms == pytest.approx(whole.rms, rel=1e-12)
+    assert parts.worst == pytest.approx(whole.worst, rel=1e-12)
+    if truth.numel() > 1:
+        infinite = truth.clone()
+        infinite.view(-1)[0] = math.inf
+        assert distance(actual, infinite) == INFINITELY_FAR
+        actual.view(-1)[0] = math.inf
+        assert distance(actual, infinite).rms < 0.01
+        actual.view(-1)[-1] = math.nan
+        assert distance(actual, truth) == INFINITELY_FAR

@@ -95,32 +95,54 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
         return Distance(0.0, 0.0, float((actual.to(truth.dtype) != truth).double().mean()))
     if truth.is_complex():
         return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
-    expected, found = truth.double(), actual.double()
     # One answer for all: to wait for a GPU that many processes share takes longer than the arithmetic.
-    rms, worst, size = torch.stack(_relative(found, expected)).tolist()
+    rms, worst, size = torch.stack(_relative(actual, truth)).tolist()
     if not math.isfinite(size):
-        infinite = torch.isinf(expected)
+        infinite = torch.isinf(truth)
         if infinite.any():
-            if not torch.equal(found[infinite], expected[infinite]):
+            if not torch.equal(actual[infinite].double(), truth[infinite].double()):
                 return INFINITELY_FAR
             rms, worst, _ = torch.stack(
-                _relative(found.masked_fill(infinite, 0.0), expected.masked_fill(infinite, 0.0))
+                _relative(actual.masked_fill(infinite, 0.0), truth.masked_fill(infinite, 0.0))
             ).tolist()
     return INFINITELY_FAR if math.isnan(rms) or math.isnan(worst) else Distance(rms, worst)
 
 
+_PART = 1 << 26
+"""Elements that are compared at once, in float64: several copies of a whole output would fill a GPU. Our choice."""
+
+
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The two numbers of a `Distance` between float64 tensors and the root mean square of what was expected, where they
-    are. In place where the tensor is ours: this is most of what a judge computes itself."""
-    error = (found - expected).abs_()
-    squares = expected.square()
-    size = squares.mean().sqrt()
-    scale = torch.where(size > 0, size, 1.0)
-    along = max((index for index, length in enumerate(expected.shape) if length > 1), default=None)
-    rows = expected.abs() if along is None else squares.mean(dim=along, keepdim=True).sqrt()
+    """The two numbers of a `Distance` and the root mean square of what was expected, where the tensors are. In place where
+    a tensor is ours: this is most of what a judge computes itself."""
+    along = max((index for index, length in enumerate(expected.shape) if length > 1), default=0)
+    pairs = list(zip(_parts(found), _parts(expected), strict=True))
+    if along > 0:
+        rows = [theirs.double().square().mean(dim=along, keepdim=True) for _, theirs in pairs]
+        size = (torch.stack([row.sum() for row in rows]).sum() / sum(row.numel() for row in rows)).sqrt()
+        rows = [row.sqrt_() for row in rows]
+    else:  # a row is all there is
+        squares = [theirs.double().square().sum() for _, theirs in pairs]
+        size = (torch.stack(squares).sum() / expected.numel()).sqrt()
+        rows = [size] * len(pairs)
     # Where nothing but zeros is wanted there is no size: then both numbers are the error itself.
-    worst = (error / expected.abs().add_(rows).add_(torch.where(size > 0, 1e-3 * size, 1.0))).max()
-    return error.square_().mean().sqrt() / scale, worst, size
+    scale, least = torch.where(size > 0, size, 1.0), torch.where(size > 0, 1e-3 * size, 1.0)
+    sums, largest = [], []
+    for (mine, theirs), row in zip(pairs, rows, strict=True):
+        exact = theirs.double()
+        error = (mine.double() - exact).abs_()
+        largest.append((error / exact.abs().add_(row).add_(least)).max())
+        sums.append(error.square_().sum())
+    rms = (torch.stack(sums).sum() / expected.numel()).sqrt() / scale
+    return rms, torch.stack(largest).max(), size
+
+
+def _parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Along the first dimension, of `_PART` elements or of one row."""
+    if x.numel() <= _PART:
+        return [x]
+    count = max(1, _PART * x.shape[0] // x.numel())
+    return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
 
 
 def farthest(distances: Sequence[Distance]) -> Distance:
