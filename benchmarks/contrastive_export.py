@@ -114,7 +114,7 @@ def pack(folder: Path, out: Path) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     pieces = _pieces("records.tar.gz", _tarred(folder, (path for path in files if path.name != WEIGHTS), compressed=True))
-    weights = sorted((path for path in files if path.name == WEIGHTS), key=lambda path: _rank(path.relative_to(folder)))
+    weights = sorted((path for path in files if path.name == WEIGHTS), key=lambda path: _rank(path, folder))
     while (more := _pieces("weights.tar", _tarred(folder, weights, compressed=False))) and len(pieces) + len(more) > PIECES:
         print(f"left out of the export: {weights.pop().relative_to(folder)}", flush=True)
     pieces |= more
@@ -125,10 +125,13 @@ def pack(folder: Path, out: Path) -> list[str]:
     return sorted(pieces)
 
 
-def _rank(path: Path) -> int:
-    """Which weights matter most: what others are trained from, then the arms in their order."""
+def _rank(path: Path, folder: Path) -> tuple[bool, int]:
+    """Which weights matter most: what others are trained from, then the arms in their order, those first that have yet to
+    be measured."""
     order = ("self-supervised", "sft", *ARMS)
-    return order.index(path.parts[0]) if path.parts[0] in order else len(order)
+    name = path.relative_to(folder).parts[0]
+    is_measured = name in ARMS and (folder / "held-out" / "results" / f"{name}.json").exists()
+    return is_measured, order.index(name) if name in order else len(order)
 
 
 def _tarred(folder: Path, files: Iterable[Path], *, compressed: bool) -> bytes:
