@@ -275,3 +275,11 @@ def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     assert len(weights) < 6
     for name in kept:
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+
+    # An arm that has been measured is no longer needed; one that has not would have to be trained again.
+    (folder / "held-out" / "results").mkdir(parents=True)
+    (folder / "held-out" / "results" / "contrastive-bucket.json").write_text("{}")
+    export.pack(folder, tmp_path / "out")
+    export.unpack(tmp_path / "out", tmp_path / "later")
+    assert (tmp_path / "later" / "vanilla-grpo" / "final" / export.WEIGHTS).exists()
+    assert not (tmp_path / "later" / "contrastive-bucket" / "final" / export.WEIGHTS).exists()
