@@ -121,6 +121,16 @@ class Oracle:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
+    def with_channels_last(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+        """Outputs of the reference in its own dtype and without TF32, on inputs that lie in memory with channels last; flat.
+        None where no input can. Raises as `truth`."""
+        skeleton, tensors = flatten(inputs)
+        laid = [_with_channels_last(tensor) for tensor in tensors]
+        if all(mine is theirs for mine, theirs in zip(laid, tensors, strict=True)):
+            return None
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            return self.own_precision(unflatten(skeleton, laid), state, training=training, seed=self._seed)
+
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
         self.model.load_state_dict(state)
@@ -249,6 +259,17 @@ def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
 
 def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
     return round_mantissa(tensor, TF32_MANTISSA_BITS)
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
+
+
+def _with_channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where there is no such layout."""
+    if x.dim() not in _CHANNELS_LAST or not is_inexact(x):
+        return x
+    return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
