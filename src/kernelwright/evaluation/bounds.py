@@ -186,13 +186,14 @@ class Bounds:
         )
         return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
-    def relaid(self, question: Question) -> Question:
-        """The question with a tolerance for what the reference itself makes of it where its inputs lie with channels last.
+    def summed_otherwise(self, question: Question) -> Question:
+        """The question with a tolerance for what the reference itself makes of it where its normalisations sum otherwise, as
+        PyTorch's do with channels last in memory, and as who fuses them does.
 
-        PyTorch normalises such images by other sums, as who fuses a normalisation does. Where channels are all but constant,
-        as on constant and on small inputs, they are off by up to thirty times as much, and no input set of the task's own
-        kind shows it. So this is for sets on which no other rests: the precision of every output must have been
-        told from the next lower one on another set, which a candidate in that precision does not pass.
+        Where channels are all but constant, as on constant and on small inputs, those sums lose up to thirty times as much,
+        which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the precision of
+        every output must have been told from the next lower one on another set, which a candidate in that precision does
+        not pass.
 
         It costs a run of the reference, so that it is asked for only when an answer is about to be rejected.
         """
@@ -201,7 +202,7 @@ class Bounds:
             return question
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
-            outputs = self._oracle.with_channels_last(inputs, state, training=training)
+            outputs = self._oracle.with_other_sums_in_norms(inputs, state, training=training)
         except OutOfDomain:
             return question
         if outputs is None:
@@ -289,7 +290,7 @@ class Bounds:
         if not found.within(question.tolerance.allowed):
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
-            question = self.relaid(question)
+            question = self.summed_otherwise(question)
         if only_worst_exceeds(found, question.tolerance.allowed):
             question = self.conditioned(question)
         return question

@@ -121,15 +121,16 @@ class Oracle:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
-    def with_channels_last(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
-        """Outputs of the reference in its own dtype and without TF32, on inputs that lie in memory with channels last; flat.
-        None where no input can. Raises as `truth`."""
-        skeleton, tensors = flatten(inputs)
-        laid = [_with_channels_last(tensor) for tensor in tensors]
-        if all(mine is theirs for mine, theirs in zip(laid, tensors, strict=True)):
-            return None
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-            return self.own_precision(unflatten(skeleton, laid), state, training=training, seed=self._seed)
+    def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+        """Outputs of the reference in its own dtype and without TF32, where every batch, instance or group norm finds its
+        input with channels last in memory, for which PyTorch sums otherwise; flat. None where there is none of an image.
+        Raises as `truth`."""
+        with (
+            torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False),
+            _NormsWithChannelsLast() as layout,
+        ):
+            outputs = self.own_precision(inputs, state, training=training, seed=self._seed)
+        return outputs if layout.happened else None
 
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
@@ -249,6 +250,34 @@ class _TF32InCudnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_aten = torch.ops.aten
+_NORMS = frozenset(
+    {
+        _aten.native_batch_norm,
+        _aten._native_batch_norm_legit,
+        _aten._batch_norm_with_update,
+        _aten.cudnn_batch_norm,
+        _aten.native_group_norm,
+    }
+)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
+
+
+class _NormsWithChannelsLast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What goes into a normalisation of images lies with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.happened = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
+            self.happened = True
+            args = (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
 def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
     """Arguments of `aten::_cudnn_rnn`, rounded: input, weights and first states. The weights' flat buffer, which would be
     taken in their place, is left out."""
@@ -259,17 +288,6 @@ def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
 
 def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
     return round_mantissa(tensor, TF32_MANTISSA_BITS)
-
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory formats by the number of dimensions."""
-
-
-def _with_channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where there is no such layout."""
-    if x.dim() not in _CHANNELS_LAST or not is_inexact(x):
-        return x
-    return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
