@@ -190,10 +190,10 @@ class Bounds:
         """The question with a tolerance for what the reference itself makes of it where its normalisations sum otherwise, as
         PyTorch's do with channels last in memory, and as who fuses them does.
 
-        Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times as
-        much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the precision of
-        every output must have been told from the next lower one on another set, which a candidate in that precision does
-        not pass.
+        Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times
+        as much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the
+        precision of every output must have been told from the next lower one on another set, which a candidate in that
+        precision does not pass.
 
         It costs a run of the reference, so that it is asked for only when an answer is about to be rejected.
         """
