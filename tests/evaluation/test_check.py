@@ -208,6 +208,74 @@ def test_without_float64_a_task_keeps_its_tolerance():
     assert one.bounds.conditioned(question) is question
 
 
+# --- what another layout does to the reference's own norms ----------------------------------------
+
+NORMALISED = task(
+    "return torch.nn.functional.batch_norm(torch.conv2d(inputs[0], self.filter), None, None, training=True) + 0.5",
+    "[torch.randn(8, 3, 32, 32)]",
+    init="self.register_buffer('filter', "
+    "torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5)), persistent=False)",
+)
+
+
+def normalised(x, filters):
+    return torch.nn.functional.batch_norm(torch.conv2d(x, filters), None, None, training=True) + 0.5
+
+
+def with_channels_last(x):
+    return normalised(x.contiguous(memory_format=torch.channels_last), FILTER).contiguous()
+
+
+def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(monkeypatch):
+    one = checker(NORMALISED, with_channels_last)
+    judged(one)
+    judged(one, CONSTANT)
+    monkeypatch.setattr(Bounds, "summed_otherwise", lambda self, question: question)
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_that_is_only_where_another_set_has_told_the_precision_and_never_narrower():
+    one = checker(NORMALISED)
+    question = posed(one, CONSTANT).question
+    assert one.bounds.summed_otherwise(question) is question
+    judged(one)
+    before, after = question.tolerance.allowed, one.bounds.summed_otherwise(question).tolerance.allowed
+    assert after.rms > before.rms
+    assert after.worst >= before.worst
+    assert after.differing == before.differing
+    wide = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e9, 1e9)))
+    assert one.bounds.summed_otherwise(wide).tolerance.allowed == Distance(1e9, 1e9)
+
+
+def test_lower_precision_is_not_excused_by_other_sums_on_any_set_of_the_tasks_own_kind():
+    one = checker(NORMALISED, lambda x: normalised(round_mantissa(x, 10), round_mantissa(FILTER, 10)))
+    posed(one)  # which tells the precision
+    with pytest.raises(Rejection) as caught:
+        judged(one, INPUT_SETS[1])
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+NORM = "torch.nn.functional.batch_norm(inputs[0], None, None, training=True)"
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return inputs[0] * 2",
+        "return torch.nn.functional.batch_norm(inputs[0].flatten(2), None, None, training=True)",
+        f"return {NORM}.view(4, -1)",
+        f"y = {NORM}; return y / (1.0 if y.dtype == torch.float64 or y.is_contiguous() else 0.0)",
+    ],
+    ids=["no norm", "no image", "the reference does not take that layout", "what it makes of it is infinite"],
+)
+def test_where_another_layout_says_nothing_the_tolerance_stays(forward):
+    one = checker(task(forward, "[torch.randn(4, 3, 8, 8)]"))
+    judged(one)
+    question = posed(one, INPUT_SETS[1]).question
+    assert one.bounds.summed_otherwise(question) is question
+
+
 # --- convolutions, which PyTorch lets use TF32 -----------------------------------------------------------
 
 FILTER = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5))

@@ -121,6 +121,17 @@ class Oracle:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
+    def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+        """Outputs of the reference in its own dtype and without TF32, where every batch, instance or group norm finds its
+        input with channels last in memory, for which PyTorch sums otherwise; flat. None where there is none of an image.
+        Raises as `truth`."""
+        with (
+            torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False),
+            _NormsWithChannelsLast() as layout,
+        ):
+            outputs = self.own_precision(inputs, state, training=training, seed=self._seed)
+        return outputs if layout.happened else None
+
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
         self.model.load_state_dict(state)
@@ -236,6 +247,34 @@ class _TF32InCudnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func is torch.ops.aten._cudnn_rnn.default:
             self.happened = True
             args = recurrent_in_tf32(args)
+        return func(*args, **(kwargs or {}))
+
+
+_aten = torch.ops.aten
+_NORMS = frozenset(
+    {
+        _aten.native_batch_norm,
+        _aten._native_batch_norm_legit,
+        _aten._batch_norm_with_update,
+        _aten.cudnn_batch_norm,
+        _aten.native_group_norm,
+    }
+)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
+
+
+class _NormsWithChannelsLast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What goes into a normalisation of images lies with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.happened = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
+            self.happened = True
+            args = (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
