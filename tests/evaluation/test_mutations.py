@@ -229,6 +229,7 @@ MUTATIONS = [
     Mutation("process-wide settings: modes of functions", "function_mode_left", global_state_unseen),
     Mutation("process-wide settings: modes of dispatch", "dispatch_mode_left", global_state_unseen),
     Mutation("process-wide settings: hooks on all modules", "hooks_on_every_module", global_state_unseen),
+    Mutation("process-wide settings: kernels of operators", "operator_replaced", global_state_unseen),
     Mutation("process-wide settings: autocast", "autocast_left_on", global_state_unseen),
     Mutation("what library functions do", "replaced_function_bodies", replaced_functions_unseen),
     Mutation("... and those of all layers", "another_layers_forward", replaced_functions_unseen),

@@ -205,6 +205,18 @@ def test_no_output_outlives_its_call_unless_it_is_held(bench):
     assert all(output() is None for output in objects)  # not even the one that is held tells that it is
 
 
+def test_an_output_where_the_harness_puts_outputs_is_seen(bench):
+    bench.ready()
+
+    class Direct(torch.nn.Module):
+        def forward(self, x, mode):
+            return torch.add(x, 1, out=bench.harness.regions[0][0])
+
+    bench.harness.model = Direct()
+    (output,) = bench.call()["outputs"]
+    assert output["aliases"] == ["harness"]
+
+
 def test_inputs_count_as_changed_in_every_call(bench):
     """Whoever keeps what it made of a tensor goes by its version, and the parent's writing counts for none."""
     bench.ready()

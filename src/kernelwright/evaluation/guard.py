@@ -105,6 +105,7 @@ def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> li
         "tracing",
         "hooks",
         "modes",
+        "kernels",
         "module_hooks",
         "autocast",
         "inference_mode",

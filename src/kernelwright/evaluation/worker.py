@@ -432,6 +432,8 @@ class Harness:
         """Which of the module's inputs, state and outputs share memory with an output."""
         assert self.model is not None
         found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
+        if mark.overlaps(_Mark.of(self.memory["outputs"])):
+            found.append("harness")  # which need not copy it then, and is faster by that than the reference's
         if any(mark.overlaps(_Mark.of(value)) for value in _registered_within(self.model).values()):
             found.append("state")
         if any(mark.overlaps(other) for other in others):
