@@ -28,6 +28,7 @@ from kernelwright.evaluation import (
     zygote,
 )
 from kernelwright.evaluation.compare import Distance, Tolerance
+from kernelwright.evaluation.replies import Described
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task
 
 Patch = pytest.MonkeyPatch
@@ -145,6 +146,19 @@ def aliases_unseen(patch: Patch) -> None:
     patch.setattr(timing, "check_form", check_form)
 
 
+def traits_unseen(patch: Patch) -> None:
+    original = stage.parse
+
+    def parse(kind: Any, answer: Any) -> Any:
+        reply = original(kind, answer)
+        if isinstance(reply, Described):
+            outputs = tuple(output.model_copy(update={"traits": ()}) for output in reply.outputs)
+            reply = reply.model_copy(update={"outputs": outputs})
+        return reply
+
+    patch.setattr(stage, "parse", parse)
+
+
 def inner_clock_believed(patch: Patch) -> None:
     """Neither is a large excess of the outer clock rejected nor a small one charged, nor must series bear a claim out."""
     patch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
@@ -212,6 +226,16 @@ MUTATIONS = [
     Mutation("process-wide settings: hooks", "h15_tracer", global_state_unseen),
     Mutation("process-wide settings: gradients", "h15_gradients_enabled", global_state_unseen),
     Mutation("process-wide settings: directory", "h15_changed_directory", global_state_unseen),
+    Mutation("process-wide settings: modes of functions", "function_mode_left", global_state_unseen),
+    Mutation("process-wide settings: modes of dispatch", "dispatch_mode_left", global_state_unseen),
+    Mutation("process-wide settings: hooks on all modules", "hooks_on_every_module", global_state_unseen),
+    Mutation("process-wide settings: kernels of operators", "operator_replaced", global_state_unseen),
+    Mutation("process-wide settings: autocast", "autocast_left_on", global_state_unseen),
+    Mutation("what library functions do", "replaced_function_bodies", replaced_functions_unseen),
+    Mutation("... and those of all layers", "another_layers_forward", replaced_functions_unseen),
+    Mutation("tensors that can be used like others: not of inference mode", "inference_output", traits_unseen),
+    Mutation("... that ask for no gradients", "output_wants_gradients", traits_unseen),
+    Mutation("... with nothing put off", "negated_later", traits_unseen),
     Mutation(
         "dtype of the output, and the tolerance (each catches it)",
         "p05_half_output",
@@ -427,24 +451,29 @@ def test_without_another_held_output_late_calls_share_their_memory_where_nothing
 # --- isolation ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def open_judge() -> Iterator[Judge]:
-    """A judge whose workers give nothing up."""
+def judge_whose_workers(begin_with: str) -> Judge:
+    """A judge whose workers run this first."""
     patch = pytest.MonkeyPatch()
     start = zygote.subprocess.Popen
 
-    def unrestricted(command: list[str], **options: Any) -> Any:
+    def changed(command: list[str], **options: Any) -> Any:
         assert "zygote.main(" in command[2]
-        without = "from kernelwright.evaluation import sandbox; sandbox.restrict = lambda *arguments: None; "
         return start(
-            [*command[:2], command[2].replace("zygote.main(", without + "zygote.main("), *command[3:]],
+            [*command[:2], command[2].replace("zygote.main(", begin_with + "; zygote.main("), *command[3:]],
             **options,
         )
 
-    patch.setattr(zygote.subprocess, "Popen", unrestricted)
+    patch.setattr(zygote.subprocess, "Popen", changed)
     judge = Judge("cpu", Settings.quick(threads=1, timed=False))
     patch.undo()
-    with judge:
+    return judge
+
+
+@pytest.fixture(scope="module")
+def open_judge() -> Iterator[Judge]:
+    """A judge whose workers give nothing up."""
+    unrestricted = "from kernelwright.evaluation import sandbox; sandbox.restrict = lambda *arguments: None"
+    with judge_whose_workers(unrestricted) as judge:
         yield judge
 
 
@@ -455,3 +484,36 @@ def test_without_the_sandbox_a_candidate_reaches_out(judge: Judge, open_judge: J
     assert found.reason in HACKS[hack].reasons
     found = evaluate(open_judge, hack)
     assert found.accepted, found.detail
+
+
+# --- what a worker asks of a module without its hearing of it --------------------------------------
+
+HEARD = "import contextlib; from kernelwright.evaluation import worker; worker._unheard = contextlib.nullcontext"
+WITHOUT = {
+    "a parameter's own copy_": ("heard_by_its_parameter", HEARD + "; worker._copy_into = lambda into, x: into.copy_(x)"),
+    "a table's own items": (
+        "heard_by_its_table",
+        "from kernelwright.evaluation import worker; worker._entries = lambda table: list(table.items()) if table else []",
+    ),
+    "a state_dict": (
+        "found_in_state_dict_only",
+        "from kernelwright.evaluation import worker; worker.Harness.registered = lambda self: self.model.state_dict()",
+    ),
+    "a tensor's own functions": ("statistics_when_read", HEARD),
+    "a tensor that is kept itself": (
+        "output_reused_when_let_go",
+        "from kernelwright.evaluation import worker; worker._detach = lambda x: x",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, what: str) -> None:
+    hack, heard = WITHOUT[what]
+    expected = HACKS[hack]
+    found = evaluate(judge, hack)
+    assert found.reason in expected.reasons if expected.reasons else expected.labels & set(found.labels)
+    with judge_whose_workers(heard) as hearing:
+        found = evaluate(hearing, hack)
+    assert found.accepted, found.detail
+    assert not expected.labels & set(found.labels)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from kernelwright.evaluation import worker
 from kernelwright.evaluation.arena import Arena, TensorSpec, plan
@@ -147,7 +148,7 @@ def test_a_call_leaves_its_output_in_the_arena_and_its_form_in_the_answer(bench)
     assert answer["skeleton"] == {"tensor": 0}
     assert answer["strange"] == []
     assert answer["outputs"] == [
-        {"dtype": "float32", "shape": [4, 3], "stride": [3, 1], "device": "cpu", "aliases": []}
+        {"dtype": "float32", "shape": [4, 3], "stride": [3, 1], "device": "cpu", "traits": [], "aliases": []}
     ]
 
 
@@ -183,12 +184,13 @@ def test_no_output_outlives_its_call_unless_it_is_held(bench):
 
     class Watching(torch.nn.Module):
         def forward(self, x, mode):
-            seen.append([output() is None for output in made])
+            seen.append([memory.expired() for memory in made])
             y = x + 1
-            made.append(weakref.ref(y))
+            made.append(StorageWeakRef(y.untyped_storage()))
+            objects.append(weakref.ref(y))
             return [y, {"nested": (y,)}]
 
-    made = []
+    made, objects = [], []
     bench.ready()
     bench.harness.model, bench.harness.linger_calls = Watching(), 0  # as on a GPU
     gc.disable()
@@ -200,6 +202,29 @@ def test_no_output_outlives_its_call_unless_it_is_held(bench):
     finally:
         gc.enable()
     assert seen == [[], [True], [True] * 2, [True] * 3, [True] * 3 + [False]]
+    assert all(output() is None for output in objects)  # not even the one that is held tells that it is
+
+
+def test_an_output_where_the_harness_puts_outputs_is_seen(bench):
+    bench.ready()
+
+    class Direct(torch.nn.Module):
+        def forward(self, x, mode):
+            return torch.add(x, 1, out=bench.harness.regions[0][0])
+
+    bench.harness.model = Direct()
+    (output,) = bench.call()["outputs"]
+    assert output["aliases"] == ["harness"]
+
+
+def test_inputs_count_as_changed_in_every_call(bench):
+    """Whoever keeps what it made of a tensor goes by its version, and the parent's writing counts for none."""
+    bench.ready()
+    (inputs,) = (tensors for _, tensors in bench.harness.layouts)
+    before = [tensor._version for tensor in inputs]
+    bench.call()
+    bench.harness.op_series({"layouts": [0], "seeds": [None]})
+    assert all(tensor._version >= version + 2 for tensor, version in zip(inputs, before, strict=True))
 
 
 def test_a_series_has_an_output_region_for_each_call(bench):

@@ -590,6 +590,8 @@ def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: 
         for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
             if getattr(mine, name) != getattr(theirs, name):
                 raise Rejection(reason, f"returned {name} {getattr(mine, name)}; wanted {getattr(theirs, name)}")
+        if set(mine.traits) - set(theirs.traits):
+            raise Rejection(Reason.WRONG_TYPE, f"returned a tensor that is {' and '.join(mine.traits)}")
         if strides and not _strides_equal(mine, theirs):
             subject.label(Label.STRIDES_DIFFER, f"returned strides {mine.stride}; wanted {theirs.stride}")
         extra = set(mine.aliases) - set(theirs.aliases)

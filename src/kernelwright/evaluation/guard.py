@@ -84,7 +84,7 @@ def _same_operators(source: str, reference: str) -> bool:
 def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
     """Labels that follow from process-wide settings as they were before the build and are after the calls."""
     labels: set[Label] = set()
-    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "threads")
+    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
     if any(before.get(name) != after.get(name) for name in performance):
         labels.add(Label.GLOBAL_FLAGS)
     if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
@@ -104,6 +104,12 @@ def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> li
         "file_mode_mask",
         "tracing",
         "hooks",
+        "modes",
+        "kernels",
+        "module_hooks",
+        "autocast",
+        "inference_mode",
+        "anomalies",
     )
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 

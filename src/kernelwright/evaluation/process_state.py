@@ -26,16 +26,17 @@ _WATCHED_MODULES = (
     "torch.backends.cudnn",
     "torch.random",
 )
-_WATCHED_CLASSES = (
+_WATCHED_CLASSES: tuple[type, ...] = (
     torch.Tensor,
-    torch.nn.Module,
-    torch.nn.Linear,
-    torch.nn.Conv2d,
-    torch.nn.Parameter,
     torch.cuda.Event,
     torch.cuda.Stream,
     torch.Generator,
+    *(value for value in vars(torch.nn).values() if isinstance(value, type)),
 )
+_MODULE_HOOKS = [
+    value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and isinstance(value, dict)
+]
+"""Of all modules of a process."""
 
 WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstate__", "torch.manual_seed"})
 """What torch.compile itself replaces when it is first used."""
@@ -57,16 +58,24 @@ def global_state() -> dict[str, Any]:
         "file_mode_mask": _file_mode_mask(),
         "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
         "hooks": [id(sys.excepthook), id(sys.displayhook), id(sys.stdout), id(sys.stderr), id(sys.stdin)],
+        "modes": [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
+        # Of what computes alone: PyTorch itself registers some that only transform, when `vmap` is first used.
+        "kernels": sum(name.startswith("aten/") and name.endswith(("/CPU", "/CUDA")) for name in torch.library._impls),
+        "module_hooks": sum(len(hooks) for hooks in _MODULE_HOOKS),
+        "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "anomalies": torch.is_anomaly_enabled(),
+        "mkldnn": bool(torch.backends.mkldnn.enabled),
         "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
     }
 
 
 def library_functions() -> dict[str, int]:
-    """Identity of every function of the libraries that a drop-in module shares with its user."""
+    """Identity of every function of the libraries that a drop-in module shares with its user, and of what it does."""
     places: list[tuple[str, Any]] = [(name, sys.modules[name]) for name in _WATCHED_MODULES if name in sys.modules]
     places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
     return {
-        f"{place}.{name}": id(value)
+        f"{place}.{name}": hash((id(value), id(getattr(value, "__code__", None)), id(getattr(value, "__defaults__", None))))
         for place, owner in places
         for name, value in vars(owner).items()
         if callable(value) and not isinstance(value, type)

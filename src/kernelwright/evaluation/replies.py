@@ -19,6 +19,7 @@ class Output(_Reply):
     stride: tuple[int, ...]
     device: str
     aliases: tuple[str, ...]
+    traits: tuple[str, ...] = ()
 
 
 class Described(_Reply):

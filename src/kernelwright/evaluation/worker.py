@@ -7,6 +7,7 @@ at import, before candidate code exists, which defeats patching by name and cost
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +34,19 @@ _copy_into = torch.Tensor.copy_
 _data_ptr = torch.Tensor.data_ptr
 _stride = torch.Tensor.stride
 _storage = torch.Tensor.untyped_storage
+_detach = torch.Tensor.detach
+_count_version = torch.autograd.graph.increment_version
+_attributes = vars(torch.nn.Module)["__dict__"].__get__
+"""Of a module, whatever its class shows in their place."""
 _Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
 _manual_seed = torch.manual_seed
 _seed_processor = torch.default_generator.manual_seed
 _DisableTorchFunction = torch._C.DisableTorchFunction
+_DisableTorchDispatch = torch._C._DisableTorchDispatch
 _no_grad = torch.no_grad
+_TracedModule = torch.jit._trace.TopLevelTracedModule
+_SCRIPTED_TABLES = (torch.jit._script.OrderedDictWrapper, torch.jit._script.OrderedModuleDict)
 _type = type
 
 _AWAKE_S = 2e-3
@@ -188,6 +197,8 @@ class Harness:
         self.before = global_state()
         self.functions = library_functions()
         self.model: torch.nn.Module | None = None
+        self.renamed: dict[str, torch.Tensor] = {}
+        """What the `state_dict` showed, when the module was new, under names that are registered nowhere."""
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Import the module and construct the class, from the same seed on both sides."""
@@ -206,7 +217,22 @@ class Harness:
         arguments = unflatten(message["arguments"], [])
         self.seed(message["seed"])
         self.model = cls(*arguments).to(self.device)
+        registered = _registered_within(self.model)
+        self.renamed = {key: value for key, value in self.model.state_dict().items() if key not in registered}
         return self.interface()
+
+    def registered(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers where they lie, by their names in the `state_dict`. An optimiser or an average of weights
+        does not ask for one before it uses them, nor looks for them each time, so none of the module's own code runs that
+        could be told by it."""
+        assert self.model is not None
+        found = _registered_within(self.model)
+        if not self.renamed:
+            return found
+        memory = [_Mark.of(value) for value in found.values() if _type(value) in (_Tensor, _Parameter)]
+        return found | {
+            key: value for key, value in self.renamed.items() if any(_Mark.of(value).overlaps(mark) for mark in memory)
+        }
 
     def interface(self) -> dict[str, Any]:
         """What the module shows of itself: its mode and its state's names, dtypes and shapes."""
@@ -244,11 +270,11 @@ class Harness:
     def op_step(self, message: dict[str, Any]) -> dict[str, Any]:
         """Change parameters where they are, as an optimiser does."""
         assert self.model is not None
-        placed = self._placed_state(message)
-        own = _tensors_within(self.model, placed)
-        with _no_grad():
-            for key, value in placed.items():
-                own[key].copy_(value)
+        own = self.registered()
+        with _no_grad(), _unheard():  # a parameter's own `copy_` would be told of it, too
+            for key, value in self._placed_state(message).items():
+                if key in own:  # an optimiser finds no others
+                    _copy_into(own[key], value)
         return {}
 
     def _placed_state(self, message: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -257,8 +283,10 @@ class Harness:
     def op_save_state(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the module's present state into the state arena."""
         assert self.model is not None
-        state = _tensors_within(self.model, dict(message["state"]))
-        with _no_grad():
+        state = self.registered()
+        if not all(key in state for key, _ in message["state"]):
+            state = {**self.model.state_dict(), **state}
+        with _no_grad(), _unheard():  # as they lie in memory: no class of tensors may first make them now
             for key, spec in message["state"]:
                 _copy_into(TensorSpec.from_json(spec).view(self.memory["state"]), state[key])
         self.clock.settle()
@@ -285,7 +313,8 @@ class Harness:
         delivered, flat = self._call(message["layout"], message["seed"], self.regions[0])
         described = self._described(delivered)
         if message["hold"]:
-            self.held.append(flat)
+            # A view keeps the memory as well, but not the tensor object, by which a module could tell that it is kept.
+            self.held.append([_detach(item) for item in flat])
             self.held_marks.extend(delivered.marks)
         return {"inner_us": self.clock.elapsed_us(), **described}
 
@@ -308,6 +337,7 @@ class Harness:
     def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
         skeleton, tensors = self.layouts[layout]
         inputs = unflatten(skeleton, list(tensors))
+        _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
         if seed is not None:
             self.seed(seed)
         model, clock = self.model, self.clock
@@ -326,6 +356,7 @@ class Harness:
         now = library_functions()
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
+        self.renamed.clear()
         sys.modules.pop(self.config["role"], None)
         for views in (
             self.layouts,
@@ -401,7 +432,9 @@ class Harness:
         """Which of the module's inputs, state and outputs share memory with an output."""
         assert self.model is not None
         found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
-        if any(mark.overlaps(_Mark.of(value)) for value in (*self.model.parameters(), *self.model.buffers())):
+        if mark.overlaps(_Mark.of(self.memory["outputs"])):
+            found.append("harness")  # which need not copy it then, and is faster by that than the reference's
+        if any(mark.overlaps(_Mark.of(value)) for value in _registered_within(self.model).values()):
             found.append("state")
         if any(mark.overlaps(other) for other in others):
             found.append("other output")
@@ -410,26 +443,36 @@ class Harness:
         return found
 
 
-def _tensors_within(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of these names where they lie. An optimiser or an average of weights does not ask for a
-    `state_dict` before it uses them, so none of the module's own code runs that could be told by it; only names that are
-    found nowhere else are looked for there."""
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Operators run past classes of tensors and modes that would like to know of them."""
+    with _DisableTorchFunction(), _DisableTorchDispatch():
+        yield
+
+
+def _registered_within(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the names under which they are registered."""
     found: dict[str, torch.Tensor] = {}
     modules = [("", model)]
     while modules:
         prefix, module = modules.pop()
-        own = vars(module)
+        own = _attributes(module)
+        own = _attributes(own["_actual_script_module"]) if type(module) is _TracedModule else own
         for kind in ("_parameters", "_buffers"):
             found |= {prefix + name: value for name, value in _entries(own.get(kind)) if isinstance(value, _Tensor)}
         modules += [(f"{prefix}{name}.", part) for name, part in _entries(own.get("_modules")) if part is not None]
-    if not all(name in found for name in names):
-        found = {**model.state_dict(), **found}
     return found
 
 
 def _entries(table: Any) -> list[tuple[str, Any]]:
-    """Of a scripted module these are no dictionaries."""
-    return list(table.items()) if isinstance(table, dict) else []
+    """Of a module's table, past what a class of its own does when it is read; of a scripted module it is no dictionary."""
+    if isinstance(table, dict):
+        return list(dict.items(table))
+    return list(table.items()) if type(table) in _SCRIPTED_TABLES else []
+
+
+_TRAITS = ("asking for gradients", "made in inference mode", "negated when it is read", "conjugated when it is read")
+"""What a plain tensor may be beside its values. With one of these its user cannot do all that can be done with another."""
 
 
 class _Mark(NamedTuple):
@@ -442,14 +485,17 @@ class _Mark(NamedTuple):
     start: int
     stop: int
     """Of its storage, as addresses; equal where it has none."""
+    traits: tuple[bool, ...]
+    """As in `_TRAITS`."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Mark:
         device = tensor.device
-        storage = None if device.type == "meta" else _storage(tensor)
+        storage = _storage(tensor) if device.type != "meta" and tensor.layout is torch.strided else None
         start = 0 if storage is None else storage.data_ptr()
         stop = start if storage is None else start + storage.nbytes()
-        return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop)
+        traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj())
+        return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop, traits)
 
     def overlaps(self, other: _Mark) -> bool:
         return max(self.start, other.start) < min(self.stop, other.stop)
@@ -460,6 +506,7 @@ class _Mark(NamedTuple):
             "shape": list(self.shape),
             "stride": list(self.stride),
             "device": str(self.device),
+            "traits": [name for name, has in zip(_TRAITS, self.traits, strict=True) if has],
         }
 
 
