@@ -219,6 +219,7 @@ MUTATIONS = [
     Mutation("a second call after one seed", "generator_put_back", skip(check.Checker, "_without_new_seed")),
     Mutation("outputs with memory of their own", "one_memory_for_two_outputs", aliases_unseen),
     Mutation("outputs that belong to the caller", "same_output_again", aliases_unseen),
+    Mutation("outputs that exist when a call has ended", "copied_is_computed", skip(stage.Side, "_take_away")),
     Mutation("... of late calls too, kept for a while", "shared_output_after_a_while", aliases_unseen),
     Mutation("statistics as exact as rounding allows", "biased_running_variance", usual_buffer_tolerance),
     Mutation("state_dict of the same names", "n07_renamed_state", every_label_allowed),

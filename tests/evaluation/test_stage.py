@@ -100,7 +100,7 @@ def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_ti
         memory = one.worker.arenas["inputs"].memory.view(torch.float32)
         return {value for value in (1.0, 2.0, 3.0) if (memory == value).any()}
 
-    def call(layout, limit, *, seed, hold):
+    def call(layout, limit, *, seed):
         asked.append(("call", seed, lying()))
         return ANSWER, clocks
 

@@ -160,11 +160,9 @@ class Worker:
         """
         return self._exchange(op, timeout_s, fields)[0]
 
-    def call(
-        self, layout: int, timeout_s: float, *, seed: int | None, hold: bool = False
-    ) -> tuple[dict[str, Any], CallClocks]:
+    def call(self, layout: int, timeout_s: float, *, seed: int | None) -> tuple[dict[str, Any], CallClocks]:
         """One call of the module on inputs that lie in its arena; raises as `request`."""
-        return self._exchange("call", timeout_s, {"layout": layout, "seed": seed, "hold": hold})
+        return self._exchange("call", timeout_s, {"layout": layout, "seed": seed})
 
     def repeat(self, layout: int, timeout_s: float, *, seed: int | None, calls: int) -> CallClocks:
         """Calls whose results nobody looks at; raises as `request`."""

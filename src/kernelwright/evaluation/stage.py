@@ -240,14 +240,42 @@ class Side:
         return answer
 
     def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
-        """One call on inputs placed last; everything the parent prepared is on the device before the clock starts."""
+        """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
+
+        Args:
+            layout: Of the inputs, as `place` said.
+            seed: For the random generators.
+            hold: Have the worker keep the outputs, for `recopy`.
+        """
         self._settle()
         limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
-        answer, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed, hold=hold))
+        answer, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed))
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
-        return Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+        found = Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+        if hold:
+            self._hold()
+        return found
+
+    def _hold(self) -> None:
+        """Have the worker keep what the latest call returned.
+
+        It is told so only now, when all that those outputs could be made of again is gone for a moment, the inputs and the
+        copy that the harness made: whoever hands out empty memory, and does the work in the place of that copy, cannot know
+        which calls will be looked at once more.
+        """
+        placed = [pair for pairs in self._placed.values() for pair in pairs]
+        self._take_away([view for view, _ in placed])
+        self._settle()
+        self._ask("hold", self._settings.run_limit_s)
+        for view, tensor in placed:
+            view.copy_(tensor)
+
+    def _take_away(self, inputs: list[torch.Tensor]) -> None:
+        for view in inputs:
+            view.zero_()
+        self._poison_outputs()
 
     def _repeat(self, calls: int) -> None:
         """The latest call again, on inputs that lie there still.

@@ -188,6 +188,8 @@ class Harness:
         self.held: list[list[torch.Tensor]] = []
         self.held_marks: list[_Mark] = []
         """Of all held outputs, when they were new: torch.compile's CUDA graphs forbid to look at one that they overwrote."""
+        self.latest: tuple[list[torch.Tensor], list[_Mark]] = [], []
+        """Outputs of the latest call, until the next one, and what is to be known of them."""
         self.lingering: list[list[torch.Tensor]] = []
         self.lingering_marks: list[_Mark] = []
         self.linger_calls = 8 if self.device.type == "cpu" else 0
@@ -312,11 +314,16 @@ class Harness:
         self.clock.ready()
         delivered, flat = self._call(message["layout"], message["seed"], self.regions[0])
         described = self._described(delivered)
-        if message["hold"]:
-            # A view keeps the memory as well, but not the tensor object, by which a module could tell that it is kept.
-            self.held.append([_detach(item) for item in flat])
-            self.held_marks.extend(delivered.marks)
+        self.latest = flat, delivered.marks
         return {"inner_us": self.clock.elapsed_us(), **described}
+
+    def op_hold(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Keep the outputs of the latest call."""
+        flat, marks = self.latest
+        # A view keeps the memory as well, but not the tensor object, by which a module could tell that it is kept.
+        self.held.append([_detach(item) for item in flat])
+        self.held_marks.extend(marks)
+        return {}
 
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
         """Calls that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
@@ -336,6 +343,7 @@ class Harness:
 
     def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
         skeleton, tensors = self.layouts[layout]
+        self.latest = [], []  # before the clock starts: memory that is free again need not be allocated
         inputs = unflatten(skeleton, list(tensors))
         _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
         if seed is not None:
@@ -357,6 +365,7 @@ class Harness:
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
         self.renamed.clear()
+        self.latest = [], []
         sys.modules.pop(self.config["role"], None)
         for views in (
             self.layouts,
