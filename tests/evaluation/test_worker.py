@@ -88,10 +88,10 @@ class Bench:
         self.arenas["outputs"].poison()
         return self
 
-    def call(self, seed=None, hold=False):
+    def call(self, seed=None, hold=False, views=False):
         answer = self.harness.op_call({"layout": 0, "seed": seed})
         if hold:
-            self.harness.op_hold({})
+            self.harness.op_hold({"views": views})
         return answer
 
     def output(self, index=0):
@@ -201,7 +201,7 @@ def test_no_output_outlives_its_call_unless_it_is_held(bench):
     try:
         bench.call()
         bench.harness.op_series({"layouts": [0, 0], "seeds": [None, None]})
-        bench.call(hold=True)
+        bench.call(hold=True, views=True)
         bench.call()
     finally:
         gc.enable()

@@ -136,6 +136,8 @@ class Side:
         """Of the processor, between the latest call and what was asked since then."""
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         """By slot."""
+        self._holds_views = False
+        """Whether the next outputs that are held are held by views."""
 
     def build(self, arguments: Any, seed: int) -> Built:
         """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
@@ -263,12 +265,14 @@ class Side:
 
         It is told so only now, when all that those outputs could be made of again is gone for a moment, the inputs and the
         copy that the harness made: whoever hands out empty memory, and does the work in the place of that copy, cannot know
-        which calls will be looked at once more.
+        which calls will be looked at once more. By turns the tensors themselves are kept, which a module may take back, and
+        views of them, which somebody may have while nobody has the tensors.
         """
         placed = [pair for pairs in self._placed.values() for pair in pairs]
         self._take_away([view for view, _ in placed])
         self._settle()
-        self._ask("hold", self._settings.run_limit_s)
+        self._ask("hold", self._settings.run_limit_s, views=self._holds_views)
+        self._holds_views = not self._holds_views
         for view, tensor in placed:
             view.copy_(tensor)
 

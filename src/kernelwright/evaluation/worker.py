@@ -318,10 +318,10 @@ class Harness:
         return {"inner_us": self.clock.elapsed_us(), **described}
 
     def op_hold(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Keep the outputs of the latest call."""
+        """Keep the outputs of the latest call, as they are or by views: those keep the memory as well, but not the tensor
+        object, by which a module could tell that it is kept."""
         flat, marks = self.latest
-        # A view keeps the memory as well, but not the tensor object, by which a module could tell that it is kept.
-        self.held.append([_detach(item) for item in flat])
+        self.held.append([_detach(item) for item in flat] if message["views"] else flat)
         self.held_marks.extend(marks)
         return {}
 
