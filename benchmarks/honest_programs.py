@@ -51,6 +51,10 @@ def proposed(tasks: Sequence[Task], device: str, count: int) -> Iterator[Job]:
         yield from (Job(task, candidate) for candidate in BuiltinPolicy().propose(context, count))
 
 
+def _key(job: Job) -> tuple[str, str]:
+    return job.task.sha256, job.candidate.sha256
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge, and write `summary.json` beside the records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,12 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     run.claim(config, same=tuple(config), device=devices[0])
     jobs = [*accepted_in(options.accepted, tasks), *proposed(builtin_tasks(), devices[0], options.builtin)]
-    jobs = list({(job.task.sha256, job.candidate.sha256): job for job in jobs}.values())
+    jobs = list({_key(job): job for job in jobs}.values())
     fit = [job for job in jobs if devices[0] != "cpu" or not any(word in job.candidate.source for word in GPU_TOOLS)]
     random.Random(0).shuffle(fit)
     chosen = fit[: options.limit]
     done = {(found.task_sha256, found.candidate_sha256) for found in run.evaluations()}
-    todo = [job for job in chosen if (job.task.sha256, job.candidate.sha256) not in done]
+    todo = [job for job in chosen if _key(job) not in done]
     errors: list[str] = []
     with JudgePool(devices, settings, options.per_device) as pool:
         for number, (job, outcome) in enumerate(pool.evaluate(todo), 1):

@@ -23,6 +23,7 @@ from kernelwright.evaluation.compare import (
 )
 from kernelwright.evaluation.oracle import OutOfDomain, State, tensors_of
 from kernelwright.evaluation.subject import Subject
+from kernelwright.tasks import is_inexact
 
 _UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
 """Operators that may name any of several equal elements, by PyTorch's documentation."""
@@ -151,7 +152,7 @@ class Bounds:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
             loose = of_outputs([_loose(dtype) for dtype in subject.output_dtypes])
             tolerance = Tolerance(loose, own, None, calibrated=False)
-        if self.has_float64 and any(not output.is_floating_point() and not output.is_complex() for output in truth):
+        if self.has_float64 and not all(map(is_inexact, truth)):
             differing = farthest([own, self._unsettled(drawn, state, training, truth)])
             allowed = combined(
                 lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernelwright.evaluation.settings import Settings
+from kernelwright.tasks import is_inexact
 
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
@@ -91,7 +92,7 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     """
     if truth.numel() == 0:
         return Distance(0.0, 0.0)
-    if not truth.is_floating_point() and not truth.is_complex():
+    if not is_inexact(truth):
         return Distance(0.0, 0.0, float((actual.to(truth.dtype) != truth).double().mean()))
     if truth.is_complex():
         return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
@@ -242,7 +243,7 @@ class VacuityGate:
             if self._has_passed_all(name):
                 self._count(name, apart([made[name] for made in tried], truth).within(allowed))
         # Integers that nothing settles, such as indices of equal elements, may go unchecked beside other outputs.
-        integers = [index for index, t in enumerate(truth) if not (t.is_floating_point() or t.is_complex())]
+        integers = [index for index, t in enumerate(truth) if not is_inexact(t)]
         for index in integers if len(truth) > 1 else ():
             for trivial, output in tried[index].items():
                 name = f"{trivial} for output {index}"
