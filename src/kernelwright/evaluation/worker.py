@@ -430,20 +430,23 @@ class Harness:
 
     def _described(self, delivered: _Delivered) -> dict[str, Any]:
         """What the parent is told of a call's outputs."""
+        assert self.model is not None
         outputs = []
+        state = [_Mark.of(value) for value in _registered_within(self.model).values()]
+        earlier = (*self.held_marks, *delivered.earlier)
         for index, mark in enumerate(delivered.marks):
             others = delivered.marks[:index] + delivered.marks[index + 1 :]
-            earlier = (*self.held_marks, *delivered.earlier)
-            outputs.append({**mark.to_json(), "aliases": self._aliases(mark, others, earlier)})
+            outputs.append({**mark.to_json(), "aliases": self._aliases(mark, state, others, earlier)})
         return {"skeleton": delivered.skeleton, "strange": delivered.strange, "outputs": outputs}
 
-    def _aliases(self, mark: _Mark, others: list[_Mark], earlier: Collection[_Mark]) -> list[str]:
+    def _aliases(
+        self, mark: _Mark, state: Collection[_Mark], others: Collection[_Mark], earlier: Collection[_Mark]
+    ) -> list[str]:
         """Which of the module's inputs, state and outputs share memory with an output."""
-        assert self.model is not None
         found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
         if mark.overlaps(_Mark.of(self.memory["outputs"])):
             found.append("harness")  # which need not copy it then, and is faster by that than the reference's
-        if any(mark.overlaps(_Mark.of(value)) for value in _registered_within(self.model).values()):
+        if any(mark.overlaps(one) for one in state):
             found.append("state")
         if any(mark.overlaps(other) for other in others):
             found.append("other output")
