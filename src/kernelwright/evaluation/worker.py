@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ExecutionTraceObserver
 
 from kernelwright.evaluation.arena import TensorSpec, close_arena, open_arena
 from kernelwright.evaluation.channel import Channel, ChannelClosed
@@ -388,14 +390,26 @@ class Harness:
         return unchanged and torch.cuda.memory_reserved(self.device) <= _LEFT_BYTES_MAX
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Names of PyTorch's operators that one call runs, views and allocations left out."""
+        """Names of PyTorch's operators that one call runs, views and allocations left out.
+
+        By an observer of operators, not by the profiler: where there is a GPU, to profile a processor's work once attaches
+        CUPTI to the process for good, and each launch takes longer from then on (`docs/log.md`).
+        """
         skeleton, tensors = self.layouts[message["layout"]]
         assert self.model is not None
-        with torch.autograd.profiler.profile() as profile, _no_grad():
-            self.model(*unflatten(skeleton, list(tensors)))
+        path = Path(self.config["private"]) / "operators.json"
+        observer = ExecutionTraceObserver().register_callback(str(path))
+        observer.start()
+        try:
+            with _no_grad():
+                self.model(*unflatten(skeleton, list(tensors)))
+        finally:
+            observer.stop()
+            observer.unregister_callback()
         self.clock.settle()
-        names = {event.name for event in profile.function_events or [] if event.name.startswith("aten::")}
-        return {"operators": sorted(names - _FREE_OPERATORS)}
+        names = {node["name"] for node in json.loads(path.read_bytes())["nodes"]}
+        path.unlink()
+        return {"operators": sorted({name for name in names if name.startswith("aten::")} - _FREE_OPERATORS)}
 
     def op_recopy(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the output of an earlier call, as it is now, into the arena again."""
