@@ -7,7 +7,7 @@ another that is given `--resume OUT`, goes on. `--export-only` packs what there 
 
 First teachers' code is judged on every GPU (no model is needed yet, so it may still be on its way: `--wait-for-base`). Then
 two lanes, each with half of the GPUs: one trains stages 1 and 2 and measures stage 2, the other measures the untrained
-model, stage 1 and evolutionary search. Then the arms of stage 3, one to a GPU, the most telling first, each in a process
+model, stage 1 and evolutionary search (where an earlier slice has measured those, training has all GPUs). Then the arms of stage 3, one to a GPU, the most telling first, each in a process
 that trains for the same time as the others do and then measures what it trained. They train for as long as leaves time to
 measure all of them in `--total`, unless `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`,
 the last arms are left for a later slice.
@@ -138,11 +138,16 @@ class Campaign:
             if self._left_s() <= 0:
                 return False
             time.sleep(POLL_S)
+        untrained = tuple(f"train:{name}" for name in STAGES if not self._has_final(name))
+        others = self._measuring("zero-shot") + self._measuring("sft")
+        if untrained and not others:
+            self._side_by_side([[Part(untrained, None)]])  # nothing can be done beside it
+            untrained = ()
         first = self._measuring("self-supervised")
-        if untrained := tuple(f"train:{name}" for name in STAGES if not self._has_final(name)):
+        if untrained:
             # One process: starting judges takes long.
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
-        self._side_by_side([first, self._measuring("zero-shot") + self._measuring("sft") + self._measuring("evolutionary")])
+        self._side_by_side([first, others + self._measuring("evolutionary")])
         if self._has_final("self-supervised"):
             self._arms()
         return all(self._is_measured(name) for name in MEASURED)

@@ -53,9 +53,9 @@ def test_named_rewards(name, rewards):
     assert reward(None) == reward.floor == rewards[0]
 
 
-@given(st.floats(1e-6, 1e6), st.sampled_from(NAMES))
-def test_no_accepted_candidate_gets_less_than_a_failed_one(speedup, name):
-    reward = reward_named(name)
+@given(st.floats(1e-6, 1e6), st.sampled_from(NAMES), st.sampled_from([None, -0.25, 0.5]))
+def test_no_accepted_candidate_gets_less_than_a_failed_one(speedup, name, floor):
+    reward = reward_named(name, floor=floor)
     assert reward(accepted(speedup)) >= reward.floor == reward(rejected())
 
 

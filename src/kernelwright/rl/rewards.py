@@ -99,7 +99,7 @@ class _NamedReward:
     def __call__(self, evaluation: Evaluation | None) -> float:
         if evaluation is None or not evaluation.accepted:
             return self.floor
-        return self.accepted(evaluation)
+        return max(self.floor, self.accepted(evaluation))
 
 
 def conservative(speedup: float) -> float:
@@ -116,7 +116,7 @@ def reward_named(
 
     Args:
         name: `speedup`, `lower-bound`, `log`, `clamped`, `milestone` or `success`.
-        floor: What a failure earns; None for the reward's own floor.
+        floor: What a failure earns, and the least that anything does; None for the reward's own floor.
         compile_speedups: For `milestone`: torch.compile's own speedup, by the task's hash. For a task that is not
             in it, 3 is out of reach.
 
@@ -133,7 +133,7 @@ def reward_named(
 
     known = {
         "speedup": _NamedReward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
-        "lower-bound": _NamedReward("lower-bound", FLOOR, lambda found: max(FLOOR, conservative(_low(found)))),
+        "lower-bound": _NamedReward("lower-bound", FLOOR, lambda found: conservative(_low(found))),
         "log": _NamedReward("log", LOG_FLOOR, _log),
         "clamped": _NamedReward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
         "milestone": _NamedReward("milestone", -1.0, milestone),

@@ -92,6 +92,19 @@ def test_every_part_is_done_once_on_the_gpus_that_are_its_own(campaign, tmp_path
     assert [call["only"] for call in asked(tmp_path / "work")[len(calls) :]] == [["summary"]]
 
 
+def test_stage_2_is_trained_on_all_gpus_where_nothing_can_be_done_beside_it(campaign, tmp_path):
+    work = tmp_path / "work"
+    (work / "sft" / "final").mkdir(parents=True)
+    (work / "sft" / "examples.jsonl").touch()
+    (work / "held-out" / "results").mkdir(parents=True)
+    for name in ("zero-shot", "sft"):
+        (work / "held-out" / "results" / f"{name}.json").write_text("{}")
+    assert run(campaign, tmp_path, "--gpus", "2", "--time-limit", "1000", "--reserve", "300") == 0
+    first, *second = ((call["gpus"], call["only"]) for call in asked(work)[:3])
+    assert first == ("0,1", ["train:self-supervised"])
+    assert sorted(second) == [("0", ["measure:self-supervised"]), ("1", ["measure:evolutionary"])]
+
+
 def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_all(campaign, tmp_path):
     limits = ("--gpus", "2", "--time-limit", "1500", "--total", "3000", "--reserve", "300")
     assert run(campaign, tmp_path, *limits) == 0

@@ -370,6 +370,19 @@ def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(s
     assert sum("grpo/loss" in line for line in MetricsLog(tmp_path).read()) == 6
 
 
+def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_both_sides(schooled, tmp_path):
+    config = contrastive_config(schooled, steps=1, minibatches=4)
+    config = config.model_copy(
+        update={
+            "optimiser": config.optimiser.model_copy(update={"warmup_steps": 2}),
+            "grpo": config.grpo.model_copy(update={"delta": 4.0, "scale_rewards": "batch"}),
+        }
+    )
+    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+    rates = [line["grpo/learning_rate"] for line in MetricsLog(tmp_path).read() if "grpo/learning_rate" in line]
+    assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 5e-4])
+
+
 class Poisoned:
     """Loads a model of which one gradient is not a number in the given updates: a kernel at fault, as seen on a GPU."""
 

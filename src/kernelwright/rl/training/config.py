@@ -296,8 +296,9 @@ class RewardSection(_Section):
     """What an answer earns that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
     floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
     floor: float | None = None
-    """What failures earn instead of the reward's own floor. With `log`, -5 (the default) makes most of an advantage say
-    whether an answer was right, and -1 leaves room for how fast."""
+    """What failures earn, and the least that anything does, instead of the reward's own floor. With `log`, -5 (the default)
+    makes most of an advantage say whether an answer was right; so did -1, under which a model learnt to repeat the reference
+    (`docs/log.md`). A copy of that earns 0."""
     reverify: bool = True
     """Measure suspicious speedups once more. Paper 2.4.4."""
     suspicious_speedup: float = Field(default=3.0, gt=1)
@@ -315,6 +316,9 @@ class GrpoSection(_Section):
     """Prompts in one step. Our choice."""
     epsilon: float = Field(default=0.2, gt=0)
     """PPO's clip (PPO, arXiv 1707.06347)."""
+    delta: float | None = Field(default=None, gt=1)
+    """Bound of the ratio of probabilities where the clip has none, which is where a bad answer has become likelier since it
+    was sampled: one token can be all of an update's gradient. INTELLECT-2 (arXiv 2505.07291) takes 4; None is the paper's."""
     beta: float = Field(default=1e-3, ge=0)
     """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
     iterations: int = Field(default=1, ge=1)

@@ -203,6 +203,7 @@ class _Stage:
             "temperature": config.sampling.temperature,
             "top_p": config.sampling.top_p,
             "epsilon": config.grpo.epsilon,
+            "delta": config.grpo.delta,
             "beta": config.grpo.beta,
             # Eq. 4: the mean over tokens of each answer, then over answers.
             "loss_type": "grpo",

@@ -138,7 +138,8 @@ def trainer_arguments(model: Any, settings: OptimiserSection) -> dict[str, Any]:
     half = next(model.parameters()).dtype is torch.bfloat16
     return {
         "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": settings.schedule,
+        # The one called `constant` passes a warm-up over.
+        "lr_scheduler_type": "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
         "warmup_steps": settings.warmup_steps,
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
