@@ -7,10 +7,10 @@ another that is given `--resume OUT`, goes on. `--export-only` packs what there 
 
 First teachers' code is judged on every GPU (no model is needed yet, so it may still be on its way: `--wait-for-base`). Then
 two lanes, each with half of the GPUs: one trains stages 1 and 2 and measures stage 2, the other measures the untrained
-model, stage 1 and evolutionary search (where an earlier slice has measured those, training has all GPUs). Then the arms of stage 3, one to a GPU, the most telling first, each in a process
-that trains for the same time as the others do and then measures what it trained. They train for as long as leaves time to
-measure all of them in `--total`, unless `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`,
-the last arms are left for a later slice.
+model, stage 1 and evolutionary search (where an earlier slice has measured the first two, training has all GPUs). Then the
+arms of stage 3, one to a GPU, the most telling first, each in a process that trains for the same time as the others do and
+then measures what it trained. They train for as long as leaves time to measure all of them in `--total`, unless
+`contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`, the last arms are left for a later slice.
 
 What is exported: contrastive_export.py.
 """

@@ -317,8 +317,8 @@ class GrpoSection(_Section):
     epsilon: float = Field(default=0.2, gt=0)
     """PPO's clip (PPO, arXiv 1707.06347)."""
     delta: float | None = Field(default=None, gt=1)
-    """Bound of the ratio of probabilities where the clip has none, which is where a bad answer has become likelier since it
-    was sampled: one token can be all of an update's gradient. INTELLECT-2 (arXiv 2505.07291) takes 4; None is the paper's."""
+    """Bound of the ratio of probabilities where the clip has none: where a bad answer has become likelier since it was
+    sampled. Without it one token can be all of an update's gradient. INTELLECT-2 (arXiv 2505.07291): 4; the paper: None."""
     beta: float = Field(default=1e-3, ge=0)
     """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
     iterations: int = Field(default=1, ge=1)
