@@ -1,0 +1,45 @@
+# families/input+softsign+gelu-formula+softmax/2048x512x256, written 1 times by held-out base:self-supervised
+# naive: accepted, 1.38x; judge: wrong-output
+# on input set `own`: error 1.82e-01 rms, 1.77e-01 worst; allowed 1.47e-06 rms, 3.08e-06 worst
+"""elementwise: generated; the input, softsign spelt out, GELU by its tanh formula, softmax spelt out."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, WIDTH, OUT = 2048, 512, 256
+
+
+class Model(nn.Module):
+    """The input; softsign spelt out; GELU by its tanh formula; softmax spelt out."""
+
+    def forward(self, x):
+        y = x
+        y = y / (1.0 + torch.abs(y))
+        y = 0.5 * y * (1.0 + torch.tanh(0.7978845608 * (y + 0.044715 * torch.pow(y, 3.0))))
+        m = torch.max(y, dim=1, keepdim=True)[0]
+        e = torch.exp(y - m)
+        y = e / torch.sum(e, dim=1, keepdim=True)
+        return y
+
+
+def get_inputs():
+    return [torch.randn(ROWS, OUT)]
+
+
+def get_init_inputs():
+    return []
+
+
+import torch.nn.functional as F
+
+
+class ModelNew(Model):
+
+    def forward(self, x):
+        y = F.softsign(x)
+        y = y * F.gelu(0.7978845608 * y * (1.0 + 0.044715 * torch.square(y)))
+        e = torch.exp(y - torch.max(y, dim=1, keepdim=True)[0])
+        y = e / e.sum(dim=1, keepdim=True)
+        return y
+
