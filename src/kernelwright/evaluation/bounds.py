@@ -145,7 +145,7 @@ class Bounds:
         if self.has_float64 and torch.float64 in subject.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
             rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
-            own = farthest([own, combined(lambda one: replace(one, differing=0.0), rounding)])
+            own = farthest([own, rounding.without("differing")])
         if self.has_float64:
             tolerance = self._calibrate(own, self._lower(drawn, state, training, truth))
         else:
@@ -386,7 +386,7 @@ class Bounds:
 
 def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
     """Whether single elements are all that is too far."""
-    others = combined(lambda one: replace(one, worst=0.0), found)
+    others = found.without("worst")
     return not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst)
 
 

@@ -22,7 +22,6 @@ from kernelwright.evaluation.compare import (
     Tolerance,
     VacuityGate,
     apart,
-    combined,
     distance,
     farthest,
 )
@@ -224,7 +223,7 @@ class Checker:
         if earlier is not None and apart(answer.outputs, earlier).within(posed.tolerance.allowed):
             return Reason.STALE_OUTPUT
         lower = posed.tolerance.lower
-        integers_are_right = combined(lambda one: replace(one, rms=0.0, worst=0.0), found).within(posed.tolerance.allowed)
+        integers_are_right = found.without("rms", "worst").within(posed.tolerance.allowed)
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
             return Reason.PRECISION_DOWNGRADE
         if self._earlier_truth is None and self._right_with_first_weights(posed):

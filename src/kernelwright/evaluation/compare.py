@@ -55,6 +55,10 @@ class Distance:
     def __mul__(self, factor: float) -> Distance:
         return combined(lambda one: Distance(one.rms * factor, one.worst * factor, one.differing * factor), self)
 
+    def without(self, *numbers: str) -> Distance:
+        """With these numbers 0, of every output."""
+        return combined(lambda one: replace(one, **dict.fromkeys(numbers, 0.0)), self)
+
     def of(self, index: int) -> Distance:
         """That of one output."""
         return self.each[index] if self.each else self

@@ -13,11 +13,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from kernelwright.evaluation.compare import LEGAL_ERRORS, Distance, apart, combined, farthest
+from kernelwright.evaluation.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.evaluation.oracle import OutOfDomain
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.stage import Answer, Side
@@ -185,7 +185,7 @@ class _Rotation:
         error = farthest([apart(outputs, truth) for outputs in rounded])
         if not (math.isfinite(error.rms) and math.isfinite(error.worst)):
             return TOLERANCE
-        return combined(lambda one: replace(one, differing=0.0), error * LEGAL_ERRORS)
+        return (error * LEGAL_ERRORS).without("differing")
 
     def result(self, name: str) -> Rotated:
         """What the rounds say of one baseline."""

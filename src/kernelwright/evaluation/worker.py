@@ -398,6 +398,8 @@ class Harness:
         skeleton, tensors = self.layouts[message["layout"]]
         assert self.model is not None
         path = Path(self.config["private"]) / "operators.json"
+        path.touch()
+        path.chmod(0o600)  # whatever mask for new files the module has set
         observer = ExecutionTraceObserver().register_callback(str(path))
         observer.start()
         try:
