@@ -456,8 +456,7 @@ NUMBERS = task("return inputs[0], inputs[0].square().mean().item(), True", name=
     ("loss", "flag", "right"),
     [
         (lambda x: x.square().mean().item() * (1 + 1e-6), True, True),
-        (lambda x: x.square().mean().item() * 1.001, True, False),
-        (lambda x: x.bfloat16().square().mean().item(), True, False),
+        (lambda x: x.square().mean().item() * (1 + 2**-11), True, False),  # as bfloat16 and TF32 leave, but for luck
         (lambda x: math.nan, True, False),
         (lambda x: x.square().mean(), True, False),
         (lambda x: x.square().mean().item(), 1.0, False),
