@@ -2,8 +2,8 @@
 
     python benchmarks/profiler_cost.py OUT.json
 
-In one process: a chain of small launches before, after PyTorch's observer of operators, and after its profiler, which only
-watched the processor. Why the judge asks a worker for its operators by the observer.
+In one process: a chain of small launches before, after the judge's own look at operators, by PyTorch's observer, and after
+PyTorch's profiler, which only watched the processor. Why the judge does not ask that one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from torch.profiler import ExecutionTraceObserver
+
+from kernelwright.evaluation.worker import operators_of
 
 LAUNCHES = 300
 ROUNDS = 41
@@ -44,11 +45,7 @@ def main() -> None:
     launch_us(x)
     found = {"before_us": launch_us(x)}
     with tempfile.TemporaryDirectory() as folder:
-        observer = ExecutionTraceObserver().register_callback(str(Path(folder) / "operators.json"))
-        observer.start()
-        x.add_(1.0)
-        observer.stop()
-        observer.unregister_callback()
+        operators_of(lambda: x.add_(1.0), Path(folder))
     found["after_observer_us"] = launch_us(x)
     with torch.autograd.profiler.profile():
         x.add_(1.0)

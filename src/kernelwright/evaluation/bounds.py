@@ -182,9 +182,7 @@ class Bounds:
         error = farthest([before.reference, apart(outputs, truth)])
         lower = self._lower(inputs, state, training, truth)
         wider = self._calibrate(error, lower)
-        allowed = combined(
-            lambda old, new: replace(farthest([old, new]), differing=old.differing), before.allowed, wider.allowed
-        )
+        allowed = combined(_never_narrower, before.allowed, wider.allowed)
         return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
     def summed_otherwise(self, question: Question) -> Question:
@@ -212,14 +210,12 @@ class Bounds:
         if not math.isfinite(error.rms):
             return question
         wider = self._calibrate(farthest([before.reference, error]), self._lower(inputs, state, training, truth))
-
-        def limit(index: int) -> Distance:
-            old = before.allowed.of(index)
-            # Nothing lower is clearly worse: then what two legal results may be apart, and not what sums in any order may.
-            new = wider.allowed if index in wider.calibrated_outputs else error * LEGAL_ERRORS
-            return replace(farthest([old, new.of(index)]), differing=old.differing)
-
-        allowed = of_outputs([limit(index) for index in range(len(truth))])
+        # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
+        legal = error * LEGAL_ERRORS
+        limits = [
+            (wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(truth))
+        ]
+        allowed = combined(_never_narrower, before.allowed, of_outputs(limits))
         return replace(question, tolerance=replace(before, allowed=allowed))
 
     def conditioned(self, question: Question) -> Question:
@@ -382,6 +378,11 @@ class Bounds:
         except OutOfDomain:
             return Distance(0.0, 0.0)
         return farthest(moved)
+
+
+def _never_narrower(old: Distance, new: Distance) -> Distance:
+    """The wider of two limits of one output, number by number; of integers the old one."""
+    return replace(farthest([old, new]), differing=old.differing)
 
 
 def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:

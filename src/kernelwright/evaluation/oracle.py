@@ -232,25 +232,38 @@ class Oracle:
         return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
 
 
-class _TF32InCudnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What goes into convolutions and into cuDNN's recurrent networks loses what TF32 does not hold; sums stay exact, and so
-    do hidden states between steps."""
+_aten = torch.ops.aten
+
+
+class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Some of PyTorch's operators get other arguments than they were called with."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.happened = False
 
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What an operator gets instead; None where it keeps what it was called with."""
+        raise NotImplementedError
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.convolution.default:
-            self.happened = True
-            args = (*map(_in_tf32, args[:2]), *args[2:])
-        elif func is torch.ops.aten._cudnn_rnn.default:
-            self.happened = True
-            args = recurrent_in_tf32(args)
-        return func(*args, **(kwargs or {}))
+        other = self.other(func, args)
+        self.happened |= other is not None
+        return func(*(args if other is None else other), **(kwargs or {}))
 
 
-_aten = torch.ops.aten
+class _TF32InCudnn(_OtherArguments):  # type: ignore[no-untyped-call]
+    """What goes into convolutions and into cuDNN's recurrent networks loses what TF32 does not hold; sums stay exact, and so
+    do hidden states between steps."""
+
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if func is _aten.convolution.default:
+            return (*map(_in_tf32, args[:2]), *args[2:])
+        if func is _aten._cudnn_rnn.default:
+            return recurrent_in_tf32(args)
+        return None
+
+
 _NORMS = frozenset(
     {
         _aten.native_batch_norm,
@@ -264,18 +277,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by the number of dimensions."""
 
 
-class _NormsWithChannelsLast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NormsWithChannelsLast(_OtherArguments):  # type: ignore[no-untyped-call]
     """What goes into a normalisation of images lies with channels last."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.happened = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
-            self.happened = True
-            args = (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
-        return func(*args, **(kwargs or {}))
+            return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
+        return None
 
 
 def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:

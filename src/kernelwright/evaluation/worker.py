@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -390,28 +390,14 @@ class Harness:
         return unchanged and torch.cuda.memory_reserved(self.device) <= _LEFT_BYTES_MAX
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Names of PyTorch's operators that one call runs, views and allocations left out.
-
-        By an observer of operators, not by the profiler: where there is a GPU, to profile a processor's work once attaches
-        CUPTI to the process for good, and each launch takes longer from then on (`docs/log.md`).
-        """
+        """Names of PyTorch's operators that one call runs, views and allocations left out."""
         skeleton, tensors = self.layouts[message["layout"]]
-        assert self.model is not None
-        path = Path(self.config["private"]) / "operators.json"
-        path.touch()
-        path.chmod(0o600)  # whatever mask for new files the module has set
-        observer = ExecutionTraceObserver().register_callback(str(path))
-        observer.start()
-        try:
-            with _no_grad():
-                self.model(*unflatten(skeleton, list(tensors)))
-        finally:
-            observer.stop()
-            observer.unregister_callback()
+        model = self.model
+        assert model is not None
+        with _no_grad():
+            names = operators_of(lambda: model(*unflatten(skeleton, list(tensors))), Path(self.config["private"]))
         self.clock.settle()
-        names = {node["name"] for node in json.loads(path.read_bytes())["nodes"]}
-        path.unlink()
-        return {"operators": sorted({name for name in names if name.startswith("aten::")} - _FREE_OPERATORS)}
+        return {"operators": sorted(names - _FREE_OPERATORS)}
 
     def op_recopy(self, message: dict[str, Any]) -> dict[str, Any]:
         """Put the output of an earlier call, as it is now, into the arena again."""
@@ -469,6 +455,31 @@ class Harness:
         if any(mark.overlaps(one) for one in earlier):
             found.append("earlier output")
         return found
+
+
+def operators_of(call: Callable[[], object], folder: Path) -> set[str]:
+    """Names of PyTorch's operators that a call runs.
+
+    By an observer of operators, not by the profiler: where there is a GPU, to profile a processor's work once attaches
+    CUPTI to the process for good, and each launch takes longer from then on (`docs/log.md`).
+
+    Args:
+        call: What to watch.
+        folder: Where the observer may write a file.
+    """
+    path = folder / "operators.json"
+    path.touch()
+    path.chmod(0o600)  # whatever mask for new files a module has set
+    observer = ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    try:
+        call()
+    finally:
+        observer.stop()
+        observer.unregister_callback()
+    names = {node["name"] for node in json.loads(path.read_bytes())["nodes"]}
+    path.unlink()
+    return {name for name in names if name.startswith("aten::")}
 
 
 @contextlib.contextmanager
