@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Judge, Settings, resolve_device
 from kernelwright.evaluation import judge as judge_module
 from kernelwright.evaluation.judge import devices_of
+from kernelwright.evaluation.oracle import Oracle
 from kernelwright.evaluation.rotation import Rotated
 from kernelwright.evaluation.statistics import Interval
 from kernelwright.evaluation.subject import Rejection, Subject
@@ -901,6 +904,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
     monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
     monkeypatch.setattr(judge, "device", shown)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     if device == "cpu" and found == "error":
         with pytest.raises(DeviceError):
             judge.evaluate(RELU, candidate())
@@ -929,9 +933,52 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
     monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     (found,) = judge.rotate(RELU, [candidate()])
     assert found.speedup == 1.0
     assert ways == [False, True]
+
+
+@pytest.mark.parametrize("own_gib", [60, 80])
+def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
+    def verdict(*arguments):
+        made = judge_module._Verdict(labels=set())
+        made.reason = Reason.OUT_OF_MEMORY
+        return made
+
+    monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: own_gib << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
+    if own_gib == 60:
+        assert judge.evaluate(RELU, candidate()).reason is Reason.OUT_OF_MEMORY
+        return
+    with pytest.raises(DeviceError, match=r"half of cuda:0's 140\.0 GiB .* took 80\.0 GiB\. .* too large"):
+        judge.evaluate(RELU, candidate())
+
+
+def test_what_one_check_computed_is_let_go_before_many_others(judge, monkeypatch):
+    """The garbage collector cannot know how large they are, and on a GPU they are what fills the memory."""
+    computed, most = [], []
+    truth = Oracle.truth
+
+    def counted(*arguments, **options):
+        most.append(sum(reference() is not None for reference in computed))
+        outputs = truth(*arguments, **options)
+        computed.extend(weakref.ref(output) for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(Oracle, "truth", counted)
+    gc.disable()
+    try:
+        found = judge.evaluate(RELU, candidate(), settings=CHECK)
+    finally:
+        gc.enable()
+    assert found.accepted, why(found)
+    assert len(computed) > 20
+    assert max(most) <= 5  # of the two first inputs, of the latest that was posed and that was judged, and of this one
 
 
 def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):

@@ -341,10 +341,9 @@ class Bounds:
         precisions = {bits for dtype in self._subject.output_dtypes for bits in lower_precisions(dtype)}
         for bits in sorted(precisions, reverse=True):
             try:
-                outputs = self._oracle.truth(drawn, state, training=training, mantissa_bits=bits)
+                error = apart(self._oracle.truth(drawn, state, training=training, mantissa_bits=bits), truth)
             except OutOfDomain:
                 return
-            error = apart(outputs, truth)
             if bits == _FLOAT32_BITS:
                 # Inputs that were drawn in float32 lose nothing when they are rounded to it.
                 error = farthest([error, self._moved(drawn, state, training, truth, 2.0**-bits)])

@@ -25,7 +25,7 @@ from kernelwright.evaluation.device_state import device_state
 from kernelwright.evaluation.gate import DeviceGate, DeviceMemory
 from kernelwright.evaluation.process import WorkerFailure
 from kernelwright.evaluation.rotation import Failure, Rotated, rotate
-from kernelwright.evaluation.settings import Settings
+from kernelwright.evaluation.settings import GIB, Settings
 from kernelwright.evaluation.stage import Side
 from kernelwright.evaluation.subject import Rejection, Subject
 from kernelwright.evaluation.timing import Timing, time_candidate
@@ -146,7 +146,21 @@ class Judge:
             if not ran_out(found):
                 return found
         with self._memory(alone=True):
-            return attempt()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            found = attempt()
+            if ran_out(found):
+                self._require_half_was_left()
+            return found
+
+    def _require_half_was_left(self) -> None:
+        """Nobody is to blame for having found a device full of the judge's own truths."""
+        total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+        own_bytes = torch.cuda.max_memory_reserved(self.device)
+        if own_bytes > total_bytes / 2:
+            raise DeviceError(
+                f"Wanted at least half of {self.device}'s {total_bytes / GIB:.1f} GiB for the reference and the candidate; "
+                f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
+            )
 
     def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
         self._workers.spent_s.clear()

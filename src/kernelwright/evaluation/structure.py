@@ -18,21 +18,23 @@ def flatten(value: Any) -> tuple[Any, list[torch.Tensor]]:
         StructureError: it holds something else.
     """
     tensors: list[torch.Tensor] = []
+    return _skeleton(value, tensors), tensors
 
-    def walk(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            tensors.append(item)
-            return {"tensor": len(tensors) - 1}
-        if item is None or isinstance(item, bool | int | float | str):
-            return {"value": item}
-        if isinstance(item, list | tuple):
-            kind = "list" if isinstance(item, list) else "tuple"
-            return {kind: [walk(part) for part in item]}
-        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
-            return {"dict": {key: walk(part) for key, part in item.items()}}
-        raise StructureError(f"a {type(item).__name__}")
 
-    return walk(value), tensors
+def _skeleton(item: Any, tensors: list[torch.Tensor]) -> Any:
+    """Describe a value and collect its tensors. No closure within `flatten`: one that calls itself is a cycle, which would
+    keep every call's tensors until the garbage collector happens to look, and on a GPU those fill the memory first."""
+    if isinstance(item, torch.Tensor):
+        tensors.append(item)
+        return {"tensor": len(tensors) - 1}
+    if item is None or isinstance(item, bool | int | float | str):
+        return {"value": item}
+    if isinstance(item, list | tuple):
+        kind = "list" if isinstance(item, list) else "tuple"
+        return {kind: [_skeleton(part, tensors) for part in item]}
+    if isinstance(item, dict) and all(isinstance(key, str) for key in item):
+        return {"dict": {key: _skeleton(part, tensors) for key, part in item.items()}}
+    raise StructureError(f"a {type(item).__name__}")
 
 
 def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
