@@ -594,6 +594,18 @@ def test_a_set_on_which_the_reference_overflows_is_skipped(judge):
     assert "NaN in its own precision" in judge.evaluate(made, honest(made)).checks["skipped"]["large"]
 
 
+def test_a_set_on_which_the_reference_loses_everything_says_nothing_of_a_candidate(judge):
+    made = task(
+        "y = inputs[0] ** 7\n        y = y - y.mean(1, keepdim=True)\n"
+        "        return y / torch.sqrt((y * y).mean(1, keepdim=True) + 1e-5)"
+    )
+    body = "y = inputs[0] ** 7\n        return torch.nn.functional.layer_norm(y, [16])"
+    normed = Candidate(source=honest(task(body)).source)
+    found = judge.evaluate(made, normed, settings=CHECK)
+    assert found.accepted, why(found)
+    assert "lost" in found.checks["skipped"]["large"]  # where squares overflow: zeros by the reference, NaN by the operator
+
+
 def test_a_module_that_refuses_float64_is_judged_by_its_reference(judge):
     made = VALID["float32 only"]
     found = judge.evaluate(made, honest(made))
