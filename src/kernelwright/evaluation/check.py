@@ -62,8 +62,8 @@ class _Posed:
 
 
 _LOST = 0.5
-"""Where the reference itself is off by so much, as one that squares large inputs and divides by their sum, any answer may be: nothing
-is asked of a candidate's there, nor whether it overflows in the same place. Our choice."""
+"""Where the reference itself is off by so much, as one that squares large inputs and divides by their sum, any answer may
+be: nothing is asked of a candidate's there, nor whether it overflows in the same place. Our choice."""
 
 
 class Checker:

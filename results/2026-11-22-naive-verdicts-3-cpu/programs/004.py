@@ -1,0 +1,60 @@
+# families/input+softsign+gelu-formula+softmax/2048x512x256, written 1 times by held-out base:self-supervised
+# naive: accepted, 1.32x; judge: wrong-output
+# on input set `own`: error 2.25e-01 rms, 2.86e-01 worst; allowed 1.48e-06 rms, 3.10e-06 worst
+"""elementwise: generated; the input, softsign spelt out, GELU by its tanh formula, softmax spelt out."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, WIDTH, OUT = 2048, 512, 256
+
+
+class Model(nn.Module):
+    """The input; softsign spelt out; GELU by its tanh formula; softmax spelt out."""
+
+    def forward(self, x):
+        y = x
+        y = y / (1.0 + torch.abs(y))
+        y = 0.5 * y * (1.0 + torch.tanh(0.7978845608 * (y + 0.044715 * torch.pow(y, 3.0))))
+        m = torch.max(y, dim=1, keepdim=True)[0]
+        e = torch.exp(y - m)
+        y = e / torch.sum(e, dim=1, keepdim=True)
+        return y
+
+
+def get_inputs():
+    return [torch.randn(ROWS, OUT)]
+
+
+def get_init_inputs():
+    return []
+
+
+import torch.nn.functional as F
+
+
+class ModelNew(Model):
+
+    def forward(self, x):
+        y = x
+        y2 = torch.abs(y)
+        y2 = y2 + 1.0
+        y = y / y2
+        del y2
+        y2 = y * y
+        y2 = y2 * 0.044715
+        y = y * y2
+        del y2
+        y2 = y * 0.7978845608
+        y = y * y2
+        y2 = torch.tanh(y)
+        y = y * y2
+        del y2
+        y2 = y + 1.0
+        y = y / y2
+        del y2
+        y2 = torch.softmax(y, 1)
+        y = y2
+        return y
+
