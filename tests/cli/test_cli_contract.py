@@ -17,6 +17,7 @@ import pytest
 
 import kernelwright
 from kernelwright import cli
+from kernelwright.cli.options import NamedPath
 from kernelwright.errors import DeviceError, UsageError
 
 KERNELWRIGHT = (sys.executable, "-m", "kernelwright")
@@ -79,6 +80,35 @@ def test_help_of_a_command_does_not_import_torch(name):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["optimize", "diag_matmul", "--out", ""], ["evaluate", "diag_matmul", ""], ["report", ""]]
+)
+def test_an_empty_path_is_not_the_working_directory(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    assert "found an empty text" in one_error_line(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def commands_below(command, context):
+    if not isinstance(command, click.Group):
+        yield command
+        return
+    for name in command.list_commands(context):
+        yield from commands_below(command.get_command(context, name), context)
+
+
+def test_no_command_takes_an_empty_path():
+    paths = [
+        parameter.type
+        for command in commands_below(cli.group, click.Context(cli.group))
+        for parameter in command.params
+        if isinstance(parameter.type, click.Path)
+    ]
+    assert len(paths) > 10
+    assert {type(path) for path in paths} == {NamedPath}
 
 
 def test_every_listed_command_can_be_imported_and_has_the_listed_name():

@@ -24,7 +24,7 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 @click.argument("suite")
 @click.option(
     "--path",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="PATH",
     help="Where the suite is: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.",
 )
@@ -42,7 +42,7 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 @options.device_option
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="DIR",
     help="Run directory; the same one resumes. Default: a new one in runs/.",
 )

@@ -26,11 +26,11 @@ REJECTED = 1
 
 @click.command("evaluate", short_help="Judge one candidate against one task.")
 @click.argument("task")
-@click.argument("candidate", type=click.Path(path_type=Path))
+@click.argument("candidate", type=options.NamedPath())
 @options.device_option
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="DIR",
     help="Run directory; those of one task and equal settings may share it. Default: a new one in runs/.",
 )

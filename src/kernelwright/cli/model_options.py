@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kernelwright.cli.options import FiniteRange
+from kernelwright.cli.options import FiniteRange, NamedPath
 from kernelwright.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def model_options(function: Function) -> Function:
         ),
         click.option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, up to and with /v1."),
         click.option("--key-variable", metavar="NAME", help="Environment variable with the endpoint's key."),
-        click.option("--adapter", type=click.Path(path_type=Path), metavar="DIR", help="LoRA adapter of a local model."),
+        click.option("--adapter", type=NamedPath(), metavar="DIR", help="LoRA adapter of a local model."),
         click.option(
             "--model-settings",
-            type=click.Path(path_type=Path),
+            type=NamedPath(),
             metavar="FILE.toml",
             help="Any settings of the model, as in docs/models.md. The options above win over it.",
         ),
@@ -57,7 +57,7 @@ def model_options(function: Function) -> Function:
         ),
         click.option(
             "--exemplar-database",
-            type=click.Path(path_type=Path),
+            type=NamedPath(),
             metavar="FILE",
             help="Where candidates are kept; several searches may share one. Default: in DIR.",
         ),

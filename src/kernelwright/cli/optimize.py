@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="DIR",
     help="Run directory; the same one resumes. Default: a new one in runs/.",
 )

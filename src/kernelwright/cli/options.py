@@ -31,6 +31,19 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class NamedPath(click.Path):
+    """A path as a `Path`; not an empty text, as of a variable that is not set, which would be the working directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails where the text is empty."""
+        if value == "":
+            self.fail("wanted a path, found an empty text.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def device_option(function: Function) -> Function:
     """`--device auto|cpu|cuda|cuda:N`."""
     return click.option(
@@ -49,7 +62,7 @@ def judge_options(function: Function) -> Function:
         click.option(
             "--settings",
             "settings_file",
-            type=click.Path(path_type=Path),
+            type=NamedPath(),
             metavar="FILE.toml",
             help="Settings of the judge, as in docs/cli.md. The options below win over it.",
         ),

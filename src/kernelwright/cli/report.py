@@ -6,13 +6,15 @@ from pathlib import Path
 
 import click
 
+from kernelwright.cli.options import NamedPath
+
 RUN_FILES = ("evaluations.jsonl", "schedules.jsonl", "table.json", "errors.json")
 """Files of which a page is made, each maybe packed: a directory without any of them has nothing to show."""
 
 
 @click.command("report", short_help="Write a run directory as one HTML page.")
-@click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Default: RUN_DIR/report.html.")
+@click.argument("run_dir", type=NamedPath())
+@click.option("--out", type=NamedPath(), metavar="FILE", help="Default: RUN_DIR/report.html.")
 def command(run_dir: Path, out: Path | None) -> None:
     """Write RUN_DIR as one HTML page that needs no network, and print its path."""
     from kernelwright.errors import UsageError

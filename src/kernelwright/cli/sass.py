@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelwright.cli.group import HelpfulGroup
-from kernelwright.cli.options import FiniteRange, device_name, require_together, run_directory
+from kernelwright.cli.options import FiniteRange, NamedPath, device_name, require_together, run_directory
 from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
 from kernelwright.cli.sass_cache import cache
 
@@ -25,7 +25,7 @@ NOT_LEGAL = 1
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
 """What docs/sass.md speaks of."""
 
-_cubin = click.Path(path_type=Path)
+_cubin = NamedPath()
 _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="Only this kernel.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 

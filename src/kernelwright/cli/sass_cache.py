@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelwright.cli.group import HelpfulGroup
+from kernelwright.cli.options import NamedPath
 from kernelwright.cli.output import emit_json, format_speedup, printable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _SHOWN_DIGITS = 12
 _cache_option = click.option(
     "--cache",
     "root",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="DIR",
     help="Cache of tuned kernels; KERNELWRIGHT_CACHE or the user's by default.",
 )

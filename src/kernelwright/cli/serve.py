@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.device_option
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="FILE",
     help="File with the token that callers must bring. Default: the variable KERNELWRIGHT_TOKEN.",
 )
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--ray", "ray_address", metavar="ADDRESS", help="Judge on a Ray cluster: its address, or auto.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     default=Path("runs/serve"),
     show_default=True,
     metavar="DIR",

@@ -17,14 +17,14 @@ STAGES = ("sft", "self-supervised", "contrastive")
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     required=True,
     metavar="FILE.toml",
     help="What to train, on what and how: docs/training.md, and recipes/ for examples.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.NamedPath(),
     metavar="DIR",
     help="Run directory; the same one resumes. Default: a new one in runs/.",
 )

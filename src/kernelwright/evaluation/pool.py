@@ -26,9 +26,9 @@ from kernelwright.records import Candidate, Evaluation, Task
 
 _TRIES = 2
 
-JUDGES_PER_GPU = 4
-"""Building and checking of some overlap with the timing of another: four did 81 % of the evaluations that timing alone would
-(results/2026-11-21-judge-throughput-h200). Each takes about 3 GiB of the GPU for contexts alone."""
+JUDGES_PER_GPU = 6
+"""Building and checking of some overlap with the timing of another: six did 84 % of the evaluations that timing alone would
+(results/2026-11-22-judge-throughput-3-h200), four 60 %. Each takes about 3 GiB of the GPU for contexts alone."""
 
 W = TypeVar("W", "Job", "Rotation")
 
