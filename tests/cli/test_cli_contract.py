@@ -92,6 +92,24 @@ def test_an_empty_path_is_not_the_working_directory(arguments, capsys, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "status"),
+    [
+        ("report nowhere", "2>/dev/full", 2),
+        ("report nowhere", "2>&-", 2),
+        ("--version", ">/dev/full", 3),
+        ("--version", ">/dev/full 2>/dev/full", 3),
+        ("--version", ">&-", 0),
+        ("--version", ">&- 2>&-", 0),
+    ],
+)
+def test_a_stream_that_cannot_be_written_reads_as_no_verdict(arguments, redirected, status):
+    command = f"{sys.executable} -m kernelwright {arguments} {redirected}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done
+    assert "Traceback" not in done.stderr
+
+
 def commands_below(command, context):
     if not isinstance(command, click.Group):
         yield command

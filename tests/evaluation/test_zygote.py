@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -117,6 +118,17 @@ def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
     assert now_s[0] > 0.25
 
 
+def test_a_worker_that_was_just_forked_is_ended_as_well():
+    """It has no session of its own yet, in which it would be looked for."""
+    pid = os.fork()
+    if pid == 0:
+        select.select([], [], [], 20)  # would leave by itself then, and say so
+        os._exit(7)
+    ending = zygote._end(SimpleNamespace(pid=pid, cause=None))
+    assert os.WIFSIGNALED(ending["status"])
+    assert os.WTERMSIG(ending["status"]) == signal.SIGKILL
+
+
 def test_an_ending_says_how():
     assert (Ending(9, None).signal, Ending(9, None).exit_code) == (9, None)
     assert (Ending(3 << 8, "memory").signal, Ending(3 << 8, "memory").exit_code) == (None, 3)
@@ -147,6 +159,7 @@ def test_an_orphan_that_is_not_ours_to_reap_is_left_to_its_parent(monkeypatch):
     pid = os.fork()
     if pid == 0:
         os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     answers = [[2**22 + 1], []]
     monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
     monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: answers.pop(0))
@@ -158,6 +171,7 @@ def test_an_orphan_that_never_goes_away_does_not_hold_the_judge_up(monkeypatch):
     pid = os.fork()
     if pid == 0:
         os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
     monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: [2**22 + 1])
     assert zygote._end(_Watched(pid, LIMITS))["status"] == 0

@@ -62,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = bool(given) and given[0] == "--traceback"
     try:
-        status = _run(given)
-        sys.stdout.flush()
-        return status
+        return _flushed(_run(given))
     except click.exceptions.Exit as done:
         return _flushed(done.exit_code)
     except BrokenPipeError:
@@ -111,24 +109,38 @@ def _say(line: str, status: int) -> int:
         click.echo(line, err=True)
     except BrokenPipeError:
         return _reader_gone()
+    except OSError:
+        _hush()  # as where a log's disk is full: nobody can be told, but the status still says it
     return _flushed(status)
 
 
 def _flushed(status: int) -> int:
+    if sys.stdout is None:  # closed by who started us: what it would say is not wanted
+        return status
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_gone()
+    except OSError as error:
+        _hush()
+        return _say(f"error: Wanted to write the result to standard output; {error.strerror}.", FAULT)
     return status
 
 
 def _reader_gone() -> int:
-    # The interpreter flushes again when it ends, and would complain and choose its own exit status.
+    _hush()
+    return READER_GONE
+
+
+def _hush() -> None:
+    """Give up streams that cannot be written: the interpreter flushes again when it ends, and would complain and choose its
+    own exit status."""
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(silent, stream.fileno())
     os.close(silent)
-    return READER_GONE

@@ -275,7 +275,7 @@ class Judge:
                 else:
                     self._time(subject, checker.bounds, verdict, dict(zip(("reference", "candidate"), sides, strict=True)))
             else:
-                verdict.labels.add(Label.NOT_RETIMED)
+                subject.label(Label.NOT_RETIMED, "its time was not asked for")
             if settings.thorough:
                 checker.late()
 

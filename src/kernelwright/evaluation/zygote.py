@@ -290,6 +290,7 @@ def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
         time.sleep(0.002)
     _kill_session(one.pid)
     if not found:
+        signal_each([one.pid], signal.SIGKILL)  # one that was just forked is in no session of its own yet
         _, status = os.waitpid(one.pid, 0)
     # Orphans of the session come to us; none may outlive the worker.
     for _ in range(_KILL_ROUNDS):
