@@ -78,6 +78,26 @@ def test_an_accepted_candidate_ends_with_0_and_one_json_object(place, capsys):
     assert run.read_json("environment.json")["packages"]["torch"]
 
 
+def test_what_a_task_prints_is_not_among_the_result(place, capsys):
+    said = TASK.replace("return torch.relu", "print('called')\n        return torch.relu")
+    (place / "task.py").write_text("print('loaded')\n" + said)
+    assert evaluate("task.py", "good.py", "--json", "--check-only") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["verdict"] == "accepted"
+    assert "loaded" in captured.err
+    assert "called" in captured.err
+
+
+def test_a_check_alone_can_be_forbidden(place, capsys):
+    assert evaluate("task.py", "good.py", "--json", "--check-only", "--forbid", "not-retimed") == 1
+    assert json.loads(capsys.readouterr().out)["reason"] == "forbidden-label"
+
+
+def test_a_limit_that_no_clock_can_hold_is_refused(place, capsys):
+    assert evaluate("task.py", "good.py", "--check-only", "--timeout", "1e300") == 2
+    refused(capsys, 2, "run_limit_s", "604800")
+
+
 def test_a_timed_candidate_has_an_interval_around_its_speedup(place, capsys):
     assert evaluate("task.py", "good.py", "--json", "--processes", "2") == 0
     found = json.loads(capsys.readouterr().out)

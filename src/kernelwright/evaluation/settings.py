@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_valid
 from kernelwright.records import Label
 
 GIB = 1 << 30
+LIMIT_MAX_S = 7 * 86400.0
+"""Nobody waits longer, and the system's clocks cannot hold just any number."""
 
 
 class Settings(BaseModel):
@@ -35,9 +37,9 @@ class Settings(BaseModel):
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
     """Stop early once the 95 % interval of log speedup is this narrow."""
 
-    build_limit_s: float = Field(default=300.0, gt=0)
+    build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
     """Importing the candidate and constructing it, compilers included."""
-    run_limit_s: float = Field(default=60.0, gt=0)
+    run_limit_s: float = Field(default=60.0, gt=0, le=LIMIT_MAX_S)
     """One call. The first call gets `build_limit_s`, since just-in-time compilers work there."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
     """Anonymous memory of a worker's whole process group."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -195,7 +196,8 @@ def device_is_full(error: BaseException) -> bool:
 @contextlib.contextmanager
 def _as_task_error(task: Task, what: str) -> Iterator[None]:
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # on standard output there is the result alone, for programs to read
+            yield
     except (Exception, SystemExit) as error:
         if device_is_full(error):
             raise  # others may have filled it: not the task's fault
