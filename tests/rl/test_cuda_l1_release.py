@@ -17,7 +17,7 @@ from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
 ROOT = Path(__file__).parents[2]
 LEVELS = {1: 6, 2: 4, 3: 4}
 """How many tasks of each; the last of level 3 has no candidate."""
-BASELINES = ("compile", "cudnn")
+BASELINES = ("compile", "max-autotune")
 
 
 class Pool:

@@ -70,6 +70,8 @@ def command(
     if settings.strict_fp32 and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     wanted = _words(baselines, "baselines")
+    if not settings.timed and set(wanted) - {"eager"}:
+        raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
     chosen_levels = [_level(word) for word in _words(levels, "levels")]
 
     from kernelwright.rl.bench import bench

@@ -145,9 +145,10 @@ def bench(
             "Name no baselines beside eager, or leave the evaluator out."
         )
     devices = devices_of(device)
-    if "cudagraph" in baselines and devices == ["cpu"]:
-        # Its wrapper hands calls without a GPU to the module as it is: eager would stand under another name.
-        raise DeviceError("Wanted a GPU for the baseline cudagraph; found the CPU alone. Leave that baseline out.")
+    for name in ("cudagraph", "cudnn"):
+        if name in baselines and devices == ["cpu"]:
+            # Without a GPU their wrappers change nothing: eager would stand under another name.
+            raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
     run = RunDirectory(out)
     if run.claim(config_of(suite, baselines, devices, settings), same=SAME, device=devices[0]):
         write_tasks(run, suite)
