@@ -124,7 +124,7 @@ def test_a_worker_that_was_just_forked_is_ended_as_well():
     if pid == 0:
         select.select([], [], [], 20)  # would leave by itself then, and say so
         os._exit(7)
-    ending = zygote._end(SimpleNamespace(pid=pid, cause=None))
+    ending = zygote._end(_Watched(pid, LIMITS))
     assert os.WIFSIGNALED(ending["status"])
     assert os.WTERMSIG(ending["status"]) == signal.SIGKILL
 

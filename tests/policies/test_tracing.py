@@ -45,6 +45,14 @@ def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> No
 
 
 @pytest.mark.usefixtures("float64")
+def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    trace(Task(id="talkative", source="print('loaded')\n" + task_text("print('called')\nreturn a + 1", "torch.randn(4)")))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "loaded" in captured.err
+    assert "called" in captured.err
+
+
 def test_in_place_operators_on_own_values_are_made_functional() -> None:
     text = task_text(
         "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y",

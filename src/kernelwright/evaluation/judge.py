@@ -33,7 +33,7 @@ from kernelwright.evaluation.timing_core import timing_core
 from kernelwright.evaluation.workers import KEPT, Workers
 from kernelwright.evaluation.zygote import Zygote
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
-from kernelwright.tasks import LiveTask, bring_to_life, device_is_full
+from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
 _SPENT_S = 0.01
 """What takes less is not worth a line in the record."""
@@ -230,7 +230,7 @@ class Judge:
         """A directory of one evaluation; whatever it used is given back afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
         try:
-            with _one_thread(self.device):
+            with _one_thread(self.device), printing_aside():
                 yield directory
         except RuntimeError as error:
             if not device_is_full(error):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -145,7 +144,7 @@ class Oracle:
 
     def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
         try:
-            with torch.no_grad(), _aside():
+            with torch.no_grad():
                 _, outputs = flatten(model(*inputs))
         except StructureError as error:
             raise TaskError(
@@ -167,7 +166,7 @@ class Oracle:
         self.model.train(self.training)
         skeleton, tensors = flatten(inputs)
         try:
-            with torch.no_grad(), _aside():
+            with torch.no_grad():
                 return flatten(self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors])))
         except StructureError as error:
             raise TaskError(
@@ -328,11 +327,6 @@ def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
     finite = torch.isfinite(x)
     size = x.masked_fill(~finite, 0.0).abs().square().mean().sqrt()
     return torch.where(finite, x + noise * (x.abs() + size) * torch.randn_like(x), x)
-
-
-def _aside() -> contextlib.AbstractContextManager[object]:
-    """What a reference prints does not get into the result on standard output."""
-    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from kernelwright.policies.graph import contiguous_strides
 from kernelwright.policies.normalise import normalise
 from kernelwright.policies.recurrent_shapes import without_steps
 from kernelwright.records import Task
+from kernelwright.tasks import printing_aside
 
 LARGEST_CONSTANT = 64
 """Tensors made inside `forward` from literals are printed as literals up to this many elements."""
@@ -82,12 +83,12 @@ def load(source: str, name: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines away from the user, and the caller's random state as it
-    was."""
+    """Keep the exporter's warnings and log lines away from the user, what the task prints away from the result, and the
+    caller's random state as it was."""
     previous = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), printing_aside():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -8,12 +8,13 @@ from kernelwright.tasks.loading import (
     bring_to_life,
     device_is_full,
     load_task,
+    printing_aside,
     read_source,
     seed_generators,
     task_from_file,
 )
 
 __all__ = [
-    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "read_source",
-    "seed_generators", "task_from_file",
+    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "printing_aside",
+    "read_source", "seed_generators", "task_from_file",
 ]  # fmt: skip

@@ -193,11 +193,15 @@ def device_is_full(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
+def printing_aside() -> contextlib.AbstractContextManager[object]:
+    """What a task prints goes to standard error: on standard output there is the result alone, for programs to read."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
 @contextlib.contextmanager
 def _as_task_error(task: Task, what: str) -> Iterator[None]:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # on standard output there is the result alone, for programs to read
-            yield
+        yield
     except (Exception, SystemExit) as error:
         if device_is_full(error):
             raise  # others may have filled it: not the task's fault
