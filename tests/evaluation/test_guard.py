@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.evaluation import guard
+from kernelwright.policies import wrappers
 from kernelwright.records import Label
 
 REFERENCE = """
@@ -19,9 +20,7 @@ class Model(torch.nn.Module):
 
 
 def module(body, top=""):
-    return (
-        f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
-    )
+    return f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +72,7 @@ def test_ordinary_code_has_no_advice(code):
 
 
 def test_comments_and_docstrings_are_not_code():
-    assert (
-        guard.advice('"""ctypes and os.fork()"""\n# exec("x")\nclass A:\n    "threading"\n    x = 1\n') == ()
-    )
+    assert guard.advice('"""ctypes and os.fork()"""\n# exec("x")\nclass A:\n    "threading"\n    x = 1\n') == ()
     assert guard.advice("def f():\n    'ctypes'\n") == ()
 
 
@@ -104,9 +101,7 @@ def test_what_the_reference_does_itself_is_not_suspicious():
     ],
 )
 def test_source_of_its_own_is_a_custom_kernel(text):
-    assert Label.CUSTOM_KERNEL in guard.static_labels(
-        module("return x", f"x = {text}" if "@" not in text else text), ""
-    )
+    assert Label.CUSTOM_KERNEL in guard.static_labels(module("return x", f"x = {text}" if "@" not in text else text), "")
 
 
 @pytest.mark.parametrize("text", ["torch.cuda.CUDAGraph()", "torch.compile(f, mode='reduce-overhead')"])
@@ -118,19 +113,29 @@ def test_the_same_operators_behind_compile_are_a_wrapper():
     wrapped = REFERENCE.replace("class Model(", "class ModelNew(") + "\nModelNew = torch.compile(ModelNew)\n"
     assert Label.WRAPPER_ONLY in guard.static_labels(wrapped, REFERENCE)
     # Another operator, or one of the reference's left out: more than a wrapper.
-    assert Label.WRAPPER_ONLY not in guard.static_labels(
-        wrapped.replace("torch.relu(", "torch.relu(torch.mm("), REFERENCE
-    )
+    assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped.replace("torch.relu(", "torch.relu(torch.mm("), REFERENCE)
     assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped.replace("torch.relu", ""), REFERENCE)
     assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped, "def (")
     assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped + "\nx = '__global__'\n", REFERENCE)
     assert Label.WRAPPER_ONLY not in guard.static_labels(REFERENCE, REFERENCE)
 
 
+@pytest.mark.parametrize("name", wrappers.ON_CUDA)
+def test_what_the_built_in_policy_puts_around_a_module_is_a_wrapper(name):
+    assert Label.WRAPPER_ONLY in guard.static_labels(wrappers.wrap(REFERENCE, name, (name,)), REFERENCE)
+
+
+def test_pythons_own_sum_is_an_operator_and_its_all_is_not():
+    wrapped = REFERENCE.replace("class Model(", "class ModelNew(") + "\nModelNew = torch.compile(ModelNew)\n"
+    checked = wrapped.replace("self.linear(x)", "self.linear(x if all([x.shape]) else x)")
+    assert checked != wrapped
+    assert Label.WRAPPER_ONLY in guard.static_labels(checked, REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(checked.replace("all(", "sum("), REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(checked.replace("all(", "torch.all("), REFERENCE)
+
+
 def test_a_helper_of_its_own_does_not_make_it_more_than_a_wrapper():
-    wrapped = REFERENCE.replace("class Model(", "class ModelNew(").replace(
-        "self.linear(x)", "self.linear(my_helper(x))"
-    )
+    wrapped = REFERENCE.replace("class Model(", "class ModelNew(").replace("self.linear(x)", "self.linear(my_helper(x))")
     assert Label.WRAPPER_ONLY in guard.static_labels(wrapped + "\ntorch.compile\n", REFERENCE)
 
 
@@ -170,9 +175,7 @@ def test_performance_settings_are_labels(name, value, labels):
     assert guard.forbidden_changes(SETTINGS, SETTINGS | {name: value}) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal"]
-)
+@pytest.mark.parametrize("name", ["default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal"])
 def test_settings_that_a_drop_in_leaves_alone_are_named(name):
     (found,) = guard.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
     assert found == f"{name}: {SETTINGS[name]} -> other"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from kernelwright.policies.rules import RULES
 
@@ -39,8 +42,7 @@ FIRES: list[tuple[str, str, str, str]] = [
     ("canonical-softmax", "return torch.log(torch.softmax(a, 1))", X, "pass"),
     (
         "canonical-layer-norm",
-        "m = a.mean(-1, keepdim=True)\nv = a.var(-1, keepdim=True, unbiased=False)\n"
-        "return (a - m) / torch.sqrt(v + 1e-5)",
+        "m = a.mean(-1, keepdim=True)\nv = a.var(-1, keepdim=True, unbiased=False)\nreturn (a - m) / torch.sqrt(v + 1e-5)",
         X,
         "pass",
     ),
@@ -533,3 +535,24 @@ def test_loaded_mask_is_read_in_each_call() -> None:
     assert done.fired == ("attention",)
     assert "is_causal" not in done.source
     assert "self.m" in done.source.split("class ModelNew")[1]
+
+
+def test_outputs_behind_attention_lie_as_the_references_whatever_kernel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the kernels of fused attention hand out a transposed layout, and what is computed from it lies so too."""
+    text = task_text(
+        "return torch.relu(torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c)",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
+        "pass",
+    )
+    done = apply_rules(text, "attention")
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def transposed(*given: Any, **named: Any) -> torch.Tensor:
+        return fused(*given, **named).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
+    space: dict[str, Any] = {}
+    exec(done.source, space)
+    inputs = [torch.randn(2, 3, 5, 4) for _ in range(3)]
+    assert not transposed(*inputs).is_contiguous()
+    assert space["ModelNew"]()(*inputs).is_contiguous()

@@ -7,6 +7,7 @@ kept with the record for a closer look. Text can be written to hide from all of 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -153,15 +154,7 @@ _WRAPPER_NAMES = frozenset(
         "empty_like",
         "make_graphed_callables",
         "append",
-        "range",
-        "zip",
-        "super",
         "__init__",
-        "enumerate",
-        "tuple",
-        "list",
-        "len",
-        "isinstance",
         "detach",
         "ModelNew",
         "Model",
@@ -174,8 +167,16 @@ _WRAPPER_NAMES = frozenset(
         "eval",
         "cuda",
         "to",
+        "stride",
+        "data_ptr",
+        "modules",
+        "is_grad_enabled",
+        "get_rng_state",
+        "set_rng_state",
     }
 )
+_ARITHMETIC = frozenset({"abs", "divmod", "max", "min", "pow", "round", "sum"})
+"""Functions of Python's own that are operators where they are given tensors; its others hold a wrapper together."""
 
 
 def _operators(source: str) -> Counter[str] | None:
@@ -188,7 +189,8 @@ def _operators(source: str) -> Counter[str] | None:
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for node in ast.walk(cls):
             if isinstance(node, ast.Call):
+                bare = isinstance(node.func, ast.Name)
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if name not in _WRAPPER_NAMES:
+                if name not in _WRAPPER_NAMES and not (bare and name not in _ARITHMETIC and hasattr(builtins, name)):
                     names[name] += 1
     return names

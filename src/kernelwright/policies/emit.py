@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import fx
 
-from kernelwright.policies.graph import Editor, aten, contiguous_strides, has_effect, is_tensor, numel, value
+from kernelwright.policies.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
 from kernelwright.policies.normalise import aliases_placeholder
 from kernelwright.policies.spelling import Speller
 from kernelwright.policies.tracing import OperatorGraph, Trace, UntraceableError
@@ -25,9 +25,7 @@ from kernelwright.policies.tracing import OperatorGraph, Trace, UntraceableError
 LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
 
-DESCRIPTION = (
-    "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
-)
+DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
 
 HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
 
@@ -66,17 +64,18 @@ def keep_contract(graph: OperatorGraph) -> None:
     editor = Editor(graph.graph, graph.mode)
     output = next(node for node in graph.graph.nodes if node.op == "output")
     results = list(cast(Sequence[Any], output.args[0]))
+    # How the answer of fused attention lies is up to the kernel that PyTorch chooses; what comes of it lies likewise.
+    unsure = any(is_call(node, aten.scaled_dot_product_attention) for node in graph.graph.nodes)
     for index, (item, contract) in enumerate(zip(results, output.meta["contract"], strict=True)):
         if contract is None:
             continue
         strides, aliases = contract
-        if value(item).stride() != strides and _matters(value(item), strides):
-            if strides == contiguous_strides(tuple(value(item).shape)):
+        dense = strides == contiguous_strides(tuple(value(item).shape))
+        if (value(item).stride() != strides and _matters(value(item), strides)) or (unsure and dense and not aliases):
+            if dense:
                 results[index] = editor.call(output, aten.contiguous.default, item)
             else:
-                results[index] = editor.call(
-                    output, aten.copy.default, _empty(editor, output, item, strides), item
-                )
+                results[index] = editor.call(output, aten.copy.default, _empty(editor, output, item, strides), item)
         elif not aliases and aliases_placeholder(item):
             results[index] = editor.call(output, aten.clone.default, item)
     output.args = (tuple(results),)
@@ -85,10 +84,7 @@ def keep_contract(graph: OperatorGraph) -> None:
 
 def _matters(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether other strides are another layout: those of dimensions of size 1 are meaningless."""
-    return any(
-        size > 1 and have != want
-        for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
+    return any(size > 1 and have != want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
 
 
 def _empty(editor: Editor, before: fx.Node, like: fx.Node, strides: tuple[int, ...]) -> fx.Node:
@@ -167,9 +163,7 @@ def _structure(spec: Any, results: Any) -> str:
     if spec.type is list:
         return "[" + ", ".join(parts) + "]"
     if spec.type is dict:
-        return (
-            "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
-        )
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
     raise UntraceableError(f"forward returns a {spec.type}")
 
 
@@ -217,14 +211,10 @@ def _kernel_guards(trace: Trace, kernel: Kernel) -> list[str]:
 
 def signature(trace: Trace) -> str:
     """The arguments of `forward` as text, without `self`."""
-    return ", ".join(
-        item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs
-    )
+    return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
 
 
-def module(
-    source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]
-) -> str:
+def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]) -> str:
     """The whole candidate.
 
     Args:

@@ -41,7 +41,7 @@ class _Recording:
     def __init__(self, module, forward, inputs):
         tables = [table for child in module.modules() for table in (child._parameters, child._buffers)]
         self.slots = [(table, name) for table in tables for name in table if table[name] is not None]
-        self.addresses = self.where()
+        self.addresses = self.places()
         self.inputs = [item.clone() for item in inputs]
         # Warming up must leave no trace: running statistics and the random state are put back.
         saved = [tensor.clone() for tensor in module.buffers()]
@@ -59,7 +59,7 @@ class _Recording:
             tensor.copy_(value)
         torch.cuda.set_rng_state(random_state)
 
-    def where(self):
+    def places(self):
         return [table[name].data_ptr() for table, name in self.slots]
 
     def replay(self, inputs):
@@ -79,7 +79,7 @@ class ModelNew({base}):
         key = (self.training, *((item.shape, item.stride(), item.dtype, item.device) for item in inputs))
         recordings = self.__dict__.setdefault("_recordings", {{}})
         recording = recordings.get(key)
-        if recording is None or recording.where() != recording.addresses:
+        if recording is None or recording.places() != recording.addresses:
             recording = recordings[key] = _Recording(self, super().forward, inputs)
         return recording.replay(inputs)
 '''
