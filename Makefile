@@ -35,6 +35,7 @@ exploits: setup
 
 check: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 clean:

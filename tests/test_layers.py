@@ -86,11 +86,6 @@ def test_machine_code_is_read_without_torch():
         for path in (SOURCES / "kernelwright" / "sass").rglob("*.py")
         if "corpus" not in path.parts
     )
-    code = (
-        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"

@@ -49,9 +49,7 @@ def test_nothing_heavy_is_imported_to_print_help_or_refuse(arguments):
         f"main({arguments!r})\n"
         "print([name for name in ('torch', 'pydantic', 'jinja2', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -72,13 +70,8 @@ def test_the_version_stands_in_one_place():
 
 @pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])
 def test_help_of_a_command_does_not_import_torch(name):
-    code = (
-        "import sys; from kernelwright.cli import main\n"
-        f"main([{name!r}, '--help']); print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    code = f"import sys; from kernelwright.cli import main\nmain([{name!r}, '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
 

@@ -239,9 +239,7 @@ def test_options_win_over_the_settings_file(place):
     from kernelwright.records import Label
 
     (place / "judge.toml").write_text('processes_min = 4\nrun_limit_s = 7\nforbid = ["tf32"]\n')
-    settings = judge_settings(
-        Path("judge.toml"), 2, True, ("tf32",), ("wrapper-only",), None, 11.0, check_only=False
-    )
+    settings = judge_settings(Path("judge.toml"), 2, True, ("tf32",), ("wrapper-only",), None, 11.0, check_only=False)
     assert (settings.processes_min, settings.processes_max) == (2, 2)
     assert (settings.run_limit_s, settings.build_limit_s) == (7, 11)
     assert settings.strict_fp32

@@ -50,12 +50,7 @@ def test_every_command_and_option_is_described(name):
     command = cli.group.get_command(click.Context(cli.group), name)
     text = page("cli.md")
     assert f"## kernelwright {name}" in text
-    options = {
-        option
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-        for option in parameter.opts
-    }
+    options = {option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts}
     missing = {option for option in options if f"{option}`" not in text and f"{option} " not in text}
     assert {option for option in missing if f"{option}]" not in text} == set()
 

@@ -59,9 +59,7 @@ def get_init_inputs():
     )
 
 
-def candidate(
-    forward: str = "return torch.relu(self.linear(x))", *, top: str = "", init: str = "pass"
-) -> Candidate:
+def candidate(forward: str = "return torch.relu(self.linear(x))", *, top: str = "", init: str = "pass") -> Candidate:
     """A candidate for `RELU`: an honest one, unless told otherwise. Bodies may have several lines."""
 
     def indented(text: str) -> str:

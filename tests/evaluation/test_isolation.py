@@ -80,9 +80,7 @@ def test_it_leaves_its_session_and_group_alone(judge):
 
 def test_it_debugs_nobody(judge):
     attempt(judge, f"refused(libc, 'ptrace', 0x4206, {os.getpid()}, 0, 0)")
-    attempt(
-        judge, "refused(libc, 'ptrace', 0x4206, os.getppid(), 0, 0)\nrefused(os.pidfd_open, os.getppid())"
-    )
+    attempt(judge, "refused(libc, 'ptrace', 0x4206, os.getppid(), 0, 0)\nrefused(os.pidfd_open, os.getppid())")
 
 
 @needs_landlock
@@ -91,9 +89,7 @@ def test_it_writes_only_into_its_own_directories(judge, tmp_path):
     target.write_text("as it was")
     attempt(judge, f"refused(lambda: open({str(target)!r}, 'w'))\nrefused(os.unlink, {str(target)!r})")
     attempt(judge, f"refused(lambda: open({str(target)!r}).read())\nrefused(os.listdir, {str(tmp_path)!r})")
-    attempt(
-        judge, "refused(lambda: open('/etc/kernelwright', 'w'))\nrefused(lambda: open('/dev/shm/x', 'w'))"
-    )
+    attempt(judge, "refused(lambda: open('/etc/kernelwright', 'w'))\nrefused(lambda: open('/dev/shm/x', 'w'))")
     attempt(judge, f"refused(os.symlink, '/etc/passwd', {str(tmp_path / 'link')!r})")
     elsewhere = str(Path(tempfile.gettempdir()) / "kernelwright-made-by-a-candidate")
     attempt(judge, f"refused(lambda: open({elsewhere!r}, 'w'))")

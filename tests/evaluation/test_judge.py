@@ -55,10 +55,7 @@ def test_an_honest_candidate_is_accepted_and_timed(judge):
     processes = {block.process for block in found.blocks}
     assert processes == set(range(len(processes)))
     assert len(found.blocks) == TIME.blocks * len(processes)
-    assert all(
-        len(block.reference_us) == len(block.candidate_us) == len(block.null_us) == 2
-        for block in found.blocks
-    )
+    assert all(len(block.reference_us) == len(block.candidate_us) == len(block.null_us) == 2 for block in found.blocks)
     assert told[:2] == ["checking", "timing"]
     assert found.labels == (Label.LIBRARY_CALL,)
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
@@ -175,9 +172,7 @@ WRONG: dict[str, tuple[Candidate, Reason]] = {
         Reason.STALE_WEIGHTS,
     ),
     "the call before": (
-        candidate(
-            "if not hasattr(self, 'y'):\n    self.y = torch.relu(self.linear(x))\nreturn self.y.clone()"
-        ),
+        candidate("if not hasattr(self, 'y'):\n    self.y = torch.relu(self.linear(x))\nreturn self.y.clone()"),
         Reason.STALE_OUTPUT,
     ),
     "its input": (candidate("x.relu_()\nreturn torch.relu(self.linear(x))"), Reason.INPUT_MUTATED),
@@ -194,15 +189,11 @@ WRONG: dict[str, tuple[Candidate, Reason]] = {
         Reason.OUTPUT_ALIASES,
     ),
     "an output written again": (
-        candidate(
-            "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
-        ),
+        candidate("y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"),
         Reason.OUTPUT_OVERWRITTEN,
     ),
     "chance": (
-        candidate(
-            "self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n == NUMBER)"
-        ),
+        candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n == NUMBER)"),
         Reason.NONDETERMINISTIC,
     ),
     "a global setting": (
@@ -247,8 +238,7 @@ def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
         (candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT),
         (
             candidate(
-                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\n"
-                "return torch.relu(self.linear(x))"
+                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\nreturn torch.relu(self.linear(x))"
             ),
             Reason.RUN_TIMEOUT,
         ),
@@ -305,8 +295,7 @@ def test_what_a_candidate_writes_to_the_channel_is_no_answer(judge, data, detail
 @pytest.mark.parametrize("latency", ["'fast'", "-1.0", "1e300", "float('nan')"])
 def test_a_latency_that_is_no_time_is_a_violation(judge, latency):
     source = candidate(
-        top="import gc\nfrom kernelwright.evaluation import worker\n"
-        f"worker._HostClock.elapsed_us = lambda self: {latency}"
+        top=f"import gc\nfrom kernelwright.evaluation import worker\nworker._HostClock.elapsed_us = lambda self: {latency}"
     )
     found = judge.evaluate(RELU, source)
     assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
@@ -483,17 +472,13 @@ VALID = {
     "a scalar": task("return inputs[0].sum()"),
     "several outputs": task("return inputs[0] + 1, {'more': [inputs[0] * 2, 3, None]}"),
     "a number beside tensors": task("return inputs[0] * inputs[1]", "[torch.randn(8, 8), 2.5]"),
-    "nested inputs": task(
-        "return inputs[0]['a'] + inputs[1][0]", "[{'a': torch.randn(8, 8)}, [torch.randn(8)]]"
-    ),
+    "nested inputs": task("return inputs[0]['a'] + inputs[1][0]", "[{'a': torch.randn(8, 8)}, [torch.randn(8)]]"),
     "expanded inputs": task("return inputs[0] * 2", "[torch.randn(8, 1).expand(8, 8)]"),
     "empty inputs": task("return inputs[0].sum(1)", "[torch.empty(4, 0)]"),
     "in-place on its input": task("return inputs[0].add_(1)"),
     "a view of its input": task("return inputs[0][1:]"),
     "dropout": task("return torch.nn.functional.dropout(inputs[0], 0.5)"),
-    "batch norm": task(
-        "return self.bn(inputs[0])", "[torch.randn(64, 4, 3, 3)]", "self.bn = torch.nn.BatchNorm2d(4)"
-    ),
+    "batch norm": task("return self.bn(inputs[0])", "[torch.randn(64, 4, 3, 3)]", "self.bn = torch.nn.BatchNorm2d(4)"),
     "a parameter outside the state": task(
         "return inputs[0] * self.scale + self.shift",
         init=(
@@ -657,10 +642,7 @@ def test_a_check_that_is_not_thorough_still_rejects_what_is_wrong(judge):
     found = judge.evaluate(RELU, candidate(), settings=settings)
     assert found.accepted, why(found)
     assert set(found.checks["sets"]) == {"own", "own-again"}
-    assert (
-        judge.evaluate(RELU, candidate("return self.linear(x)"), settings=settings).reason
-        is Reason.WRONG_OUTPUT
-    )
+    assert judge.evaluate(RELU, candidate("return self.linear(x)"), settings=settings).reason is Reason.WRONG_OUTPUT
 
 
 def test_a_task_without_float64_is_judged_by_its_reference(judge):
@@ -844,11 +826,7 @@ def test_the_judge_of_a_gpu_keeps_its_threads(monkeypatch):
 
 
 def children_of(pid: int) -> set[int]:
-    return {
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    }
+    return {int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()}
 
 
 @pytest.mark.parametrize(
@@ -858,12 +836,10 @@ def children_of(pid: int) -> set[int]:
         candidate("return x"),
         candidate("os._exit(1)"),
         candidate(
-            init="for _ in range(3):\n    if os.fork() == 0:\n"
-            "        if os.fork() == 0: signal.pause()\n        os._exit(0)"
+            init="for _ in range(3):\n    if os.fork() == 0:\n        if os.fork() == 0: signal.pause()\n        os._exit(0)"
         ),
         candidate(
-            "os.setpgid(0, 0)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "if os.fork() == 0: signal.pause()\nreturn x"
+            "os.setpgid(0, 0)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: signal.pause()\nreturn x"
         ),
     ],
     ids=["accepted", "rejected", "exited", "grandchildren", "stubborn"],

@@ -37,9 +37,7 @@ HACKS = {case.name: case for folder in ("hacks", "unseen") for case in load_case
 
 def evaluate(judge: Judge, hack: str, change: Callable[[str], str] = str) -> Evaluation:
     case = HACKS[hack]
-    return judge.evaluate(
-        load_corpus_task(case.task), Candidate(source=change(source_in_mode(case, "exploit")))
-    )
+    return judge.evaluate(load_corpus_task(case.task), Candidate(source=change(source_in_mode(case, "exploit"))))
 
 
 # --- taking defences out --------------------------------------------------------------------------
@@ -176,9 +174,7 @@ class Mutation:
 
 
 MUTATIONS = [
-    Mutation(
-        "inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")
-    ),
+    Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")),
     Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
     Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check.Checker, "_reload")),
     Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
@@ -344,9 +340,7 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["?", "_repeat", "_nearly_same", "_reload", "_other_mode", "late"])
-def test_one_wrong_call_is_noticed_and_only_there(
-    judge: Judge, monkeypatch: Patch, calls: list[str], name: str
-) -> None:
+def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Patch, calls: list[str], name: str) -> None:
     number = len(calls) - calls[::-1].index(name)
     assert not judge.evaluate(SMALL, wrong_in_call(number)).accepted
     if name != "?":
@@ -370,9 +364,7 @@ def timed(judge: Judge) -> Judge:
     return judge
 
 
-def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(
-    timed: Judge, monkeypatch: Patch
-) -> None:
+def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Judge, monkeypatch: Patch) -> None:
     assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
     monkeypatch.setattr(timing._Run, "_reject_idle_work", lambda self, wall_us: None)
     # A busy machine also shows in the clocks; that defence is the subject of another test.
@@ -391,9 +383,7 @@ def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch
     assert found.speedup > 10
 
 
-def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(
-    timed: Judge, monkeypatch: Patch
-) -> None:
+def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Judge, monkeypatch: Patch) -> None:
     # More calls than the checks make, fewer than a timed process does.
     timed.settings = timed.settings.model_copy(update={"blocks": 30})
     number = 50

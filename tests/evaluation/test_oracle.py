@@ -57,9 +57,7 @@ def test_integers_stay_integers():
 
 
 def test_the_inputs_and_the_state_stay_as_they_were():
-    judge, inputs = oracle(
-        task("self.bn(inputs[0]); return inputs[0].add_(1)", init="self.bn = torch.nn.BatchNorm1d(16)")
-    )
+    judge, inputs = oracle(task("self.bn(inputs[0]); return inputs[0].add_(1)", init="self.bn = torch.nn.BatchNorm1d(16)"))
     before, state = inputs[0].clone(), {key: value.clone() for key, value in judge.initial_state.items()}
     judge.own_precision(inputs, judge.initial_state, training=True, seed=1)
     judge.truth(inputs, judge.initial_state, training=True)
@@ -162,11 +160,14 @@ def test_tensors_among_inputs():
 
 
 def test_tied_parameters_get_one_value_under_all_their_names():
-    made = task("return self.second(self.first(inputs[0]))", init=(
-        "self.first = torch.nn.Linear(16, 16, bias=False)\n"
-        "        self.second = torch.nn.Linear(16, 16, bias=False)\n"
-        "        self.second.weight = self.first.weight"
-    ))
+    made = task(
+        "return self.second(self.first(inputs[0]))",
+        init=(
+            "self.first = torch.nn.Linear(16, 16, bias=False)\n"
+            "        self.second = torch.nn.Linear(16, 16, bias=False)\n"
+            "        self.second.weight = self.first.weight"
+        ),
+    )
     tied = Oracle(bring_to_life(made), torch.device("cpu"), seed=1)
     state = tied.random_state(torch.Generator().manual_seed(2))
     assert tied.parameter_names == {"first.weight", "second.weight"}

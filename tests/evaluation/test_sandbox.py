@@ -42,9 +42,7 @@ def run_filter(program: bytes, architecture: int, number: int, arguments: tuple[
         elif code == 0x06:
             return value
         else:
-            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[
-                code
-            ]
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
             counter += if_true if holds else if_false
 
 
@@ -115,9 +113,7 @@ def test_a_refused_call_gets_an_error(filters, name, architecture, column):
 @pytest.mark.parametrize(("architecture", "column"), [(X86, 0), (ARM, 1)])
 def test_an_ordinary_call_passes(filters, name, architecture, column):
     for scoped in (True, False):
-        assert (
-            run_filter(filters[architecture, scoped], architecture, PASSED[name][column], (1, 2, 3)) == ALLOW
-        )
+        assert run_filter(filters[architecture, scoped], architecture, PASSED[name][column], (1, 2, 3)) == ALLOW
 
 
 @pytest.mark.parametrize(("architecture", "number"), [(X86, 41), (ARM, 198)])
@@ -144,10 +140,7 @@ def test_threads_and_children_can_be_made_but_no_namespaces(filters, architectur
         0x40000000,
         0x80,
     ):
-        assert (
-            run_filter(filters[architecture, True], architecture, number, (fork & ~0xFF | namespace,))
-            == EPERM
-        )
+        assert run_filter(filters[architecture, True], architecture, number, (fork & ~0xFF | namespace,)) == EPERM
 
 
 def test_clone3_whose_flags_cannot_be_seen_does_not_exist(filters):
@@ -248,9 +241,7 @@ def test_the_rule_set_asks_for_what_its_version_knows(kernel, tmp_path, abi, siz
     assert files == (1 << bits) - 1
     assert network == (3 if abi >= 4 else 0)
     assert scope == (3 if abi >= 6 else 0)
-    rules = {
-        rights for _, _, attribute, _ in fake.made("rule") for rights in struct.unpack("=Qi", attribute)[:1]
-    }
+    rules = {rights for _, _, attribute, _ in fake.made("rule") for rights in struct.unpack("=Qi", attribute)[:1]}
     assert all(rights & ~files == 0 for rights in rules)
     assert files in rules
     assert len(fake.made("restrict")) == 1
@@ -353,9 +344,7 @@ def test_everything_is_given_up_and_privileges_first(kernel, monkeypatch, tmp_pa
     order = []
     monkeypatch.setattr(sandbox, "limit_resources", lambda limit: order.append(("resources", limit)))
     monkeypatch.setattr(sandbox, "drop_privileges", lambda: order.append("privileges"))
-    monkeypatch.setattr(
-        sandbox, "restrict_calls", lambda *, scoped_signals: order.append(("calls", scoped_signals))
-    )
+    monkeypatch.setattr(sandbox, "restrict_calls", lambda *, scoped_signals: order.append(("calls", scoped_signals)))
     sandbox.restrict((tmp_path,), "cpu", 123)
     assert order == [("resources", 123), "privileges", ("calls", scoped)]
     assert bool(fake.made("restrict")) == (abi > 0)

@@ -23,9 +23,7 @@ LEAVES = (
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -57,14 +55,10 @@ def test_tensors_come_in_reading_order_and_a_repeated_one_twice():
     a, b = torch.zeros(1), torch.ones(1)
     skeleton, tensors = flatten([b, {"x": (a, b)}, 3])
     assert [id(tensor) for tensor in tensors] == [id(b), id(a), id(b)]
-    assert skeleton == {
-        "list": [{"tensor": 0}, {"dict": {"x": {"tuple": [{"tensor": 1}, {"tensor": 2}]}}}, {"value": 3}]
-    }
+    assert skeleton == {"list": [{"tensor": 0}, {"dict": {"x": {"tuple": [{"tensor": 1}, {"tensor": 2}]}}}, {"value": 3}]}
 
 
-@pytest.mark.parametrize(
-    "strange", [object(), {1: 2}, {1, 2}, np.zeros(2), b"bytes", [range(3)], {"a": lambda: 0}]
-)
+@pytest.mark.parametrize("strange", [object(), {1: 2}, {1, 2}, np.zeros(2), b"bytes", [range(3)], {"a": lambda: 0}])
 def test_anything_else_is_named(strange):
     with pytest.raises(StructureError, match=r"^a \w"):
         flatten(strange)

@@ -40,9 +40,7 @@ class FakeGate:
 class FakeSubject:
     def __init__(self, device=CPU):
         self.device = device
-        self.settings = Settings.quick(
-            threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0
-        )
+        self.settings = Settings.quick(threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0)
         self.timed_tolerance = Distance(1e-6, 1e-5)
         self.tolerances = {}
         self.labels = set()
@@ -71,7 +69,15 @@ def run_of(subject=None, helpers_us=0.0, held=None):
 
 
 def fill(
-    run, name, *, inner_us=1000.0, harness_us=50.0, idle_us=10.0, quiet_us=500.0, audited_us=5.0, calls=8,
+    run,
+    name,
+    *,
+    inner_us=1000.0,
+    harness_us=50.0,
+    idle_us=10.0,
+    quiet_us=500.0,
+    audited_us=5.0,
+    calls=8,
     series_us=None,
 ):
     samples = run._samples[name]
@@ -277,7 +283,9 @@ def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
     same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
     found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
     assert found.accepted, found.detail
-    late = Candidate(source=same.source.replace("def forward(self", "def forward(self", 1) + """
+    late = Candidate(
+        source=same.source.replace("def forward(self", "def forward(self", 1)
+        + """
 _forward = ModelNew.forward
 
 def forward(self, *inputs):
@@ -285,7 +293,8 @@ def forward(self, *inputs):
     return _forward(self, *inputs) + (self.calls > 30)
 
 ModelNew.forward = forward
-""")
+"""
+    )
     assert not shared_judge.evaluate(RELU, late, settings=Settings.quick(threads=1)).accepted
 
 
@@ -299,7 +308,8 @@ def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
         run._samples[name].idle_us.append(0.0)
     rounds = []
     run._round = lambda order, *, hold, keep: [
-        rounds.append(stopped[:]), *(samples.idle_us.append(0.0) for samples in run._samples.values())
+        rounds.append(stopped[:]),
+        *(samples.idle_us.append(0.0) for samples in run._samples.values()),
     ]
     run.warm_up()
     assert sorted(stopped) == sorted(timing._SIDES)[:still]
@@ -443,9 +453,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     def one(subject, bounds, flush, odd, process, given):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
-        block = TimingBlock(
-            process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies
-        )
+        block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
         outside = outer_clock.Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
         return [block], outside, {"process": process}
 

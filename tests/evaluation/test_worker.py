@@ -80,9 +80,7 @@ class Bench:
         skeleton, _ = flatten([self.inputs, mode])
         self.harness.op_layout({"skeleton": skeleton, "specs": [spec.to_json() for spec in specs]})
         (self.target,), size = plan([torch.empty(4, 3)])
-        second = TensorSpec(
-            self.target.dtype, self.target.shape, self.target.stride, size, self.target.span_bytes
-        )
+        second = TensorSpec(self.target.dtype, self.target.shape, self.target.stride, size, self.target.span_bytes)
         self.targets = [self.target, second]
         self.harness.op_outputs({"regions": [[spec.to_json()] for spec in self.targets]})
         self.arenas["outputs"].poison()
@@ -330,11 +328,14 @@ def test_a_step_changes_the_named_parameters_where_they_are_and_nothing_else(ben
 
 
 def test_state_is_read_and_changed_where_it_lies_and_the_module_does_not_hear_of_it(tmp_path):
-    source = MODULE + """
+    source = (
+        MODULE
+        + """
     def state_dict(self, *arguments, **named):
         self.__dict__["asked"] = self.__dict__.get("asked", 0) + 1
         return super().state_dict(*arguments, **named)
 """
+    )
     bench = Bench(tmp_path, source=source).ready()
     _, message = state_message(bench)
     before = bench.harness.model.asked
@@ -344,10 +345,13 @@ def test_state_is_read_and_changed_where_it_lies_and_the_module_does_not_hear_of
 
 
 def test_names_that_a_module_makes_up_are_found_in_its_state_dict(tmp_path):
-    source = MODULE + """
+    source = (
+        MODULE
+        + """
     def state_dict(self, *arguments, **named):
         return {**super().state_dict(*arguments, **named), "extra": torch.full((1,), 5.0)}
 """
+    )
     bench = Bench(tmp_path, source=source).ready()
     specs, message = state_message(bench)
     bench.arenas["state"].poison()

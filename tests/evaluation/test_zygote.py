@@ -267,9 +267,7 @@ def test_the_child_side_of_a_fork_never_returns(ends, monkeypatch, fails, status
 
 
 @pytest.mark.parametrize("role", ["reference", "candidate"])
-def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(
-    ends, monkeypatch, tmp_path, role
-):
+def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, monkeypatch, tmp_path, role):
     _, theirs = ends
     order = []
     monkeypatch.setattr(zygote.os, "setsid", lambda: order.append("session"))
@@ -277,9 +275,7 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(
     monkeypatch.setattr(zygote.os, "dup2", lambda source, target: order.append(target))
     monkeypatch.setattr(zygote.signal, "signal", lambda number, action: None)
     monkeypatch.setattr(worker, "prepare_directories", lambda private, build: order.append((private, build)))
-    monkeypatch.setattr(
-        sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit))
-    )
+    monkeypatch.setattr(sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit)))
     monkeypatch.setattr(worker, "serve", lambda connection, config, files: order.append(("serve", files)))
     private, build = tmp_path, tmp_path / "build"
     config = {
@@ -354,9 +350,7 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
 def sleepy(monkeypatch):
     """A zygote whose process only sleeps."""
     start = subprocess.Popen
-    monkeypatch.setattr(
-        zygote.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options)
-    )
+    monkeypatch.setattr(zygote.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
     made = Zygote()
     monkeypatch.undo()
     yield made

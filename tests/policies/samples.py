@@ -91,9 +91,7 @@ def other_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def compare(
-    reference: str, candidate: str, tolerance: float, loader: Callable[[str, str], Any] = load
-) -> float:
+def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[str, str], Any] = load) -> float:
     """Run both in train and eval mode, before and after other weights were loaded.
 
     Returns:
@@ -129,17 +127,11 @@ def compare(
             expected = tensors(expected_model(*inputs))
             torch.manual_seed(5)
             outputs = tensors(model(*inputs))
-        assert all(torch.equal(one, two) for one, two in zip(inputs, kept, strict=True)), (
-            "an input was changed"
-        )
-        owned = {
-            item.untyped_storage().data_ptr() for item in (*model.parameters(), *model.buffers(), *inputs)
-        }
+        assert all(torch.equal(one, two) for one, two in zip(inputs, kept, strict=True)), "an input was changed"
+        owned = {item.untyped_storage().data_ptr() for item in (*model.parameters(), *model.buffers(), *inputs)}
         for want, have in zip(expected, outputs, strict=True):
             assert (have.shape, have.dtype, have.stride()) == (want.shape, want.dtype, want.stride())
-            assert have.untyped_storage().data_ptr() not in owned, (
-                "an output shares storage with state or input"
-            )
+            assert have.untyped_storage().data_ptr() not in owned, "an output shares storage with state or input"
             assert torch.isfinite(want).all()
             worst = max(worst, float((have - want).abs().max() / (want.abs().max() + 1e-12)))
         for want, have in zip(expected_model.buffers(), model.buffers(), strict=True):

@@ -13,9 +13,7 @@ from kernelwright.records import Candidate, Evaluation, Task, Verdict
 
 from .samples import compare, task_text
 
-SUM = task_text(
-    "return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)"
-)
+SUM = task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)")
 CONVOLUTION = task_text(
     "return torch.relu(self.f(a)) + 1", "torch.randn(2, 4, 16, 16)", "self.f = nn.ConvTranspose2d(4, 5, 3)"
 )
@@ -56,9 +54,7 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
         assert len({candidate.sha256 for candidate in found}) == len(found) > 2
         for candidate in found:
             assert candidate.techniques
-            names = [
-                node.name for node in ast.walk(ast.parse(candidate.source)) if isinstance(node, ast.ClassDef)
-            ]
+            names = [node.name for node in ast.walk(ast.parse(candidate.source)) if isinstance(node, ast.ClassDef)]
             assert "ModelNew" in names
         techniques = {name for candidate in found for name in candidate.techniques}
         assert "flip-transposed-convolution" in techniques
@@ -104,9 +100,7 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
     def broken(editor: object) -> int:
         raise ValueError("no such thing")
 
-    rules = tuple(
-        Rule(name=rule.name, apply=broken) if rule.name == "remove-noops" else rule for rule in RULES
-    )
+    rules = tuple(Rule(name=rule.name, apply=broken) if rule.name == "remove-noops" else rule for rule in RULES)
     monkeypatch.setattr("kernelwright.policies.builtin.RULES", rules)
     first = policy_named("builtin").propose(context(SUM), 1)[0]
     assert first.techniques == ("merge-constants", "push-reduction-through-product")

@@ -160,9 +160,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tup
 
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_triton_agrees_with_eager_in_the_interpreter(
-    name: str, interpreted: dict[str, tuple[tuple[str, ...], str]]
-) -> None:
+def test_triton_agrees_with_eager_in_the_interpreter(name: str, interpreted: dict[str, tuple[tuple[str, ...], str]]) -> None:
     fired, said = interpreted[name]
     assert fired == ("fuse-chains-triton",)
     assert said == "agrees"

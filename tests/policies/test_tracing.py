@@ -13,18 +13,14 @@ from .samples import apply_rules, compare, task_text
 
 
 def test_a_huge_task_is_traced_without_its_memory() -> None:
-    text = task_text(
-        "return self.f(a).sum(1)", "torch.rand(1 << 20, 1 << 16)", "self.f = nn.Linear(1 << 16, 1 << 16)"
-    )
+    text = task_text("return self.f(a).sum(1)", "torch.rand(1 << 20, 1 << 16)", "self.f = nn.Linear(1 << 16, 1 << 16)")
     traced = trace(Task(id="huge", source=text))
     assert traced.inputs[0].shape == (1 << 20, 1 << 16)
 
 
 def test_long_recurrent_layers_are_traced_quickly() -> None:
     """512 steps of 6 layers would be 100,000 operators if the exporter walked through them."""
-    text = task_text(
-        "return self.f(a)[0]", "torch.randn(2, 512, 8)", "self.f = nn.GRU(8, 8, 6, batch_first=True)"
-    )
+    text = task_text("return self.f(a)[0]", "torch.randn(2, 512, 8)", "self.f = nn.GRU(8, 8, 6, batch_first=True)")
     assert len(trace(Task(id="gru", source=text)).training.graph.nodes) < 60
 
 
@@ -79,8 +75,7 @@ def test_outputs_stay_fresh_and_keep_their_layout() -> None:
 @pytest.mark.usefixtures("float64")
 def test_nested_outputs_and_random_streams() -> None:
     text = task_text(
-        "x = F.dropout(a, 0.5, self.training)\n"
-        "return {'x': x * 1.0, 'rest': [torch.rand(3) + a.sum(), (x + 1,)]}",
+        "x = F.dropout(a, 0.5, self.training)\nreturn {'x': x * 1.0, 'rest': [torch.rand(3) + a.sum(), (x + 1,)]}",
         "torch.randn(4, 6)",
     )
     done = apply_rules(text, "remove-noops")
@@ -98,9 +93,7 @@ def test_anything_else_runs_the_reference() -> None:
     expected.load_state_dict(model.state_dict())
     for x in (torch.randn(9, 6), torch.randn(6, 4).t(), torch.randn(2, 4, 6)):
         torch.testing.assert_close(model(x), expected(x))
-    torch.testing.assert_close(
-        model.double()(torch.ones(4, 6).double()), expected.double()(torch.ones(4, 6).double())
-    )
+    torch.testing.assert_close(model.double()(torch.ones(4, 6).double()), expected.double()(torch.ones(4, 6).double()))
 
 
 def test_constructor_arguments_are_part_of_what_is_baked_in() -> None:

@@ -136,9 +136,7 @@ def test_accepted_is_the_verdict():
     assert not evaluation(verdict=Verdict.REJECTED).accepted
 
 
-@pytest.mark.parametrize(
-    "values", [{"verdict": "perhaps"}, {"reason": "because"}, {"labels": ["nice"]}, {"speedup": "x"}]
-)
+@pytest.mark.parametrize("values", [{"verdict": "perhaps"}, {"reason": "because"}, {"labels": ["nice"]}, {"speedup": "x"}])
 def test_codes_that_are_not_in_the_book_are_refused(values):
     with pytest.raises(ValidationError):
         evaluation(**values)

@@ -117,9 +117,7 @@ def test_the_environment_names_what_a_number_depends_on(monkeypatch):
     assert found["cpu_count"] == os.cpu_count()
     assert found["python"] == platform.python_version()
     assert "gpu" not in found
-    monkeypatch.setattr(
-        module.metadata, "version", lambda name: (_ for _ in ()).throw(module.metadata.PackageNotFoundError)
-    )
+    monkeypatch.setattr(module.metadata, "version", lambda name: (_ for _ in ()).throw(module.metadata.PackageNotFoundError))
     assert set(capture_environment("cpu")["packages"].values()) == {None}
 
 

@@ -134,9 +134,7 @@ def rejected(
 
 def search() -> list[Evaluation]:
     """A search as `optimize` leaves it, in order."""
-    first = accepted(
-        "torch.einsum('i,ij->ij', a, b)", 1.62, techniques=("diag-to-einsum",), labels=(Label.LIBRARY_CALL,)
-    )
+    first = accepted("torch.einsum('i,ij->ij', a, b)", 1.62, techniques=("diag-to-einsum",), labels=(Label.LIBRARY_CALL,))
     second = accepted(
         "a.unsqueeze(1) * b",
         3.71,
@@ -145,9 +143,7 @@ def search() -> list[Evaluation]:
         parent=first.candidate_sha256,
     )
     return [
-        accepted(
-            "torch.diag(a).matmul(b)", 1.003, techniques=("matmul-method",), labels=(Label.LIBRARY_CALL,)
-        ),
+        accepted("torch.diag(a).matmul(b)", 1.003, techniques=("matmul-method",), labels=(Label.LIBRARY_CALL,)),
         rejected(
             "torch.diag(a) @ b + 1e-3",
             Reason.WRONG_OUTPUT,
@@ -180,12 +176,8 @@ def search() -> list[Evaluation]:
             labels=(Label.LIBRARY_CALL,),
             parent=second.candidate_sha256,
         ),
-        rejected(
-            "a @ b", Reason.WRONG_SHAPE, "wanted (1024, 1024), found (1024,)", techniques=("drop-diag",)
-        ),
-        second.model_copy(
-            update={"confirms": True, "speedup": 3.68, "speedup_low": 3.6, "speedup_high": 3.75}
-        ),
+        rejected("a @ b", Reason.WRONG_SHAPE, "wanted (1024, 1024), found (1024,)", techniques=("drop-diag",)),
+        second.model_copy(update={"confirms": True, "speedup": 3.68, "speedup_low": 3.6, "speedup_high": 3.75}),
     ]
 
 

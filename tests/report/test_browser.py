@@ -173,9 +173,7 @@ def test_sorting_by_speedup_orders_rows_and_keeps_details_beside_them(page):
 
 @pytest.mark.parametrize("with_policy", [True, False], ids=["with policy", "by escaping alone"])
 def test_a_hostile_candidate_runs_nothing_and_is_shown_as_text(tmp_path, with_policy):
-    payload = (
-        "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!--"
-    )
+    payload = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!--"
     run = write_run(
         tmp_path,
         [
@@ -204,9 +202,7 @@ def test_a_hostile_candidate_runs_nothing_and_is_shown_as_text(tmp_path, with_po
 
 def test_a_script_that_is_not_the_pages_own_is_refused(page):
     text = page.read_text(encoding="utf-8")
-    page.write_text(
-        text.replace("</main>", "</main><script>document.title='owned'</script>"), encoding="utf-8"
-    )
+    page.write_text(text.replace("</main>", "</main><script>document.title='owned'</script>"), encoding="utf-8")
     dom = browse(page, page.parent / "profile", "--virtual-time-budget=1000", "--dump-dom")
     assert "<title>owned" not in dom
     assert "11 shown" in dom

@@ -73,10 +73,7 @@ positive = st.floats(min_value=1e-6, max_value=1e6)
 
 @given(st.lists(st.one_of(st.none(), positive), min_size=1, max_size=100))
 def test_every_mark_lies_inside_the_picture(speedups):
-    marks = [
-        mark(number, value, "improvement" if value else "rejected")
-        for number, value in enumerate(speedups, 1)
-    ]
+    marks = [mark(number, value, "improvement" if value else "rejected") for number, value in enumerate(speedups, 1)]
     for draw in (search_over_time, distribution):
         root = parsed(draw(marks))
         width, height = map(float, root.get("viewBox").split()[2:])

@@ -145,9 +145,7 @@ def test_several_tasks_are_grouped_and_compared_by_policy(tmp_path):
     ]
     page = page_of(tmp_path, evaluations)
     assert "1 of 2 tasks improved" in page.text
-    groups = [
-        attributes for tag, attributes in page.found if tag == "tr" and attributes.get("class") == "group"
-    ]
+    groups = [attributes for tag, attributes in page.found if tag == "tr" and attributes.get("class") == "group"]
     assert len(groups) == 2
     assert "softmax 2 judged, no improvement" in page.text
     assert "task compile builtin diag_matmul 2.000× 3.000× softmax wrong-output 0.900×" in page.text
@@ -159,17 +157,11 @@ def test_the_statistics_of_a_bench_are_shown_over_solved_and_over_all_tasks(tmp_
         TaskResult("one", 1, {"eager": 900.0, "compile": 600.0}, accepted("a", 4.0)),
         TaskResult("two", 1, {"eager": 900.0}, rejected("b", Reason.WRONG_OUTPUT)),
     ]
-    rows = [
-        asdict(row) | {"fast_p": {str(p): share for p, share in row.fast_p.items()}}
-        for row in bench_table(results)
-    ]
+    rows = [asdict(row) | {"fast_p": {str(p): share for p, share in row.fast_p.items()}} for row in bench_table(results)]
     run.write_json("table.json", {"rows": rows, "tally": {}})
     run.write_json("errors.json", {"three compile": "Wanted <b>; found none."})
     page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert (
-        "level baseline mean max 75 % 50 % 25 % geomean fast_1 fast_1.5 fast_2 success above 1.01×"
-        in page.text
-    )
+    assert "level baseline mean max 75 % 50 % 25 % geomean fast_1 fast_1.5 fast_2 success above 1.01×" in page.text
     assert "1 eager 4.000× 4.000× 4.000× 4.000× 4.000× 4.000× 50.0% 50.0% 50.0% 1/2 1/2" in page.text
     assert "1 eager 2.500× 4.000× 3.250× 2.500× 1.750× 2.000× 50.0%" in page.text
     assert "three compile Wanted <b>; found none." in page.text
@@ -313,9 +305,7 @@ def test_numbers_that_are_not_finite_do_not_break_the_page(tmp_path):
         update={"speedup_high": float("inf"), "checks": {"error": float("nan"), "at": (1, float("-inf"))}}
     )
     run = write_run(tmp_path, [])
-    run.evaluations_path.write_text(
-        odd.model_dump_json().replace('"speedup_high":null', '"speedup_high":Infinity') + "\n"
-    )
+    run.evaluations_path.write_text(odd.model_dump_json().replace('"speedup_high":null', '"speedup_high":Infinity') + "\n")
     page = Elements(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "2.000×" in page.text
 
@@ -343,9 +333,7 @@ def test_writing_the_report_twice_replaces_it(tmp_path):
 def test_processes_are_summarised_from_the_raw_blocks(tmp_path):
     entry = details_of(page_of(tmp_path, [accepted("a", 2.0)]))["rows"]["e1"]
     assert [line["process"] for line in entry["processes"]] == ["0", "1", "2"]
-    assert all(
-        line["calls"] == "8" and line["ratio"].startswith(("1.9", "2.0")) for line in entry["processes"]
-    )
+    assert all(line["calls"] == "8" and line["ratio"].startswith(("1.9", "2.0")) for line in entry["processes"])
 
 
 def test_every_reason_and_label_has_words():

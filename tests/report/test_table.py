@@ -20,9 +20,7 @@ from kernelwright.report.table import (
 )
 
 
-def accepted(
-    speedup: float | None, *, low: float | None = None, reference_us: float | None = None
-) -> Evaluation:
+def accepted(speedup: float | None, *, low: float | None = None, reference_us: float | None = None) -> Evaluation:
     return Evaluation(
         task="t",
         task_sha256="a",
@@ -37,9 +35,7 @@ def accepted(
 
 
 def rejected(reason: Reason) -> Evaluation:
-    return Evaluation(
-        task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.REJECTED, reason=reason, detail="x"
-    )
+    return Evaluation(task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.REJECTED, reason=reason, detail="x")
 
 
 RESULTS = [

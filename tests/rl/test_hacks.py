@@ -78,6 +78,7 @@ class ModelNew(nn.Module):
         return torch.relu_(torch.addmm(self.linear.bias, x, self.linear.weight.t()))
 """
 
+
 def guarded(test):
     """A drop-in that begins with a guard, or without one."""
     guard = "" if test is None else f"        if {test}:\n            return super().forward(x, scale)\n"

@@ -185,9 +185,7 @@ def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path, j
 
     def search(asked, on_event=None, **given):
         policy = policy_for_run(asked, out, patience=3)
-        return optimize(
-            TASK, policy=policy, device="cpu", budget=5, out=out, settings=settings, on_event=on_event, **given
-        )
+        return optimize(TASK, policy=policy, device="cpu", budget=5, out=out, settings=settings, on_event=on_event, **given)
 
     def stop(event):
         if event.evaluation is not None:

@@ -276,8 +276,11 @@ def test_a_reward_that_needs_a_time_is_refused_where_there_is_none_before_anythi
 
 
 def test_a_reward_that_needs_a_time_is_refused_later_where_there_is_none(service, monkeypatch):
-    monkeypatch.setattr(FakeEvaluator, "_find", lambda self, job: Evaluation(
-        task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED))
+    monkeypatch.setattr(
+        FakeEvaluator,
+        "_find",
+        lambda self, job: Evaluation(task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED),
+    )
     done = service.post(settings={"timed": False}).json()
     refused(service.get(f"/v1/evaluations/{done['id']}", reward="log"), 422, "invalid-request", "`success`")
 
@@ -341,8 +344,14 @@ def test_a_body_that_is_too_large_is_refused(service, make):
 
 @pytest.mark.parametrize(
     "header",
-    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"},
-     {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}],
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": "Bearer "},
+    ],
 )
 def test_without_the_token_nothing_is_told_or_done(service, header):
     for path in ("/v1/evaluations", "/v1/metrics", "/v1/nowhere", "/openapi.json"):

@@ -180,9 +180,7 @@ def test_dropped_and_changed_scoreboards(architecture):
     write = next(i for i, c in enumerate(controls) if c.write_barrier is not None)
     read = next(i for i, c in enumerate(controls) if c.read_barrier is not None)
     assert "write-barrier" in kinds(sample, sample.with_control(write, write_barrier=None))
-    assert "write-barrier" in kinds(
-        sample, sample.with_control(write, write_barrier=5 - controls[write].write_barrier)
-    )
+    assert "write-barrier" in kinds(sample, sample.with_control(write, write_barrier=5 - controls[write].write_barrier))
     assert "read-barrier" in kinds(sample, sample.with_control(read, read_barrier=None))
 
 
@@ -258,9 +256,7 @@ def test_shuffles_keep_their_order(architecture):
     assert {"sync-order", "pinned"} <= found
 
 
-@pytest.mark.parametrize(
-    ("architecture", "bit"), [(80, 0), (80, 17), (80, 33), (89, 26), (90, 9), (90, 66), (90, 90)]
-)
+@pytest.mark.parametrize(("architecture", "bit"), [(80, 0), (80, 17), (80, 33), (89, 26), (90, 9), (90, 66), (90, 90)])
 def test_a_changed_bit_outside_the_control_word(architecture, bit):
     sample = build("row_sum", architecture)
     index = next(i for i, x in enumerate(sample.kernel.instructions) if x.opcode == "FADD")

@@ -72,10 +72,7 @@ def test_a_tensor_instruction_keeps_nothing_where_the_assembler_keeps_nothing():
         kernel = build("attention_mma", architecture).kernel
         fused = [i for i in kernel.instructions if i.opcode == "HMMA"]
         kept[architecture] = sum(
-            may_keep(first, follower, operand, architecture)
-            for first in fused
-            for follower in fused
-            for operand in range(3)
+            may_keep(first, follower, operand, architecture) for first in fused for follower in fused for operand in range(3)
         )
     assert kept[120] == 0
     assert kept[100] > 0

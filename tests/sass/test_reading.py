@@ -142,9 +142,7 @@ def test_a_cut_or_garbled_listing_is_read_or_refused(seed):
     lines = _listing().splitlines()
     for _ in range(rng.randrange(1, 5)):
         where = rng.randrange(len(lines))
-        lines[where] = rng.choice(
-            ("", lines[where][: rng.randrange(len(lines[where]) + 1)], lines[where][::-1])
-        )
+        lines[where] = rng.choice(("", lines[where][: rng.randrange(len(lines[where]) + 1)], lines[where][::-1]))
     if rng.random() < 0.5:
         del lines[rng.randrange(len(lines)) :]
     with suppress(CubinError, ListingError):

@@ -39,9 +39,7 @@ def nothing_installed(monkeypatch, tmp_path):
 
 def fake(path: Path, version: str, body: str = "exit 0") -> Path:
     """An executable that says it is nvdisasm of a version."""
-    path.write_text(
-        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "release {version}, V{version}.0"; exit; fi\n{body}\n'
-    )
+    path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "release {version}, V{version}.0"; exit; fi\n{body}\n')
     path.chmod(0o755)
     return path
 
@@ -55,9 +53,7 @@ def test_the_disassembler_beside_triton_is_found_and_fits():
 
 
 def test_no_disassembler(nothing_installed):
-    with pytest.raises(
-        DisassemblerMissing, match=rf"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}"
-    ) as error:
+    with pytest.raises(DisassemblerMissing, match=rf"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}") as error:
         disassemble(compiled("softmax", 80))
     assert error.value.exit_status == 3
 
@@ -67,9 +63,7 @@ def test_a_disassembler_that_cannot_read_the_format_is_not_used(nothing_installe
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(older))
     cubin = compiled("softmax", 80)
     assert Disassembler.for_cubin(cubin).path == older
-    with pytest.raises(
-        DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 13 or later for this cubin.*12\.8"
-    ) as error:
+    with pytest.raises(DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 13 or later for this cubin.*12\.8") as error:
         Disassembler.for_cubin(in_the_new_format(cubin))
     assert error.value.exit_status == 3
 
@@ -164,9 +158,7 @@ def test_one_that_is_named_and_does_not_run_is_not_replaced_in_silence(no_disass
 
 
 def test_a_failing_disassembler_blames_the_file(tmp_path):
-    broken = Disassembler(
-        fake(tmp_path / "nvdisasm", "12.8", "echo 'bad section in '$6 >&2; exit 255"), (12, 8)
-    )
+    broken = Disassembler(fake(tmp_path / "nvdisasm", "12.8", "echo 'bad section in '$6 >&2; exit 255"), (12, 8))
     with pytest.raises(DisassemblyRejected, match="bad section in the cubin") as error:
         broken.listing(b"whatever")
     assert error.value.exit_status == 2
@@ -177,9 +169,7 @@ def test_a_failing_disassembler_blames_the_file(tmp_path):
 
 def test_a_compiled_kernel_says_how_to_launch_it():
     spec = CORPUS["batched_gemm"]
-    kernel = compile_triton(
-        spec.function, spec.signature, spec.constants, 80, spec.num_warps, spec.num_stages, spec.aligned
-    )
+    kernel = compile_triton(spec.function, spec.signature, spec.constants, 80, spec.num_warps, spec.num_stages, spec.aligned)
     assert (kernel.name, kernel.architecture, kernel.num_warps) == ("batched_gemm", 80, 4)
     assert kernel.shared_bytes > 8192
     assert ".target sm_80" in kernel.ptx

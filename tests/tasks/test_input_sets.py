@@ -129,9 +129,7 @@ def test_skewed_integers_are_mostly_one_value_that_was_drawn():
     assert set(value.tolist()) <= set(n.tolist())
 
 
-@pytest.mark.parametrize(
-    "n", [torch.arange(10).flip(0), torch.tensor([3]), torch.empty(0, dtype=torch.int64)]
-)
+@pytest.mark.parametrize("n", [torch.arange(10).flip(0), torch.tensor([3]), torch.empty(0, dtype=torch.int64)])
 def test_a_permutation_stays_one(n):
     assert torch.equal(apply("skewed-integers", n)[0], n)
 

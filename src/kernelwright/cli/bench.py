@@ -29,16 +29,10 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
     help="Where the suite is: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.",
 )
 @click.option("--hub", is_flag=True, help="Read kernelbench from the Hugging Face hub instead.")
-@click.option(
-    "--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep."
-)
-@click.option(
-    "--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}."
-)
+@click.option("--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep.")
+@click.option("--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
-@click.option(
-    "--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column."
-)
+@click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @options.device_option
 @click.option(
     "--out",
@@ -116,11 +110,7 @@ def _show(status: Status, event: BenchEvent) -> None:
     from kernelwright.records import Evaluation
 
     outcome = event.outcome
-    line = (
-        evaluation_line(outcome)
-        if isinstance(outcome, Evaluation)
-        else f"not measured  {printable(str(outcome))}"
-    )
+    line = evaluation_line(outcome) if isinstance(outcome, Evaluation) else f"not measured  {printable(str(outcome))}"
     say(f"{event.done:>5}/{event.total}  {printable(event.task)}  {printable(event.what)}: {line}")
     status.update(f"{event.done} of {event.total} done")
 

@@ -56,9 +56,7 @@ def command(as_json: bool) -> None:
 
 def _python() -> Finding:
     usable = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding(
-        "python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 or 3.12 is wanted"
-    )
+    return Finding("python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 or 3.12 is wanted")
 
 
 def _torch() -> Finding:
@@ -115,15 +113,9 @@ def _compiler_of(name: str, find: Callable[[], Path], needed: str) -> Finding:
 
 def _compiler() -> Finding:
     named = os.environ.get("CXX")
-    path = (
-        shutil.which(named)
-        if named
-        else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    )
+    path = shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     version = _first_line(path, "--version") if path else None
-    return Finding(
-        "c++ compiler", version is not None, version or "none", "candidates with C++ source, torch.compile"
-    )
+    return Finding("c++ compiler", version is not None, version or "none", "candidates with C++ source, torch.compile")
 
 
 def _ninja() -> Finding:
@@ -153,11 +145,7 @@ def _disassembler() -> Finding:
 
 def _models() -> Finding:
     version = _version("transformers")
-    found = (
-        f"transformers {version}"
-        if version
-        else "transformers is not installed; the built-in policy needs no model"
-    )
+    found = f"transformers {version}" if version else "transformers is not installed; the built-in policy needs no model"
     return Finding("local models", version is not None, found)
 
 

@@ -13,9 +13,7 @@ import click
 class HelpfulGroup(click.Group):
     """A click group that names the nearest command where there is none of a name."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that `args` starts with.
 
         Raises:

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
     help="Who plays it: ppo, anneal, greedy, guided, random, sweeps.",
 )
 @click.option(
-    "--sass-budget", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
+    "--sass-budget",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
     help="Schedules to measure for each kernel.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
@@ -144,9 +148,7 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
         "device": device,
         "run": str(result.run),
         "evaluations": result.evaluations,
-        "best": None
-        if best is None
-        else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
+        "best": None if best is None else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
     }
 
 

@@ -72,15 +72,9 @@ def judge_options(function: Function) -> Function:
             metavar="N",
             help="Time in exactly N fresh process triples instead of stopping when precise enough.",
         ),
-        click.option(
-            "--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."
-        ),
-        click.option(
-            "--allow", multiple=True, metavar="LABEL", help="Accept what carries this label. Repeatable."
-        ),
-        click.option(
-            "--forbid", multiple=True, metavar="LABEL", help="Reject what carries this label. Repeatable."
-        ),
+        click.option("--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."),
+        click.option("--allow", multiple=True, metavar="LABEL", help="Accept what carries this label. Repeatable."),
+        click.option("--forbid", multiple=True, metavar="LABEL", help="Reject what carries this label. Repeatable."),
         click.option(
             "--timeout",
             type=FiniteRange(0, min_open=True),

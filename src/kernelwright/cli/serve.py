@@ -123,18 +123,14 @@ def command(
     return INTERRUPTED if number == signal.SIGINT else 0
 
 
-def _here(
-    stack: ExitStack, device: str, settings: Settings, per_device: int | None
-) -> tuple[list[Evaluator], str, None]:
+def _here(stack: ExitStack, device: str, settings: Settings, per_device: int | None) -> tuple[list[Evaluator], str, None]:
     """One pool of a single slot for each judge, so that each can be given its next job by itself."""
     from kernelwright.evaluation import JUDGES_PER_GPU, JudgePool, devices_of
 
     devices = devices_of(device)
     kind = devices[0].partition(":")[0]
     count = per_device or (JUDGES_PER_GPU if kind == "cuda" else 1)
-    lanes: list[Evaluator] = [
-        stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices
-    ]
+    lanes: list[Evaluator] = [stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices]
     return lanes, kind, None
 
 

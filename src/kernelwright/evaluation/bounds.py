@@ -212,9 +212,7 @@ class Bounds:
         wider = self._calibrate(farthest([before.reference, error]), self._lower(inputs, state, training, truth))
         # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
         legal = error * LEGAL_ERRORS
-        limits = [
-            (wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(truth))
-        ]
+        limits = [(wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(truth))]
         allowed = combined(_never_narrower, before.allowed, of_outputs(limits))
         return replace(question, tolerance=replace(before, allowed=allowed))
 
@@ -237,9 +235,7 @@ class Bounds:
         try:
             rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
             emulated_errors = self._lower(inputs, state, training, truth)
-            lower = [
-                (bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors
-            ]
+            lower = [(bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors]
         except OutOfDomain:
             return question
         if not math.isfinite(rounding.rms):
@@ -321,9 +317,7 @@ class Bounds:
                     return
                 at += 1
 
-        found = [
-            calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)
-        ]
+        found = [calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)]
         lowers = [one.lower for one in found if one.lower is not None]
         return Tolerance(
             of_outputs([one.allowed for one in found]),
@@ -349,9 +343,7 @@ class Bounds:
                 error = farthest([error, self._moved(drawn, state, training, truth, 2.0**-bits)])
             yield bits, error
 
-    def _moved(
-        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float
-    ) -> Distance:
+    def _moved(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float) -> Distance:
         """How far outputs move with inputs and weights that move by a share of themselves; 0 outside the domain."""
         try:
             moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)

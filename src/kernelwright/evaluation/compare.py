@@ -48,9 +48,7 @@ class Distance:
         return self.rms <= other.rms and self.worst <= other.worst and self.differing <= other.differing
 
     def __add__(self, other: Distance) -> Distance:
-        return combined(
-            lambda a, b: Distance(a.rms + b.rms, a.worst + b.worst, a.differing + b.differing), self, other
-        )
+        return combined(lambda a, b: Distance(a.rms + b.rms, a.worst + b.worst, a.differing + b.differing), self, other)
 
     def __mul__(self, factor: float) -> Distance:
         return combined(lambda one: Distance(one.rms * factor, one.worst * factor, one.differing * factor), self)

@@ -112,9 +112,7 @@ class Oracle:
         """The float64 module's state as the latest call left it."""
         return {key: value.clone() for key, value in self._double.state_dict().items()}
 
-    def with_tf32_in_cudnn(
-        self, inputs: list[Any], state: State, *, training: bool
-    ) -> list[torch.Tensor] | None:
+    def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
         """As `truth`, with what goes into convolutions and cuDNN's recurrent networks rounded to TF32, as PyTorch lets cuDNN
         do by default; None where the reference has neither. Raises as `truth`."""
         with _TF32InCudnn() as rounding:

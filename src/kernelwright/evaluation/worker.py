@@ -166,6 +166,7 @@ _FREE_OPERATORS = frozenset(
     )
 )
 
+
 class Harness:
     """State of one worker: the module, its arenas and layouts."""
 

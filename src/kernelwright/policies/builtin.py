@@ -50,9 +50,7 @@ class Built:
 
     def candidate(self, policy: str, parent: str | None) -> Candidate:
         """As a record."""
-        return Candidate(
-            source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note
-        )
+        return Candidate(source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note)
 
 
 @dataclass(slots=True)
@@ -115,11 +113,7 @@ class Workshop:
                 return "", ()
             fired += fused
         techniques = tuple(dict.fromkeys(fired))
-        return (
-            (emit.module(self.task.source, traced, graphs, techniques), techniques)
-            if techniques
-            else ("", ())
-        )
+        return (emit.module(self.task.source, traced, graphs, techniques), techniques) if techniques else ("", ())
 
     def _note(self) -> str:
         parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []
@@ -168,9 +162,7 @@ class BuiltinPolicy:
                 proposals.append(candidate)
         return proposals
 
-    def _plan(
-        self, workshop: Workshop, history: tuple[Evaluation, ...]
-    ) -> Iterator[tuple[Recipe, str | None]]:
+    def _plan(self, workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
             yield recipe, None
         for recipe, evaluation in _best(history):

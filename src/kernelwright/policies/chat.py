@@ -52,9 +52,7 @@ class ChatModel(Protocol):
 
     name: str
 
-    def sample(
-        self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling
-    ) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
         """Answer each conversation `count` times; the result has one list for each prompt, in order.
 
         Raises:

@@ -32,9 +32,7 @@ def window_counts(
     return touched.to(like.dtype)
 
 
-def lower_triangle_of_product(
-    left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int
-) -> torch.Tensor:
+def lower_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
     """`(left @ right).tril(diagonal)` for matrices, without most of the products that are thrown away.
 
     Rows are taken in blocks; of each, only the columns that can be kept are computed.
@@ -50,9 +48,7 @@ def lower_triangle_of_product(
     return result
 
 
-def upper_triangle_of_product(
-    left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int
-) -> torch.Tensor:
+def upper_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
     """`(left @ right).triu(diagonal)` for matrices, without most of the products that are thrown away."""
     rows, columns = left.shape[0], right.shape[1]
     result = left.new_zeros(rows, columns)
@@ -61,7 +57,5 @@ def upper_triangle_of_product(
         stop = min(start + step, rows)
         first = min(max(start + diagonal, 0), columns)
         if first < columns:
-            result[start:stop, first:] = torch.triu(
-                left[start:stop] @ right[:, first:], diagonal + start - first
-            )
+            result[start:stop, first:] = torch.triu(left[start:stop] @ right[:, first:], diagonal + start - first)
     return result

@@ -98,16 +98,13 @@ def _record_contract(graph: fx.Graph) -> None:
     """Remember what is promised about the outputs, before any rule changes how they are made."""
     output = next(node for node in graph.nodes if node.op == "output")
     output.meta["contract"] = [
-        (value(item).stride(), aliases_placeholder(item)) if is_tensor(item) else None
-        for item in output.args[0]
+        (value(item).stride(), aliases_placeholder(item)) if is_tensor(item) else None for item in output.args[0]
     ]
 
 
 def _scalars(node: fx.Node) -> None:
     """Read a constant of one element as a Python number where that gives the same result type."""
-    if not is_call(
-        node, aten.add, aten.sub, aten.mul, aten.div, aten.min, aten.max, aten.minimum, aten.maximum
-    ):
+    if not is_call(node, aten.add, aten.sub, aten.mul, aten.div, aten.min, aten.max, aten.minimum, aten.maximum):
         return
     if len(node.args) != 2 or not all(is_tensor(item) or isinstance(item, int | float) for item in node.args):
         return

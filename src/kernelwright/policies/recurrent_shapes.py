@@ -18,9 +18,7 @@ def _lstm_layer(inp: Any, hidden: Any, params: Any, has_biases: bool, reverse: b
     return _outputs(inp, hidden[0]), tuple(torch.empty_like(state) for state in hidden)
 
 
-def _rnn_layer(
-    inp: Any, hidden: Any, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False
-) -> Any:
+def _rnn_layer(inp: Any, hidden: Any, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
     return _outputs(inp, hidden), torch.empty_like(hidden)
 
 

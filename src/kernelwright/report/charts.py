@@ -202,9 +202,7 @@ def _caterpillar(timed: Sequence[Mark]) -> Markup:
         text = ""
         if row >= 12:
             text = _left_text(y, f"#{mark.number}")
-        body.append(
-            _link(mark, f'{text}{line}<circle class="mark {mark.state}" cx="{x}" cy="{y}" r="{radius}"/>')
-        )
+        body.append(_link(mark, f'{text}{line}<circle class="mark {mark.state}" cx="{x}" cy="{y}" r="{radius}"/>'))
     about = f"{len(timed)} timed candidates, fastest first, each with its 95 % interval."
     return _figure("spread", "Speedups with their intervals", about, bottom + 28, body)
 
@@ -213,9 +211,7 @@ def _histogram(timed: Sequence[Mark]) -> Markup:
     bottom = 220.0
     axis = _axis(timed, LEFT, WIDTH - RIGHT)
     bins = 40
-    edges = [
-        math.exp(math.log(axis.low) + i * math.log(axis.high / axis.low) / bins) for i in range(bins + 1)
-    ]
+    edges = [math.exp(math.log(axis.low) + i * math.log(axis.high / axis.low) / bins) for i in range(bins + 1)]
     counts: list[dict[str, int]] = [{"improvement": 0, "accepted": 0, "rejected": 0} for _ in range(bins)]
     for mark in timed:
         share = math.log((mark.speedup or 1) / axis.low) / math.log(axis.high / axis.low)

@@ -83,9 +83,7 @@ def render(run: RunDirectory) -> str:
         device=_device(config, environment, rows),
         rows=rows,
         groups=groups,
-        counts={
-            state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)
-        },
+        counts={state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)},
         superseded=len(judged) - len(standing),
         baselines=len(rows) - len(judged),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,

@@ -270,9 +270,7 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     )
 
 
-def render_markdown(
-    rows: Sequence[Row], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()
-) -> str:
+def render_markdown(rows: Sequence[Row], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()) -> str:
     """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first."""
     parts = [] if counts is None else [_render_tally(counts)]
     if counts is None or counts.without_candidate < counts.tasks:

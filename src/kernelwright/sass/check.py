@@ -103,9 +103,7 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
         violations += found
         tail = len(old.instructions) * INSTRUCTION_BYTES
         if first.code_bytes(old.code.section)[tail:] != second.code_bytes(new.code.section)[tail:]:
-            violations.append(
-                Violation("changed-instruction", tail, f"the padding of {old.name} has changed")
-            )
+            violations.append(Violation("changed-instruction", tail, f"the padding of {old.name} has changed"))
         moved += count
     return CheckReport(tuple(sorted(set(violations))), moved)
 
@@ -169,9 +167,7 @@ def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
         for slot, index in enumerate(order):
             a, b = old.instructions[index], new.instructions[slot]
             if (a.defs, a.uses) != (b.defs, b.uses):
-                violations.append(
-                    Violation("def-use", b.address, f"`{b.text}` reads or writes other registers than before")
-                )
+                violations.append(Violation("def-use", b.address, f"`{b.text}` reads or writes other registers than before"))
     return order, violations
 
 
@@ -221,9 +217,7 @@ def _keeps_wrongly(new: Kernel, slot: int, explained: int) -> bool:
     if instruction.text.count(".reuse") != instruction.control.reuse.bit_count():
         return True
     follower = new.instructions[slot + 1]
-    return any(
-        unexplained >> k & 1 and not may_keep(instruction, follower, k, new.architecture) for k in OPERAND_SLOTS
-    )
+    return any(unexplained >> k & 1 and not may_keep(instruction, follower, k, new.architecture) for k in OPERAND_SLOTS)
 
 
 def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:
@@ -337,17 +331,13 @@ def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[V
             violation, reason = "wait", f"does not wait for the {what} of"
         else:
             violation, reason = "stall", f"waits too soon for the {what} of"
-        violations.append(
-            Violation(violation, c.address, f"`{c.text}` {reason} `{p.text}` at {p.address:#x}")
-        )
+        violations.append(Violation(violation, c.address, f"`{c.text}` {reason} `{p.text}` at {p.address:#x}"))
     return violations
 
 
 def _changes_around(old: Kernel, new: Kernel, indices: tuple[int, ...]) -> list[Violation]:
     return [
-        Violation(
-            "unexplained", new.instructions[i].address, "the block relies on a wait that is not understood"
-        )
+        Violation("unexplained", new.instructions[i].address, "the block relies on a wait that is not understood")
         for block in old.blocks
         if any(block.start <= index < block.stop for index in indices)
         for i in range(block.start, block.stop)

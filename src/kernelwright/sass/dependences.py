@@ -116,9 +116,7 @@ def issue_times(instructions: Sequence[Instruction], block: Block) -> list[int]:
     return times
 
 
-def accesses(
-    instructions: Sequence[Instruction], order: Sequence[int]
-) -> Iterator[tuple[int, int, str, Dependence]]:
+def accesses(instructions: Sequence[Instruction], order: Sequence[int]) -> Iterator[tuple[int, int, str, Dependence]]:
     """Yield (earlier, later, resource, kind) for every dependence between instructions of a block.
 
     A guarded or partial definition does not hide the ones before it.
@@ -146,9 +144,7 @@ def accesses(
             readers.setdefault(name, []).append(i)
 
 
-def _scoreboard_order(
-    instructions: Sequence[Instruction], facts: ScoreboardFacts
-) -> Iterator[tuple[int, int, int]]:
+def _scoreboard_order(instructions: Sequence[Instruction], facts: ScoreboardFacts) -> Iterator[tuple[int, int, int]]:
     """Yield (earlier, later, cycles): producer before waiter, waiter before whoever relies on it."""
     for (token, waiter), age in facts.cleared.items():
         yield token.producer, waiter, min(age, settle_cycles(instructions[token.producer]))
@@ -180,9 +176,7 @@ def _identical(instructions: Sequence[Instruction], block: Block) -> Iterator[tu
         latest[payload] = i
 
 
-def _register_edges(
-    instructions: Sequence[Instruction], block: Block, times: Sequence[int]
-) -> dict[int, dict[int, int]]:
+def _register_edges(instructions: Sequence[Instruction], block: Block, times: Sequence[int]) -> dict[int, dict[int, int]]:
     edges: dict[int, dict[int, int]] = {i: {} for i in range(block.start, block.stop)}
     for u, v, name, kind in accesses(instructions, range(block.start, block.stop)):
         distance = times[v - block.start] - times[u - block.start]

@@ -28,9 +28,7 @@ def minimum_distances(instructions: Sequence[Instruction], blocks: Sequence[Bloc
         state = _walk(instructions, blocks[index], entry[index], None)
         for successor in blocks[index].successors:
             target = entry[successor]
-            closer = {
-                access: age for access, age in state.items() if age < target.get(access, LONGEST_CYCLES)
-            }
+            closer = {access: age for access, age in state.items() if age < target.get(access, LONGEST_CYCLES)}
             if closer:
                 target.update(closer)
                 work.append(successor)

@@ -92,16 +92,12 @@ def read_cubin(data: bytes) -> CubinImage:
     if entry != _SECTION.size or not 0 < count < _MAX_SECTIONS or names >= count:
         raise CubinError("wanted an ELF section table, found a header that describes none")
     if table + count * entry > len(data):
-        raise CubinError(
-            "wanted a whole cubin, found one whose section table lies beyond its end (truncated?)"
-        )
+        raise CubinError("wanted a whole cubin, found one whose section table lies beyond its end (truncated?)")
     # The architecture moved to another byte of e_flags when the ABI version changed.
     architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
     if architecture not in ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
-        raise CubinError(
-            f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these"
-        )
+        raise CubinError(f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these")
     raw = [_SECTION.unpack_from(data, table + i * entry) for i in range(count)]
     for _, kind, _, _, offset, size, *_ in raw:
         if kind != _SHT_NOBITS and offset + size > len(data):

@@ -52,11 +52,7 @@ def transplant(cubin: bytes, code: dict[str, bytes]) -> bytes:
         ValueError: the sections are not the same in name and size, or the bytes are not an ELF file.
     """
     result = bytearray(cubin)
-    found = {
-        name: (offset, size)
-        for name, _, offset, size, _ in _cubin_sections(cubin)
-        if name.startswith(_CODE_PREFIX)
-    }
+    found = {name: (offset, size) for name, _, offset, size, _ in _cubin_sections(cubin) if name.startswith(_CODE_PREFIX)}
     if {name: size for name, (_, size) in found.items()} != {name: len(text) for name, text in code.items()}:
         raise ValueError(f"wanted code for {sorted(found)}, found {sorted(code)} or code of another size")
     for name, (offset, size) in found.items():

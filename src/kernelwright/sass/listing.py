@@ -72,9 +72,7 @@ def parse_listing(text: str) -> dict[str, ListedKernel]:
         if pending is not None:
             second = _SECOND_HALF.match(body)
             if second is None:
-                raise ListingError(
-                    f"wanted the second half of the instruction at {pending[0]:#x}, found {body!r}"
-                )
+                raise ListingError(f"wanted the second half of the instruction at {pending[0]:#x}, found {body!r}")
             instruction = ListedInstruction(pending[0], pending[1], pending[2] | int(second[1], 16) << 64)
             if columns is not None and table.startswith("|"):
                 instruction.defs, instruction.uses = _marks(table, columns)
@@ -94,9 +92,7 @@ def parse_listing(text: str) -> dict[str, ListedKernel]:
             elif any(name in table for name in _FILES):
                 titles = [cell.strip() for cell in table.strip("| \n").split("|")]
     if pending is not None:
-        raise ListingError(
-            f"wanted a whole listing, found one that ends inside the instruction at {pending[0]:#x}"
-        )
+        raise ListingError(f"wanted a whole listing, found one that ends inside the instruction at {pending[0]:#x}")
     return kernels
 
 

@@ -83,9 +83,7 @@ def port_of(instruction: Instruction) -> Port | None:
         family = _FAMILY_OF_PIPE.get(traits.pipe)
     if family is None:
         return None
-    wide = next(
-        (m for m in _WIDE_MULTIPLIES if instruction.opcode == "IMAD" and m in instruction.modifiers), ""
-    )
+    wide = next((m for m in _WIDE_MULTIPLIES if instruction.opcode == "IMAD" and m in instruction.modifiers), "")
     return Port(family, instruction.opcode + wide)
 
 
@@ -105,9 +103,7 @@ Spacings = dict[tuple[Port, Port], int]
 """(earlier, later) -> distance in cycles."""
 
 
-def least_spacings(
-    instructions: Sequence[Instruction], blocks: Sequence[Block]
-) -> dict[tuple[Port, Port], tuple[int, int]]:
+def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[tuple[Port, Port], tuple[int, int]]:
     """Return the least distance of each pair of operations of one port, and where, over all paths.
 
     The place is the index of the later instruction.

@@ -83,9 +83,7 @@ class Program:
                 continue
             new = words[kernel.name]
             if len(new) != len(kernel.instructions):
-                raise CubinError(
-                    f"wanted {len(kernel.instructions)} words for {kernel.name}, found {len(new)}"
-                )
+                raise CubinError(f"wanted {len(kernel.instructions)} words for {kernel.name}, found {len(new)}")
             packed = b"".join(word.to_bytes(INSTRUCTION_BYTES, "little") for word in new)
             start = kernel.code.section.offset_bytes
             data[start : start + len(packed)] = packed
@@ -120,8 +118,7 @@ def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel
     if found is None or not 0 < len(found.instructions) <= len(words):
         count = 0 if found is None else len(found.instructions)
         raise CubinError(
-            f"wanted {len(words)} instructions of {code.kernel} in the disassembly, found {count}; "
-            "the cubin may be damaged"
+            f"wanted {len(words)} instructions of {code.kernel} in the disassembly, found {count}; the cubin may be damaged"
         )
     # The padding after the last branch is not printed.
     if any(word & _OPCODE_MASK != _NOP for word in words[len(found.instructions) :]):
@@ -164,9 +161,7 @@ def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> t
     stops = [*edges[1:], count]
     block_at = {start: index for index, start in enumerate(edges)}
     everywhere = tuple(range(len(edges)))
-    return_sites = tuple(
-        block_at[stop] for stop in stops if stop < count and instructions[stop - 1].opcode == "CALL"
-    )
+    return_sites = tuple(block_at[stop] for stop in stops if stop < count and instructions[stop - 1].opcode == "CALL")
     blocks = []
     for index, (start, stop) in enumerate(zip(edges, stops, strict=True)):
         last = instructions[stop - 1]

@@ -67,9 +67,7 @@ class Suite:
     entries: tuple[SuiteEntry, ...]
 
 
-def load_suite(
-    name: str, *, path: Path | None = None, levels: Sequence[int] = (1, 2, 3), hub: bool = False
-) -> Suite:
+def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (1, 2, 3), hub: bool = False) -> Suite:
     """Load a suite by name.
 
     Args:

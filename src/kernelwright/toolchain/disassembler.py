@@ -71,8 +71,7 @@ class Disassembler:
         found = ", ".join(f"{d.path} ({d.version[0]}.{d.version[1]})" for d in installed)
         wanted = "13 or later" if _is_new_format(cubin) else "12"
         raise DisassemblerMismatch(
-            f"wanted nvdisasm of CUDA {wanted} for this cubin, found {found}; name a fitting one in "
-            f"{ENVIRONMENT_VARIABLE}"
+            f"wanted nvdisasm of CUDA {wanted} for this cubin, found {found}; name a fitting one in {ENVIRONMENT_VARIABLE}"
         )
 
     def fits(self, cubin: bytes) -> bool:
@@ -80,10 +79,7 @@ class Disassembler:
         architecture = _architecture(cubin)
         if _is_new_format(cubin):
             return architecture >= _ANY_GENERATION_ARCHITECTURE or self.version[0] >= _NEW_FORMAT_MAJOR
-        return (
-            not self._needs_new_header(cubin)
-            or _OLDEST_ARCHITECTURE_OF_13 <= architecture < _ANY_GENERATION_ARCHITECTURE
-        )
+        return not self._needs_new_header(cubin) or _OLDEST_ARCHITECTURE_OF_13 <= architecture < _ANY_GENERATION_ARCHITECTURE
 
     def _needs_new_header(self, cubin: bytes) -> bool:
         return self.version[0] >= _NEW_FORMAT_MAJOR and not _is_new_format(cubin)

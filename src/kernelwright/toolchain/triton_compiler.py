@@ -99,7 +99,5 @@ def compile_triton(
         ptx=compiled.asm["ptx"],
         num_warps=compiled.metadata.num_warps,
         shared_bytes=compiled.metadata.shared,
-        scratch_bytes=sum(
-            getattr(compiled.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")
-        ),
+        scratch_bytes=sum(getattr(compiled.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")),
     )

@@ -110,10 +110,7 @@ class CppKernel(Kernel):
         """The Python function."""
         names = [f"x{index}" for index in range(len(self.strides))]
         lines = [f"def {self.__name__}({', '.join(names)}):"]
-        lines += [
-            f"    {name} = _laid_out({name}, {strides})"
-            for name, strides in zip(names, self.strides, strict=True)
-        ]
+        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
         outs = [f"y{index}" for index in range(len(self.signature.stores))]
         lines += [
             f"    {out} = x0.new_empty({list(sizes)})"
@@ -130,9 +127,8 @@ class CppKernel(Kernel):
         """What all kernels of a module share: the C++ source and its build."""
         source = PRELUDE + "\n".join(kernel.source() for kernel in kernels)
         name = "fused_" + hashlib.sha256(source.encode()).hexdigest()[:16]
-        return (
-            f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n"
-            + BUILD.replace("@name@", name)
+        return f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n" + BUILD.replace(
+            "@name@", name
         )
 
     def source(self) -> str:
@@ -150,12 +146,8 @@ class Printer:
     def __init__(self, kernel: CppKernel) -> None:
         self.kernel, self.program = kernel, kernel.program
         self.nest, self.load_steps = kernel.nest, kernel.load_steps
-        self.full_stores = [
-            (number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full
-        ]
-        self.row_stores = [
-            (number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full
-        ]
+        self.full_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full]
+        self.row_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full]
         self.loads = len(self.load_steps)
         self.lane_loads = self.nest.lanes.strides[: self.loads]
 
@@ -163,9 +155,7 @@ class Printer:
         """The whole function."""
         arguments = [f"const float* in{index}" for index in range(len(self.kernel.strides))]
         arguments += [f"float* out{index}" for index in range(len(self.kernel.signature.stores))]
-        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(
-            self.nest.kind, self._rows
-        )()
+        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
         head = f'extern "C" void {self.kernel.__name__}({", ".join(arguments)}, int64_t threads) {{'
         return "\n".join([head, textwrap.indent(body, "    "), "}"])
 
@@ -194,11 +184,7 @@ class Printer:
         """Pointers of all tensors at a position of the outer loops."""
         lines = []
         for tensor in range(self.loads + len(self.kernel.signature.stores)):
-            terms = [
-                f"{name} * {dim.strides[tensor]}"
-                for dim, name in zip(dims, names, strict=True)
-                if dim.strides[tensor]
-            ]
+            terms = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
             offset = " + ".join(["0", *terms]) if terms else "0"
             if tensor < self.loads:
                 source = self.kernel.signature.loads[tensor][0]
@@ -273,8 +259,7 @@ class Printer:
             lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
             kept |= set(computes) & set(cached)
             lines += [
-                f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));"
-                for index in item.reduces
+                f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));" for index in item.reduces
             ]
             lines += self._row_steps(item.rows_after)
         lines += self._row_outputs("0")
@@ -297,24 +282,17 @@ class Printer:
         names = [f"r{index}" for index in range(len(loops))]
         body = []
         place = " + ".join(
-            [f"{name} * {points(tuple(loops[level + 1 :])) * lanes.size}" for level, name in enumerate(names)]
-            + ["j"]
+            [f"{name} * {points(tuple(loops[level + 1 :])) * lanes.size}" for level, name in enumerate(names)] + ["j"]
         )
         for index in computes:
             if index in kept:
-                body.append(
-                    f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);"
-                )
+                body.append(f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);")
             elif self.program.steps[index].name == "load":
                 tensor = self.load_steps.index(index)
                 offset = [
-                    f"{name} * {dim.strides[tensor]}"
-                    for dim, name in zip(loops, names, strict=True)
-                    if dim.strides[tensor]
+                    f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]
                 ]
-                body.append(
-                    self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n")
-                )
+                body.append(self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n"))
             else:
                 body.append(self._step(index))
                 if index in cached:
@@ -338,10 +316,7 @@ class Printer:
             "    int64_t j = start;",
             "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
             "    if (j < stop) body(j, stop - j);",
-            *(
-                "    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}")
-                for index in item.reduces
-            ),
+            *("    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}") for index in item.reduces),
             "}",
         ]
         for dim, name in reversed(list(zip(loops, names, strict=True))):
@@ -351,9 +326,7 @@ class Printer:
     def _row_outputs(self, lane: str) -> list[str]:
         lines = []
         for number, step in self.row_stores:
-            lines.append(
-                f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}"
-            )
+            lines.append(f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}")
         return lines
 
     def _parallel(self, tasks: int, lines: Sequence[str], cache: int) -> str:
@@ -411,9 +384,7 @@ class Printer:
                 else:
                     body.append(self._step(index))
                     if index in plan.cached:
-                        body.append(
-                            f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);"
-                        )
+                        body.append(f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);")
             for index in item.reduces:
                 step = self.program.steps[index]
                 body.append(_accumulate(step.name, f"a{index}", self._operand(step.operands[0])))
@@ -427,9 +398,7 @@ class Printer:
             kept |= set(item.computes) & set(plan.cached)
             lines += [f"const V v{index} = a{index};" for index in item.reduces]
             lines += [
-                self._load(index, column, "n")
-                if self.program.steps[index].name == "load"
-                else self._step(index)
+                self._load(index, column, "n") if self.program.steps[index].name == "load" else self._step(index)
                 for index in item.rows_after
             ]
         lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]

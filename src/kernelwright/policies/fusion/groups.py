@@ -151,11 +151,7 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
     member_of: dict[fx.Node, Group] = {}
     for node in nodes:
         packet = getattr(node.target, "overloadpacket", None)
-        if (
-            node.op != "call_function"
-            or not is_tensor(node)
-            or (packet not in POINTWISE and packet not in ROW_OPERATORS)
-        ):
+        if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
             continue
         if not _dense(node):
             continue
@@ -251,9 +247,7 @@ def replace_group(
         (inputs.index(node), program.refine(load.strides))
         for node, load in zip(nodes_read, program.loads.values(), strict=True)
     )
-    stores = tuple(
-        (program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs
-    )
+    stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
     kernel = make(program, Signature(loads, stores), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]

@@ -54,12 +54,8 @@ def nest_of(program: Program, signature: Signature) -> Nest:
             kept = tuple(1 if dim in program.reduced else size for dim, size in enumerate(space))
             dense = contiguous_strides(kept)
             strides.append(tuple(0 if dim in program.reduced else item for dim, item in enumerate(dense)))
-    first, last = (
-        (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
-    )
-    segments = [
-        _merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))
-    ]
+    first, last = (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
+    segments = [_merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))]
     outer, reduced, inner = segments
     none = Dim(1, (0,) * len(strides))
     if not program.reduced:
@@ -117,9 +113,7 @@ def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, e
         if space[dim] == 1:
             continue
         here = Dim(space[dim], tuple(item[dim] for item in strides))
-        if merged and all(
-            outer == inner * here.size for outer, inner in zip(merged[-1].strides, here.strides, strict=True)
-        ):
+        if merged and all(outer == inner * here.size for outer, inner in zip(merged[-1].strides, here.strides, strict=True)):
             merged[-1] = Dim(merged[-1].size * here.size, here.strides)
         else:
             merged.append(here)
@@ -162,16 +156,11 @@ def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
         after.append(inner + 1 if step.name in REDUCERS else inner)
     last = max(after)
     targets = [
-        tuple(
-            index
-            for index, step in enumerate(program.steps)
-            if step.name in REDUCERS and after[index] == number
-        )
+        tuple(index for index, step in enumerate(program.steps) if step.name in REDUCERS and after[index] == number)
         for number in range(1, last + 1)
     ]
     wanted = [
-        _needed(program, levels, [item for index in group for item in program.steps[index].operands])
-        for group in targets
+        _needed(program, levels, [item for index in group for item in program.steps[index].operands]) for group in targets
     ]
     wanted.append(_needed(program, levels, list(stored)) if stored else ())
     cached = tuple(
@@ -192,15 +181,11 @@ def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
     for number, need in enumerate(wanted):
         known = frozenset(seen & set(cached))
         roots: list[int | float] = (
-            [item for index in targets[number] for item in program.steps[index].operands]
-            if number < last
-            else list(stored)
+            [item for index in targets[number] for item in program.steps[index].operands] if number < last else list(stored)
         )
         needed = _needed(program, levels, roots, known)
         seen |= set(need)
-        passes.append(
-            Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ())
-        )
+        passes.append(Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ()))
     # A stored value may be the same along every row; it is still written in a pass of its own.
     if not stored:
         passes.pop()

@@ -162,9 +162,7 @@ class Program:
             if len(sizes) > rank:
                 raise UnsupportedError("an operand has more dimensions")
             lead = rank - len(sizes)
-            full = [0] * lead + [
-                0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)
-            ]
+            full = [0] * lead + [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
             if any(size not in (1, want) for size, want in zip(sizes, self.logical[lead:], strict=True)):
                 raise UnsupportedError("an operand does not broadcast")
             return self.load(item, full)
@@ -172,9 +170,7 @@ class Program:
             return self.load(item, (0,) * rank)
         if self.level_of_shape(sizes) != ROW or self.split != 1:
             raise UnsupportedError("an operand does not fit the reduced shape")
-        kept = iter(
-            strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced]
-        )
+        kept = iter(strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced])
         return self.load(item, [0 if dim in self.reduced else next(kept) for dim in range(rank)])
 
     def count(self) -> int:
@@ -465,16 +461,10 @@ def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
     if is_call(node, aten.group_norm):
         return int(given["num_groups"]), tuple(range(2, rank + 1))
     if is_call(node, aten.instance_norm):
-        return (
-            (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
-        )
+        return (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
     if is_call(node, *ADAPTIVE_POOLS):
         pooled = shape(node)[2:]
-        return (
-            (1, tuple(range(2, rank)))
-            if rank == len(shape(node)) and all(size == 1 for size in pooled)
-            else None
-        )
+        return (1, tuple(range(2, rank))) if rank == len(shape(node)) and all(size == 1 for size in pooled) else None
     dims = dims_of(argument(node, "dim"), rank)
     if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") is not None:
         return None

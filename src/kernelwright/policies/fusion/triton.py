@@ -134,9 +134,7 @@ class TritonKernel(Kernel):
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""
-        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(
-            self.nest.kind, self._rows
-        )()
+        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
 
     def _operand(self, item: Operand) -> str:
         if isinstance(item, int):
@@ -183,9 +181,7 @@ class TritonKernel(Kernel):
             if dim.strides[number]
         ]
 
-    def _kernel(
-        self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()
-    ) -> str:
+    def _kernel(self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()) -> str:
         """Kernel and launcher around a body."""
         inputs = [f"in{index}" for index in range(len(self.strides))]
         stores = [f"out{index}" for index in range(len(self.signature.stores))]
@@ -198,10 +194,7 @@ class TritonKernel(Kernel):
             "",
             f"def {self.__name__}({', '.join(names)}):",
         ]
-        lines += [
-            f"    {name} = _laid_out({name}, {strides})"
-            for name, strides in zip(names, self.strides, strict=True)
-        ]
+        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
         outs = [f"y{index}" for index in range(len(stores))]
         lines += [
             f"    {out} = x0.new_empty({list(sizes)})"
@@ -210,16 +203,10 @@ class TritonKernel(Kernel):
         if outputs:
             parts = [f"part{index}" for index in range(len(outputs))]
             lines += [f"    {part} = x0.new_empty([{grid}])" for part in parts]
-            lines.append(
-                f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *parts])}, num_warps={warps})"
-            )
-            lines.append(
-                f"    _{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)"
-            )
+            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *parts])}, num_warps={warps})")
+            lines.append(f"    _{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)")
         else:
-            lines.append(
-                f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})"
-            )
+            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})")
         lines.append(f"    return {', '.join(outs)}")
         return stages + "\n".join(lines)
 
@@ -237,9 +224,7 @@ class TritonKernel(Kernel):
                 number = self.load_steps.index(index)
                 offset = " + ".join(self._offset(dims, names, number))
                 mask = ", mask=inside, other=0.0" if offset else ""
-                body.append(
-                    f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{mask})"
-                )
+                body.append(f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{mask})")
             else:
                 body.append(self._step(index))
         for number, (stored, _, _) in enumerate(self.signature.stores):
@@ -267,19 +252,13 @@ class TritonKernel(Kernel):
         body += self._tile_steps((*self.nest.outer, *self.nest.reduced), (*outer, *inner), "inside", None)
         for number, (step, full, _) in enumerate(self.signature.stores):
             place = len(self.load_steps) + number
-            dims, names = (
-                ((*self.nest.outer, *self.nest.reduced), (*outer, *inner))
-                if full
-                else (self.nest.outer, outer)
-            )
+            dims, names = ((*self.nest.outer, *self.nest.reduced), (*outer, *inner)) if full else (self.nest.outer, outer)
             offset = " + ".join(self._offset(dims, names, place)) or "0"
             body.append(f"tl.store(out{number} + {offset}, v{step}{', mask=inside' if full else ''})")
         warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
         return self._kernel(body, points(self.nest.outer), "", warps)
 
-    def _tile_steps(
-        self, dims: Sequence[Dim], names: Sequence[str], mask: str, axis: int | None
-    ) -> list[str]:
+    def _tile_steps(self, dims: Sequence[Dim], names: Sequence[str], mask: str, axis: int | None) -> list[str]:
         """All steps of a program whose tile holds whole rows or columns."""
         lines, levels = [], self.program.levels()
         for index, step in enumerate(self.program.steps):
@@ -322,9 +301,7 @@ class TritonKernel(Kernel):
         for number, (step, full, _) in enumerate(self.signature.stores):
             place = len(self.load_steps) + number
             offset = " + ".join(self._offset(every, all_names, place)) or "0"
-            body.append(
-                f"tl.store(out{number} + {offset}, v{step}, mask={'inside' if full else 'in_columns'})"
-            )
+            body.append(f"tl.store(out{number} + {offset}, v{step}, mask={'inside' if full else 'in_columns'})")
         return self._kernel(body, points(dims) * blocks, "", 4 if rows * width <= 4096 else 8)
 
     def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
@@ -361,10 +338,7 @@ class TritonKernel(Kernel):
         body += row_steps(plan.rows_before)
         for number, item in enumerate(plan.passes):
             reducers = {index: self.program.steps[index].name for index in item.reduces}
-            body += [
-                f"a{index} = tl.full([{LOOP_TILE}], {NEUTRAL[name]}, tl.float32)"
-                for index, name in reducers.items()
-            ]
+            body += [f"a{index} = tl.full([{LOOP_TILE}], {NEUTRAL[name]}, tl.float32)" for index, name in reducers.items()]
             body.append(f"for start in range(0, {points(dims)}, {LOOP_TILE}):")
             loop = [f"column = start + tl.arange(0, {LOOP_TILE})", f"inside = column < {points(dims)}"]
             loop += self._split(dims, inner, "column")
@@ -434,9 +408,7 @@ class TritonKernel(Kernel):
             else self._step(index)
             for index in item.rows_after
         ]
-        finish += [
-            f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)
-        ]
+        finish += [f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)]
         inputs = [f"in{index}" for index in range(len(self.strides))]
         outs = [f"out{index}" for index in range(len(self.signature.stores))]
         stages = "\n".join(

@@ -39,12 +39,7 @@ class Affine(NamedTuple):
 
 def affine(node: object) -> Affine | None:
     """Read one operator as an affine map with constants; None when it is something else."""
-    if (
-        not is_tensor(node)
-        or not isinstance(node, fx.Node)
-        or node.op != "call_function"
-        or not is_float(node)
-    ):
+    if not is_tensor(node) or not isinstance(node, fx.Node) or node.op != "call_function" or not is_float(node):
         return None
     if is_call(node, aten.neg):
         return _same_type(node, node.args[0], -1.0, 0.0)
@@ -130,11 +125,7 @@ def _fold(editor: Editor, node: fx.Node) -> bool:
             continue
         if not is_call(linear, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not isinstance(linear, fx.Node):
             continue
-        if (
-            linear.target not in _PLAIN
-            or only_user(linear) is None
-            or value(linear).dtype != value(node).dtype
-        ):
+        if linear.target not in _PLAIN or only_user(linear) is None or value(linear).dtype != value(node).dtype:
             continue
         factor = _per_channel(editor, node, linear, other)
         if factor is None:
@@ -174,11 +165,7 @@ def _per_channel(editor: Editor, node: fx.Node, linear: fx.Node, other: object) 
     wanted = [1] * rank
     wanted[channel_dim] = channels
     if padded == tuple(wanted):
-        return (
-            editor.call(node, aten.reshape.default, other, [channels])
-            if shape(other) != (channels,)
-            else other
-        )
+        return editor.call(node, aten.reshape.default, other, [channels]) if shape(other) != (channels,) else other
     if numel(other) == 1:
         return editor.call(node, aten.reshape.default, other, [1])
     return None
@@ -203,17 +190,10 @@ def _fold_scale(editor: Editor, node: fx.Node, linear: fx.Node, factor: fx.Node 
     weight, bias = argument(linear, "weight"), argument(linear, "bias")
     operator = aten.div.Tensor if is_call(node, aten.div) else aten.mul.Tensor
     source = linear.args[0]
-    if (
-        not isinstance(factor, fx.Node)
-        and is_call(linear, aten.linear)
-        and is_tensor(bias)
-        and len(shape(linear)) == 2
-    ):
+    if not isinstance(factor, fx.Node) and is_call(linear, aten.linear) and is_tensor(bias) and len(shape(linear)) == 2:
         number = 1.0 / factor if is_call(node, aten.div) else factor
         transposed = editor.call(node, aten.t.default, weight)
-        editor.replace(
-            node, editor.call(node, aten.addmm.default, bias, source, transposed, beta=number, alpha=number)
-        )
+        editor.replace(node, editor.call(node, aten.addmm.default, bias, source, transposed, beta=number, alpha=number))
         return True
     if 2 * numel(weight) > numel(linear):
         return False

@@ -81,9 +81,7 @@ def attention(editor: Editor) -> int:
                 seen = ~constant if kind == "hide" else constant == 0
                 square = torch.ones(rows, columns, dtype=torch.bool).tril()
                 hidden_is_infinite = kind == "hide" or bool((constant[~seen] == -math.inf).all())
-                causal = (
-                    seen.reshape(-1, rows, columns).eq(square).all().item() is True and hidden_is_infinite
-                )
+                causal = seen.reshape(-1, rows, columns).eq(square).all().item() is True and hidden_is_infinite
             if not causal:
                 mask = editor.call(node, aten.logical_not.default, item) if kind == "hide" else item
                 if value(mask).dtype not in (torch.bool, value(query).dtype):
@@ -94,9 +92,7 @@ def attention(editor: Editor) -> int:
         # A mask of rank 2 to 4 broadcasts; the operator wants at least two dimensions.
         if mask is not None and len(shape(mask)) < 2:
             continue
-        result = editor.call(
-            node, aten.scaled_dot_product_attention.default, query, key, values, mask, **extra
-        )
+        result = editor.call(node, aten.scaled_dot_product_attention.default, query, key, values, mask, **extra)
         if shape(result) == shape(node):
             editor.replace(node, result)
             count += 1

@@ -39,9 +39,7 @@ def product(node: fx.Node) -> Product:
         number = scalar(right) if not is_tensor(right) else None
         if isinstance(left, fx.Node) and number:
             inner = product(left)
-            return Product(
-                inner.constant * (number if is_call(node, aten.mul) else 1.0 / number), inner.factors
-            )
+            return Product(inner.constant * (number if is_call(node, aten.mul) else 1.0 / number), inner.factors)
         if is_call(node, aten.mul) and isinstance(left, fx.Node) and isinstance(right, fx.Node):
             one, two = product(left), product(right)
             return Product(one.constant * two.constant, one.factors + two.factors)
@@ -81,9 +79,7 @@ def _clamped(node: fx.Node) -> tuple[fx.Node, float, float] | None:
         return None
     low, high = scalar(low), scalar(high)
     source = node.args[0]
-    return (
-        (source, low, high) if isinstance(source, fx.Node) and low is not None and high is not None else None
-    )
+    return (source, low, high) if isinstance(source, fx.Node) and low is not None and high is not None else None
 
 
 def _silu(found: Product, x: fx.Node, other: fx.Node) -> bool:
@@ -107,13 +103,7 @@ def _gelu_tanh(found: Product, x: fx.Node, other: fx.Node) -> bool:
     tanh = _plus(other, 1.0)
     scaled = _sole(tanh, aten.tanh) if tanh is not None else None
     inner = _times(scaled, math.sqrt(2 / math.pi)) if scaled is not None else None
-    if (
-        found.constant != 0.5
-        or inner is None
-        or not is_call(inner, aten.add)
-        or inner.kwargs
-        or len(inner.args) != 2
-    ):
+    if found.constant != 0.5 or inner is None or not is_call(inner, aten.add) or inner.kwargs or len(inner.args) != 2:
         return False
     for one, two in (inner.args, inner.args[::-1]):
         if one is x and isinstance(two, fx.Node):
@@ -128,9 +118,7 @@ def _power(node: fx.Node) -> tuple[float, tuple[fx.Node, ...]]:
     constant, factors = product(node)
     spelled: list[fx.Node] = []
     for factor in factors:
-        exponent = (
-            scalar(factor.args[1]) if is_call(factor, aten.pow) and not is_tensor(factor.args[1]) else None
-        )
+        exponent = scalar(factor.args[1]) if is_call(factor, aten.pow) and not is_tensor(factor.args[1]) else None
         if exponent in (2.0, 3.0) and isinstance(factor.args[0], fx.Node):
             spelled += [factor.args[0]] * int(exponent)
         else:
@@ -175,9 +163,7 @@ def activations(editor: Editor) -> int:
         if len(found.factors) != 2:
             continue
         for x, other in (found.factors, found.factors[::-1]):
-            match = next(
-                ((target, extra) for test, target, extra in _PRODUCTS if test(found, x, other)), None
-            )
+            match = next(((target, extra) for test, target, extra in _PRODUCTS if test(found, x, other)), None)
             if match and shape(x) == shape(node) and value(x).dtype == value(node).dtype:
                 editor.replace(node, editor.call(node, match[0], x, **match[1]))  # type: ignore[arg-type]
                 count += 1
@@ -196,11 +182,7 @@ def softmaxes(editor: Editor) -> int:
         if node._erased or len(node.args) != 2 or not is_call(node.args[0], aten.exp):
             continue
         exponential, total = node.args
-        if (
-            not isinstance(exponential, fx.Node)
-            or not is_call(total, aten.sum)
-            or not isinstance(total, fx.Node)
-        ):
+        if not isinstance(exponential, fx.Node) or not is_call(total, aten.sum) or not isinstance(total, fx.Node):
             continue
         found = _stabilised(exponential)
         if found and total.args[0] is exponential and _keeps(total, found[1]):
@@ -227,11 +209,7 @@ def _stabilised(exponential: fx.Node) -> tuple[fx.Node, int] | None:
         return None
     if largest.target is operator.getitem and largest.args[1] == 0:
         largest = largest.args[0]
-    if (
-        not isinstance(largest, fx.Node)
-        or not is_call(largest, aten.amax, aten.max)
-        or largest.args[0] is not x
-    ):
+    if not isinstance(largest, fx.Node) or not is_call(largest, aten.amax, aten.max) or largest.args[0] is not x:
         return None
     dims = dims_of(argument(largest, "dim"), len(shape(x)))
     return (x, dims[0]) if dims and len(dims) == 1 and argument(largest, "keepdim") else None
@@ -250,17 +228,13 @@ def drop_indices(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.max, aten.min):
-        if str(cast_overload(node)) != "dim" or not all(
-            user.target is operator.getitem for user in node.users
-        ):
+        if str(cast_overload(node)) != "dim" or not all(user.target is operator.getitem for user in node.users):
             continue
         read = [user for user in node.users if user.users]
         if not read or any(user.args[1] != 0 for user in read):
             continue
         target = aten.amax.default if is_call(node, aten.max) else aten.amin.default
-        values = editor.call(
-            node, target, node.args[0], [argument(node, "dim")], bool(argument(node, "keepdim"))
-        )
+        values = editor.call(node, target, node.args[0], [argument(node, "dim")], bool(argument(node, "keepdim")))
         for user in read:
             editor.replace(user, values)
         count += 1
@@ -280,12 +254,7 @@ def layer_norms(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.div, aten.mul):
-        if (
-            node._erased
-            or len(node.args) != 2
-            or node.kwargs
-            or not all(is_tensor(item) for item in node.args)
-        ):
+        if node._erased or len(node.args) != 2 or node.kwargs or not all(is_tensor(item) for item in node.args):
             continue
         centred, scale = node.args
         assert isinstance(centred, fx.Node)
@@ -327,11 +296,7 @@ def _is_variance(node: fx.Node, x: fx.Node, centred: fx.Node, dims: tuple[int, .
     if not argument(node, "keepdim") if node.op == "call_function" else True:
         return False
     if is_call(node, aten.var):
-        biased = (
-            argument(node, "correction") == 0
-            if cast_overload(node) == "correction"
-            else not argument(node, "unbiased")
-        )
+        biased = argument(node, "correction") == 0 if cast_overload(node) == "correction" else not argument(node, "unbiased")
         return node.args[0] is x and biased and dims_of(argument(node, "dim"), rank) == dims
     if is_call(node, aten.mean) and isinstance(node.args[0], fx.Node):
         constant, factors = _power(node.args[0])

@@ -83,16 +83,9 @@ def flip_transposed(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(*TRANSPOSED):
         found = geometry(node)
-        if (
-            node._erased
-            or found is None
-            or any(step != 1 for step in found.stride)
-            or any(found.output_padding)
-        ):
+        if node._erased or found is None or any(step != 1 for step in found.stride) or any(found.output_padding):
             continue
-        padding = [
-            d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True)
-        ]
+        padding = [d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True)]
         if any(size < 0 for size in padding):
             continue
         rank = len(found.kernel)
@@ -101,13 +94,9 @@ def flip_transposed(editor: Editor) -> int:
             weight = editor.call(node, aten.transpose.int, flipped, 0, 1)
         else:
             inputs, outputs = shape(flipped)[0] // found.groups, shape(flipped)[1]
-            grouped = editor.call(
-                node, aten.reshape.default, flipped, [found.groups, inputs, outputs, *found.kernel]
-            )
+            grouped = editor.call(node, aten.reshape.default, flipped, [found.groups, inputs, outputs, *found.kernel])
             swapped = editor.call(node, aten.transpose.int, grouped, 1, 2)
-            weight = editor.call(
-                node, aten.reshape.default, swapped, [found.groups * outputs, inputs, *found.kernel]
-            )
+            weight = editor.call(node, aten.reshape.default, swapped, [found.groups * outputs, inputs, *found.kernel])
         editor.replace(
             node,
             editor.call(
@@ -136,13 +125,7 @@ def flat_to_planar(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.conv3d):
         found = geometry(node)
-        if (
-            node._erased
-            or found is None
-            or found.kernel[2] != 1
-            or found.stride[1:] != (1, 1)
-            or found.padding[2]
-        ):
+        if node._erased or found is None or found.kernel[2] != 1 or found.stride[1:] != (1, 1) or found.padding[2]:
             continue
         if not value(found.source).is_contiguous():
             continue
@@ -179,9 +162,7 @@ def pointwise_to_product(editor: Editor) -> int:
         pixels = editor.call(node, aten.flatten.using_ints, found.source, 2)
         result = editor.call(node, aten.matmul.default, weight, pixels)
         if found.bias is not None:
-            result = editor.call(
-                node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1)
-            )
+            result = editor.call(node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1))
         editor.replace(node, editor.call(node, aten.view.default, result, list(shape(node))))
         count += 1
     return count
@@ -196,13 +177,7 @@ def patches_to_product(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(*CONVOLUTIONS):
         found = geometry(node)
-        if (
-            node._erased
-            or found is None
-            or found.groups != 1
-            or found.kernel != found.stride
-            or is_pointwise(node)
-        ):
+        if node._erased or found is None or found.groups != 1 or found.kernel != found.stride or is_pointwise(node):
             continue
         if any(found.padding) or any(step != 1 for step in found.dilation):
             continue
@@ -244,9 +219,7 @@ def patches_from_product(editor: Editor) -> int:
             continue
         batch, _, *sizes = shape(found.source)
         outputs, rank = shape(found.weight)[1], len(sizes)
-        pixels = editor.call(
-            node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2
-        )
+        pixels = editor.call(node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2)
         weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
         product = editor.call(node, aten.matmul.default, pixels, weight)
         split = editor.call(node, aten.view.default, product, [batch, *sizes, outputs, *found.kernel])
@@ -329,9 +302,7 @@ def reduce_before_convolution(editor: Editor) -> int:
             dims = dims_of(argument(node, "dim"), rank + 2)
         if not dims or any(dim < 2 for dim in dims):
             continue
-        editor.replace(
-            node, _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims])
-        )
+        editor.replace(node, _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims]))
         count += 1
     return count
 
@@ -381,21 +352,15 @@ def _reduced_convolution(
     if left:
         axes = [0, 1, *range(2 + len(left), 2 + rank), *range(2, 2 + len(left))]
         source = editor.call(node, aten.permute.default, summed, axes)
-        source = editor.call(
-            node, aten.reshape.default, source, [batch, folded, *(sizes_in[dim] for dim in left)]
-        )
-        stride, padding, dilation = (
-            [items[dim] for dim in left] for items in (found.stride, found.padding, found.dilation)
-        )
+        source = editor.call(node, aten.reshape.default, source, [batch, folded, *(sizes_in[dim] for dim in left)])
+        stride, padding, dilation = ([items[dim] for dim in left] for items in (found.stride, found.padding, found.dilation))
         if found.transposed:
             extra = [found.output_padding[dim] for dim in left]
             result = editor.call(
                 node, TRANSPOSED_OF_RANK[len(left)], source, kernel, None, stride, padding, extra, 1, dilation
             )
         else:
-            result = editor.call(
-                node, CONVOLUTION_OF_RANK[len(left)], source, kernel, None, stride, padding, dilation, 1
-            )
+            result = editor.call(node, CONVOLUTION_OF_RANK[len(left)], source, kernel, None, stride, padding, dilation, 1)
     else:
         flat = editor.call(node, aten.reshape.default, summed, [batch, folded])
         result = editor.call(node, aten.matmul.default, flat, kernel)

@@ -49,11 +49,7 @@ def diagonal_operand(editor: Editor) -> int:
             if (vector := _diagonal_of(matrix)) is not None:
                 lifted = editor.call(node, aten.unsqueeze.default, vector, -1 if index == 0 else -2)
                 result = editor.call(node, aten.mul.Tensor, lifted, other)
-            elif (
-                is_call(matrix, aten.eye)
-                and len(set(shape(matrix))) == 1
-                and value(matrix).dtype == value(other).dtype
-            ):
+            elif is_call(matrix, aten.eye) and len(set(shape(matrix))) == 1 and value(matrix).dtype == value(other).dtype:
                 result = editor.call(node, aten.clone.default, other)
             if result is not None and shape(result) == shape(node):
                 editor.replace(node, result)
@@ -74,11 +70,7 @@ def _diagonal_of(node: fx.Node) -> fx.Node | None:
         if is_call(node, aten.diag):
             return source if len(shape(source)) == 1 else None
         rank = len(shape(node))
-        return (
-            source
-            if {argument(node, "dim1") % rank, argument(node, "dim2") % rank} == {rank - 1, rank - 2}
-            else None
-        )
+        return source if {argument(node, "dim1") % rank, argument(node, "dim2") % rank} == {rank - 1, rank - 2} else None
     if is_call(node, aten.mul) and len(node.args) == 2:
         # diag(v) is also v * eye(n), with v along either axis.
         for one, two in (node.args, node.args[::-1]):
@@ -103,12 +95,7 @@ def diagonal_result(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.diagonal, aten.diag, aten.trace):
         product = node.args[0]
-        if (
-            node._erased
-            or not isinstance(product, fx.Node)
-            or not is_call(product, *PRODUCTS)
-            or only_user(product) is None
-        ):
+        if node._erased or not isinstance(product, fx.Node) or not is_call(product, *PRODUCTS) or only_user(product) is None:
             continue
         operands = _operands(product)
         rank = len(shape(product))
@@ -122,14 +109,8 @@ def diagonal_result(editor: Editor) -> int:
             continue
         left, right = operands
         size = min(shape(product)[-2:])
-        left = (
-            editor.call(node, aten.slice.Tensor, left, rank - 2, 0, size) if shape(left)[-2] > size else left
-        )
-        right = (
-            editor.call(node, aten.slice.Tensor, right, rank - 1, 0, size)
-            if shape(right)[-1] > size
-            else right
-        )
+        left = editor.call(node, aten.slice.Tensor, left, rank - 2, 0, size) if shape(left)[-2] > size else left
+        right = editor.call(node, aten.slice.Tensor, right, rank - 1, 0, size) if shape(right)[-1] > size else right
         terms = editor.call(node, aten.mul.Tensor, left, editor.call(node, aten.transpose.int, right, -2, -1))
         dims = None if is_call(node, aten.trace) else [rank - 1]  # type: ignore[assignment]
         target: Any = aten.sum.default if dims is None else aten.sum.dim_IntList
@@ -152,12 +133,7 @@ def sum_of_products(editor: Editor) -> int:
         if node._erased or node.kwargs or not isinstance(product, fx.Node) or not is_call(product, aten.mul):
             continue
         operands = _operands(product)
-        if (
-            operands is None
-            or only_user(product) is None
-            or not is_float(node)
-            or value(product).dtype != value(node).dtype
-        ):
+        if operands is None or only_user(product) is None or not is_float(node) or value(product).dtype != value(node).dtype:
             continue
         rank = len(shape(product))
         dims = dims_of(argument(node, "dim"), rank)
@@ -168,19 +144,14 @@ def sum_of_products(editor: Editor) -> int:
         if any(item[summed] != full[summed] for item in padded) or full[summed] == 1:
             continue
         others = [dim for dim in range(rank) if dim != summed]
-        rows = [
-            dim for dim in others if padded[0][dim] == full[dim] and padded[1][dim] == 1 and full[dim] > 1
-        ]
-        columns = [
-            dim for dim in others if padded[1][dim] == full[dim] and padded[0][dim] == 1 and full[dim] > 1
-        ]
+        rows = [dim for dim in others if padded[0][dim] == full[dim] and padded[1][dim] == 1 and full[dim] > 1]
+        columns = [dim for dim in others if padded[1][dim] == full[dim] and padded[0][dim] == 1 and full[dim] > 1]
         batch = [dim for dim in others if dim not in rows + columns]
         shared = all(padded[0][dim] == padded[1][dim] == full[dim] for dim in batch)
         if len(rows) != 1 or len(columns) != 1 or not shared:
             continue
         left, right = (
-            editor.call(node, aten.reshape.default, item, list(sizes))
-            for item, sizes in zip(operands, padded, strict=True)
+            editor.call(node, aten.reshape.default, item, list(sizes)) for item, sizes in zip(operands, padded, strict=True)
         )
         left = _matrix(editor, node, left, batch, rows[0], summed, columns[0])
         right = _matrix(editor, node, right, batch, summed, columns[0], rows[0])
@@ -194,9 +165,7 @@ def sum_of_products(editor: Editor) -> int:
     return count
 
 
-def _matrix(
-    editor: Editor, at: fx.Node, item: fx.Node, batch: list[int], first: int, second: int, missing: int
-) -> fx.Node:
+def _matrix(editor: Editor, at: fx.Node, item: fx.Node, batch: list[int], first: int, second: int, missing: int) -> fx.Node:
     """An operand as (batch..., first, second)."""
     order = [*batch, first, second, missing]
     if order != sorted(order):
@@ -220,9 +189,7 @@ def reorder_chain(editor: Editor) -> int:
                 continue
             pair = _operands(inner)
             other = outer[1 - index]
-            if pair is None or any(
-                shape(item)[:-2] != shape(node)[:-2] or len(shape(item)) < 2 for item in (*pair, other)
-            ):
+            if pair is None or any(shape(item)[:-2] != shape(node)[:-2] or len(shape(item)) < 2 for item in (*pair, other)):
                 continue
             first, second, third = (*pair, other) if index == 0 else (other, *pair)
             rows, one = shape(first)[-2:]
@@ -233,13 +200,9 @@ def reorder_chain(editor: Editor) -> int:
             if 4 * then > 3 * now:
                 continue
             if index == 0:
-                result = editor.call(
-                    node, aten.matmul.default, first, editor.call(node, aten.matmul.default, second, third)
-                )
+                result = editor.call(node, aten.matmul.default, first, editor.call(node, aten.matmul.default, second, third))
             else:
-                result = editor.call(
-                    node, aten.matmul.default, editor.call(node, aten.matmul.default, first, second), third
-                )
+                result = editor.call(node, aten.matmul.default, editor.call(node, aten.matmul.default, first, second), third)
             editor.replace(node, result)
             count += 1
             break
@@ -255,12 +218,7 @@ def triangle_of_product(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.tril, aten.triu):
         product = node.args[0]
-        if (
-            node._erased
-            or not isinstance(product, fx.Node)
-            or not is_call(product, *PRODUCTS)
-            or only_user(product) is None
-        ):
+        if node._erased or not isinstance(product, fx.Node) or not is_call(product, *PRODUCTS) or only_user(product) is None:
             continue
         operands = _operands(product)
         if operands is None or len(shape(product)) != 2 or shape(product)[0] < 512:
@@ -295,12 +253,7 @@ def add_weights(editor: Editor) -> int:
 
 
 def _distribute(editor: Editor, node: fx.Node, one: fx.Node, two: fx.Node) -> fx.Node | None:
-    if (
-        is_call(one, *CONVOLUTIONS)
-        and one.target is two.target
-        and one.args[3:] == two.args[3:]
-        and not one.kwargs
-    ):
+    if is_call(one, *CONVOLUTIONS) and one.target is two.target and one.args[3:] == two.args[3:] and not one.kwargs:
         if one.args[0] is not two.args[0] or shape(one.args[1]) != shape(two.args[1]) or two.kwargs:  # type: ignore[arg-type]
             return None
         weight = editor.call(node, aten.add.Tensor, one.args[1], two.args[1])

@@ -53,13 +53,7 @@ def remove_noops(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes():
-        if (
-            node._erased
-            or not is_tensor(node)
-            or has_effect(node)
-            or not node.args
-            or not is_tensor(node.args[0])
-        ):
+        if node._erased or not is_tensor(node) or has_effect(node) or not node.args or not is_tensor(node.args[0]):
             continue
         source = node.args[0]
         if isinstance(source, fx.Node) and _is_noop(node, source) and not is_random(node):
@@ -97,11 +91,7 @@ def compose_views(editor: Editor) -> int:
     reshapes = (aten.view, aten.reshape, aten.flatten, aten._unsafe_view)
     for node in editor.nodes(*reshapes, aten.unsqueeze, aten.squeeze):
         inner = node.args[0]
-        if (
-            node._erased
-            or not isinstance(inner, fx.Node)
-            or not is_call(inner, *reshapes, aten.unsqueeze, aten.squeeze)
-        ):
+        if node._erased or not isinstance(inner, fx.Node) or not is_call(inner, *reshapes, aten.unsqueeze, aten.squeeze):
             continue
         if not is_tensor(inner.args[0]) or not value(inner.args[0]).is_contiguous():  # type: ignore[arg-type]
             continue
@@ -109,11 +99,7 @@ def compose_views(editor: Editor) -> int:
         count += 1
     for node in editor.nodes(aten.permute, aten.transpose, aten.t):
         inner = node.args[0]
-        if (
-            node._erased
-            or not isinstance(inner, fx.Node)
-            or not is_call(inner, aten.permute, aten.transpose, aten.t)
-        ):
+        if node._erased or not isinstance(inner, fx.Node) or not is_call(inner, aten.permute, aten.transpose, aten.t):
             continue
         outer_order, inner_order = _order(node), _order(inner)
         if [inner_order[dim] for dim in outer_order] == list(range(len(inner_order))):
@@ -127,9 +113,7 @@ def _order(node: fx.Node) -> list[int]:
     if is_call(node, aten.permute):
         return [dim % rank for dim in argument(node, "dims")]
     order = list(range(rank))
-    first, second = (
-        (0, rank - 1) if is_call(node, aten.t) else (argument(node, "dim0"), argument(node, "dim1"))
-    )
+    first, second = (0, rank - 1) if is_call(node, aten.t) else (argument(node, "dim0"), argument(node, "dim1"))
     order[first], order[second] = order[second], order[first]
     return order
 
@@ -143,12 +127,7 @@ def share_common(editor: Editor) -> int:
     count = 0
     seen: dict[Any, fx.Node] = {}
     for node in editor.nodes():
-        if (
-            has_effect(node)
-            or is_random(node)
-            or not isinstance(node.target, object)
-            or "empty" in str(node.target)
-        ):
+        if has_effect(node) or is_random(node) or not isinstance(node.target, object) or "empty" in str(node.target):
             continue
         key = (node.target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
         first = seen.setdefault(key, node)
@@ -181,12 +160,7 @@ def polynomials(editor: Editor) -> int:
         count += 1
     for node in editor.nodes(aten.pow):
         exponent = scalar(node.args[1]) if len(node.args) > 1 and not is_tensor(node.args[1]) else None
-        if (
-            node._erased
-            or exponent not in (2.0, 3.0, 0.5, -1.0)
-            or not is_tensor(node.args[0])
-            or not is_float(node)
-        ):
+        if node._erased or exponent not in (2.0, 3.0, 0.5, -1.0) or not is_tensor(node.args[0]) or not is_float(node):
             continue
         source = node.args[0]
         if exponent == 0.5:
@@ -223,13 +197,7 @@ def strength(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.div):
-        if (
-            node._erased
-            or node.kwargs
-            or len(node.args) != 2
-            or not is_tensor(node.args[0])
-            or not is_float(node)
-        ):
+        if node._erased or node.kwargs or len(node.args) != 2 or not is_tensor(node.args[0]) or not is_float(node):
             continue
         source, divisor = node.args
         assert isinstance(source, fx.Node)

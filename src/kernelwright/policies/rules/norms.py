@@ -30,9 +30,7 @@ def drop_shift_before_norm(editor: Editor) -> int:
     sum; infinite addends, which would give NaN, are not considered.
     """
     count = 0
-    for node in editor.nodes(
-        aten.layer_norm, aten.instance_norm, aten.group_norm, aten.softmax, aten.log_softmax
-    ):
+    for node in editor.nodes(aten.layer_norm, aten.instance_norm, aten.group_norm, aten.softmax, aten.log_softmax):
         total = node.args[0]
         if node._erased or not isinstance(total, fx.Node) or only_user(total) is None:
             continue
@@ -73,11 +71,7 @@ def _without_shift(total: fx.Node, axes: tuple[int, ...]) -> fx.Node | None:
     if not is_call(total, aten.add, aten.sub) or total.kwargs or len(total.args) != 2:
         return None
     source, shift = total.args
-    if (
-        not isinstance(source, fx.Node)
-        or value(source).dtype != value(total).dtype
-        or shape(source) != shape(total)
-    ):
+    if not isinstance(source, fx.Node) or value(source).dtype != value(total).dtype or shape(source) != shape(total):
         return None
     if scalar(shift) is not None and not is_tensor(shift):
         return source
@@ -99,22 +93,14 @@ def drop_bias_before_norm(editor: Editor) -> int:
         producer = node.args[0]
         if node._erased or not isinstance(producer, fx.Node) or only_user(producer) is None:
             continue
-        if not is_call(producer, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not is_tensor(
-            argument(producer, "bias")
-        ):
+        if not is_call(producer, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not is_tensor(argument(producer, "bias")):
             continue
         running_mean = argument(node, "running_mean")
         if is_call(node, aten.batch_norm):
             # A linear over (batch, length, features) has its features where batch norm has its length.
-            if not argument(node, "training") or (
-                is_call(producer, aten.linear) and len(shape(producer)) != 2
-            ):
+            if not argument(node, "training") or (is_call(producer, aten.linear) and len(shape(producer)) != 2):
                 continue
-        elif (
-            running_mean is not None
-            or not argument(node, "use_input_stats")
-            or is_call(producer, aten.linear)
-        ):
+        elif running_mean is not None or not argument(node, "use_input_stats") or is_call(producer, aten.linear):
             continue
         target: Any = producer.target
         arguments = list(producer.args)

@@ -133,9 +133,7 @@ def _pooled_dims(node: fx.Node, rank: int) -> tuple[int, ...] | None:
     if is_call(node, *AVERAGE_POOLS) and not pools_plainly(node):
         return None
     spatial = next(
-        index
-        for index, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1)
-        if is_call(node, *pools)
+        index for index, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1) if is_call(node, *pools)
     )
     return tuple(range(rank - spatial, rank))
 
@@ -154,9 +152,7 @@ def merge_pools(editor: Editor) -> int:
         if inner.target is not node.target or not (_is_plain(node) and _is_plain(inner)):
             continue
         spatial = next(
-            rank
-            for rank, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1)
-            if is_call(node, *pools)
+            rank for rank, pools in enumerate(zip(MAX_POOLS, AVERAGE_POOLS, strict=True), 1) if is_call(node, *pools)
         )
         outer_size, outer_step = _window(node, spatial)
         inner_size, inner_step = _window(inner, spatial)
@@ -164,9 +160,7 @@ def merge_pools(editor: Editor) -> int:
             continue
         if any(step > size for step, size in zip(inner_step, inner_size, strict=True)):
             continue
-        size = [
-            one + (two - 1) * step for one, two, step in zip(inner_size, outer_size, inner_step, strict=True)
-        ]
+        size = [one + (two - 1) * step for one, two, step in zip(inner_size, outer_size, inner_step, strict=True)]
         step = [one * two for one, two in zip(inner_step, outer_step, strict=True)]
         target: Any = node.target
         merged = editor.call(node, target, inner.args[0], size, step)
@@ -181,9 +175,7 @@ def _is_plain(node: fx.Node) -> bool:
         return pools_plainly(node)
     padding, dilation = argument(node, "padding"), argument(node, "dilation")
     return (
-        not any(numbers(padding, 1))
-        and all(step == 1 for step in numbers(dilation, 1))
-        and not argument(node, "ceil_mode")
+        not any(numbers(padding, 1)) and all(step == 1 for step in numbers(dilation, 1)) and not argument(node, "ceil_mode")
     )
 
 

@@ -28,11 +28,7 @@ def last_step_of_reverse(editor: Editor) -> int:
         steps = 1 if argument(node, "batch_first") else 0
         layers = int(argument(node, "num_layers"))
         random = argument(node, "train") and float(argument(node, "dropout")) > 0 and layers > 1
-        if (
-            random
-            or not argument(node, "has_biases")
-            or not all(_reads_last(user, output, steps) for user in output.users)
-        ):
+        if random or not argument(node, "has_biases") or not all(_reads_last(user, output, steps) for user in output.users):
             continue
         last = _cut(editor, node, layers, steps)
         for user in list(output.users):
@@ -70,19 +66,12 @@ def _cut(editor: Editor, node: fx.Node, layers: int, steps: int) -> fx.Node:
             True,
             bool(argument(node, "batch_first")),
         )
-        below = editor.call(
-            node, target, source, state_of(0, 2 * (layers - 1)), parameters[: -2 * each], *lower
-        )
+        below = editor.call(node, target, source, state_of(0, 2 * (layers - 1)), parameters[: -2 * each], *lower)
         source = editor.pick(node, below, 0)
     assert isinstance(source, fx.Node)
     length = shape(source)[steps]
-    forward = editor.call(
-        node, target, source, state_of(2 * layers - 2, 1), parameters[-2 * each : -each], *options
-    )
+    forward = editor.call(node, target, source, state_of(2 * layers - 2, 1), parameters[-2 * each : -each], *options)
     tail = editor.call(node, aten.slice.Tensor, source, steps, length - 1, length)
     backward = editor.call(node, target, tail, state_of(2 * layers - 1, 1), parameters[-each:], *options)
-    ends = [
-        editor.call(node, aten.select.int, editor.pick(node, run, 0), steps, -1)
-        for run in (forward, backward)
-    ]
+    ends = [editor.call(node, aten.select.int, editor.pick(node, run, 0), steps, -1) for run in (forward, backward)]
     return editor.call(node, aten.cat.default, ends, 1)

@@ -68,12 +68,7 @@ def subtract_itself(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.sub):
-        if (
-            node._erased
-            or node.kwargs
-            or len(node.args) != 2
-            or not all(is_tensor(item) for item in node.args)
-        ):
+        if node._erased or node.kwargs or len(node.args) != 2 or not all(is_tensor(item) for item in node.args):
             continue
         left, right = (_through_reshapes(item) for item in node.args)
         if left is right and shape(node) == shape(node.args[0]) == shape(node.args[1]):  # type: ignore[arg-type]
@@ -96,13 +91,7 @@ def merge_reductions(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.sum, aten.mean, aten.amax, aten.amin):
         inner = node.args[0]
-        if (
-            node._erased
-            or node.kwargs
-            or not isinstance(inner, fx.Node)
-            or inner.kwargs
-            or only_user(inner) is None
-        ):
+        if node._erased or node.kwargs or not isinstance(inner, fx.Node) or inner.kwargs or only_user(inner) is None:
             continue
         if not is_call(inner, getattr(node.target, "overloadpacket", None)):
             continue
@@ -134,13 +123,7 @@ def push_through_products(editor: Editor) -> int:
     for node in editor.nodes(aten.sum, aten.mean):
         inner = node.args[0]
         dims = reduced_dims(node)
-        if (
-            node._erased
-            or node.kwargs
-            or not dims
-            or not isinstance(inner, fx.Node)
-            or only_user(inner) is None
-        ):
+        if node._erased or node.kwargs or not dims or not isinstance(inner, fx.Node) or only_user(inner) is None:
             continue
         if is_call(inner, aten.linear) or (is_call(inner, aten.addmm) and _beta_alpha(inner)):
             result = _reduced_linear(editor, node, inner, dims)
@@ -228,12 +211,7 @@ def pool_weights(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.avg_pool1d):
         lifted = node.args[0]
-        if (
-            node._erased
-            or not isinstance(lifted, fx.Node)
-            or only_user(lifted) is None
-            or not pools_plainly(node)
-        ):
+        if node._erased or not isinstance(lifted, fx.Node) or only_user(lifted) is None or not pools_plainly(node):
             continue
         linear = lifted.args[0] if is_call(lifted, aten.unsqueeze, aten.reshape, aten.view) else None
         size = argument(node, "kernel_size")[0]
@@ -283,9 +261,7 @@ def pool_before_pointwise_convolution(editor: Editor) -> int:
         assert callable(pool_target)
         assert callable(convolution_target)
         pooled = editor.call(node, pool_target, source, *node.args[1:], **node.kwargs)
-        editor.replace(
-            node, editor.call(node, convolution_target, pooled, *convolution.args[1:], **convolution.kwargs)
-        )
+        editor.replace(node, editor.call(node, convolution_target, pooled, *convolution.args[1:], **convolution.kwargs))
         count += 1
     return count
 

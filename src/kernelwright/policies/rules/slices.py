@@ -55,12 +55,7 @@ def slice_first(editor: Editor) -> int:
     count = 0
     for node in editor.nodes(aten.select, aten.slice):
         made = node.args[0]
-        if (
-            node._erased
-            or not isinstance(made, fx.Node)
-            or made.op != "call_function"
-            or only_user(made) is None
-        ):
+        if node._erased or not isinstance(made, fx.Node) or made.op != "call_function" or only_user(made) is None:
             continue
         rank = len(shape(made))
         dim = int(argument(node, "dim")) % rank
@@ -111,12 +106,7 @@ def split_concatenation(editor: Editor) -> int:
             continue
         parts, rank = joined.args[0], len(shape(joined))
         dim = joined.args[1] if len(joined.args) > 1 else 0
-        if (
-            not isinstance(parts, list | tuple)
-            or len(parts) != 2
-            or not isinstance(dim, int)
-            or dim % rank != rank - 1
-        ):
+        if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(dim, int) or dim % rank != rank - 1:
             continue
         if not all(is_call(user, aten.linear) for user in joined.users):
             continue

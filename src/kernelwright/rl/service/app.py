@@ -72,9 +72,7 @@ def create_app(desk: Desk, token: str | None) -> FastAPI:
         finally:
             await desk.stop()
 
-    app = FastAPI(
-        title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
-    )
+    app = FastAPI(title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.post("/v1/evaluations")
     async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:

@@ -62,16 +62,10 @@ CORPUS: dict[str, KernelSpec] = {
         KernelSpec("layernorm", "layernorm", "fp16", {"BLOCK": 1024}),
         KernelSpec("gemm_leakyrelu", "gemm_leakyrelu", "fp16", _TILE),
         KernelSpec("batched_gemm", "batched_gemm", "fp16", _TILE),
-        KernelSpec(
-            "fused_feed_forward", "fused_feed_forward", "fp16", {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}
-        ),
+        KernelSpec("fused_feed_forward", "fused_feed_forward", "fp16", {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}),
         # Tiles under 64 rows use mma.sync on every architecture; 64 rows use wgmma on sm_90.
-        KernelSpec(
-            "attention_mma", "flash_attention", "fp16", {"BLOCK_M": 32, "BLOCK_N": 32, "HEAD": 64}, 2, 2
-        ),
-        KernelSpec(
-            "attention_wgmma", "flash_attention", "fp16", {"BLOCK_M": 64, "BLOCK_N": 64, "HEAD": 64}, 4, 2
-        ),
+        KernelSpec("attention_mma", "flash_attention", "fp16", {"BLOCK_M": 32, "BLOCK_N": 32, "HEAD": 64}, 2, 2),
+        KernelSpec("attention_wgmma", "flash_attention", "fp16", {"BLOCK_M": 64, "BLOCK_N": 64, "HEAD": 64}, 4, 2),
         KernelSpec("sgemm", "sgemm", "fp32", {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}, 4, 2),
         KernelSpec("row_sum", "row_sum", "fp32", {"BLOCK": 1024}),
     )
