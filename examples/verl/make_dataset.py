@@ -1,6 +1,6 @@
 """Write built-in tasks, or Python files in KernelBench's format, as a data set for verl.
 
-    python make_dataset.py train.parquet diag_matmul rms_norm_composite my_task.py
+python make_dataset.py train.parquet diag_matmul rms_norm_composite my_task.py
 """
 
 from __future__ import annotations
