@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -141,6 +142,24 @@ def test_a_directory_of_another_run_is_refused(tmp_path, suite, cheap):
     module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, settings=SETTINGS, deadline=lambda: True)
     with pytest.raises(UsageError, match="another `settings`"):
         module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, deadline=lambda: True)
+
+
+@pytest.mark.parametrize("lost", [(), ("tasks.json",)])
+def test_tasks_that_were_edited_since_are_refused_by_name(tmp_path, lost):
+    def again(*entries):
+        made = Suite("made", entries)
+        return module.bench(made, baselines=["eager"], device="cpu", out=tmp_path, evaluator=OtherJudges())
+
+    first, second = SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, FASTER, 1)
+    again(first, second)
+    for name in lost:  # a published run has its evaluations alone
+        (tmp_path / name).unlink()
+    edited = replace(second, task=Task(id=SCALED.id, source=SCALED.source + "# edited\n"))
+    before = (tmp_path / "table.json").read_text()
+    with pytest.raises(UsageError, match=r"the text of the task scaled has changed.* Choose another directory"):
+        again(first, edited)
+    assert (tmp_path / "table.json").read_text() == before
+    again(first, second)
 
 
 def judged(task: Task, speedup: float, *, strict: bool, policy: str = "file") -> Evaluation:

@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.records.canonical import sha256_of
 from kernelwright.records.lines import append_lines, read_json, read_lines
-from kernelwright.records.models import Evaluation
+from kernelwright.records.models import Evaluation, Task
 
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LOCK}
@@ -93,6 +94,24 @@ class RunDirectory:
                 raise UsageError(
                     f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
                     f"({_difference(earlier.get(name), config[name])}). Choose another directory."
+                )
+
+    def require_same_texts(self, tasks: Sequence[Task]) -> None:
+        """See that a run of many tasks has measured them as they are now.
+
+        Args:
+            tasks: With the ids that the run knows them by.
+
+        Raises:
+            UsageError: the text of one has changed since the run began.
+        """
+        earlier = {found.task: found.task_sha256 for found in self.evaluations()}
+        earlier |= {task["id"]: sha256_of(task["source"]) for task in self.read_json("tasks.json") or []}
+        for task in tasks:
+            if earlier.get(task.id, task.sha256) != task.sha256:
+                raise UsageError(
+                    f"Wanted to resume in {self.path}; the text of the task {task.id} has changed since that run began. "
+                    "Choose another directory, or put the text back."
                 )
 
     def _is_free(self) -> bool:

@@ -124,7 +124,8 @@ def bench(
             the suite's. A resumed run may have another one.
 
     Raises:
-        UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run.
+        UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run or to
+            other texts of these tasks.
         InfrastructureError: this machine cannot judge.
     """
     unknown = [name for name in baselines if name not in ALL_BASELINES]
@@ -152,6 +153,8 @@ def bench(
     run = RunDirectory(out)
     if run.claim(config_of(suite, baselines, devices, settings), same=SAME, device=devices[0]):
         write_tasks(run, suite)
+    else:
+        run.require_same_texts([entry.task for entry in suite.entries])
     errors: dict[str, str] = dict(run.read_json("errors.json") or {})
     left = owed_in(run, suite, baselines, settings, strict_too=strict_too, retry=retry)
     owed, turns = _in_turn(left.jobs, order, errors), _in_turn(left.rotations, order, errors)
