@@ -185,6 +185,18 @@ def test_tally_counts_what_became_of_candidates() -> None:
     assert counts.labels == {"library-call": 3}
 
 
+def test_what_failed_or_is_owed_is_not_without_a_candidate() -> None:
+    failed = TaskResult("f", 3, {}, None, has_candidate=True, failed=("candidate", "compile"))
+    owed = TaskResult("g", 3, {"eager": 1.0}, None, has_candidate=True, failed=("cudnn",))
+    counts = tally([*RESULTS, failed, owed])
+    assert (counts.tasks, counts.without_candidate, counts.failed, counts.owed, counts.baselines_failed) == (7, 1, 1, 1, 2)
+    assert counts.built == 4
+    text = render_markdown(bench_table([failed]), tally([*RESULTS, failed, owed]))
+    assert "7 tasks, 1 without a candidate, 1 failed (a fault of the task or of the machine, not of the candidate)," in text
+    assert ", 1 not judged yet. Of the candidates judged 4 build, 3 are accepted" in text
+    assert "Of 2 tasks a baseline failed by a fault of the task or of the machine." in text
+
+
 def test_markdown_states_both_variants() -> None:
     text = render_markdown(bench_table(RESULTS), tally(RESULTS))
     heads = "Level | Baseline | Mean | Max | 75 % | 50 % | 25 % | Geomean | fast_1 | fast_1.5 | fast_2"

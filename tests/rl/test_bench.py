@@ -70,6 +70,7 @@ def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap, judge_pool
     first = module.bench(suite, **arguments, on_event=events.append, deadline=lambda: next(calls, True))
     assert [(event.task, event.what, event.done, event.total) for event in events] == [("diagonal", "candidate", 1, 7)]
     assert not first.errors
+    assert "3 tasks, 2 without a candidate. Of the candidates 1 build" in (tmp_path / "table.md").read_text()
 
     events.clear()
     result = module.bench(suite, **arguments, on_event=events.append)
@@ -78,6 +79,7 @@ def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap, judge_pool
     )
     assert {event.done for event in events} == set(range(2, 8))
     assert sorted(result.errors) == ["broken again", "broken wrong"]
+    assert (result.counts.without_candidate, result.counts.failed, result.counts.baselines_failed) == (2, 0, 1)
     found = {(one.task, *one.techniques): one for one in RunDirectory(tmp_path).evaluations()}
     assert found[("diagonal",)].accepted
     assert not found["scaled", "wrong"].accepted
@@ -317,6 +319,7 @@ def test_an_error_is_forgotten_once_the_work_is_done(tmp_path, suite):
         for judges in (Broken(), OtherJudges())
     ]
     assert [list(result.errors) for result in results] == [["diagonal candidate"], []]
+    assert [(each.counts.without_candidate, each.counts.failed) for each in results] == [(2, 1), (2, 0)]
     assert RunDirectory(tmp_path).read_json("errors.json") == {}
 
 

@@ -22,6 +22,9 @@ REFERENCE = "eager"
 BEST = "best"
 """For each task the fastest of its baselines, the reference included."""
 
+CANDIDATE = "candidate"
+"""What is measured of a task besides its baselines."""
+
 ABOVE = 1.01
 """The speedup from which CUDA-L1 counts a task as sped up."""
 
@@ -45,9 +48,13 @@ class TaskResult:
     latencies_us: dict[str, float]
     """Median latency of each baseline that ran, by its name; one that failed is absent."""
     evaluation: Evaluation | None
-    """The judge's record of the candidate; None when the task has no candidate."""
+    """The judge's record of the candidate; None when the task has no candidate, or none that was judged."""
     strict: Evaluation | None = None
     """As `evaluation`, with TF32 off on both sides; None where that was not asked for."""
+    has_candidate: bool = False
+    """Whether there is a candidate, judged or not; of no meaning beside an evaluation."""
+    failed: tuple[str, ...] = ()
+    """What could not be measured, by a fault of the task or of the machine: names of baselines, or `CANDIDATE`."""
 
     def __post_init__(self) -> None:
         for name, latency_us in self.latencies_us.items():
@@ -134,6 +141,12 @@ class Tally:
 
     tasks: int
     without_candidate: int
+    failed: int
+    """Tasks whose candidate could not be judged, by a fault of the task or of the machine."""
+    owed: int
+    """Tasks whose candidate was not judged yet."""
+    baselines_failed: int
+    """Tasks of which a baseline could not be measured, by such a fault."""
     accepted: int
     built: int
     """Candidates that could be imported and constructed."""
@@ -251,6 +264,9 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     """Count what became of the candidates."""
     results = list(results)
     evaluations = [result.evaluation for result in results if result.evaluation is not None]
+    unjudged = [result for result in results if result.evaluation is None]
+    failed = sum(CANDIDATE in result.failed for result in unjudged)
+    without_candidate = sum(not result.has_candidate for result in unjudged)
     accepted = [evaluation for evaluation in evaluations if evaluation.accepted]
     reasons = Counter(
         "unknown" if evaluation.reason is None else evaluation.reason.value
@@ -260,7 +276,10 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     labels = Counter(label.value for evaluation in accepted for label in evaluation.labels)
     return Tally(
         tasks=len(results),
-        without_candidate=len(results) - len(evaluations),
+        without_candidate=without_candidate,
+        failed=failed,
+        owed=len(unjudged) - without_candidate - failed,
+        baselines_failed=sum(bool({*result.failed} - {CANDIDATE}) for result in results),
         accepted=len(accepted),
         built=sum(evaluation.reason not in NOT_BUILT for evaluation in evaluations),
         clean=sum(not UNCLEAN & set(evaluation.labels) for evaluation in accepted),
@@ -318,11 +337,19 @@ def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
 
 
 def _render_tally(counts: Tally) -> str:
+    tasks = f"{counts.tasks} tasks, {counts.without_candidate} without a candidate"
+    if counts.failed:
+        tasks += f", {counts.failed} failed (a fault of the task or of the machine, not of the candidate)"
+    if counts.owed:
+        tasks += f", {counts.owed} not judged yet"
+    judged = "candidates judged" if counts.failed or counts.owed else "candidates"
     lines = [
-        f"{counts.tasks} tasks, {counts.without_candidate} without a candidate. Of the candidates {counts.built} build, "
+        f"{tasks}. Of the {judged} {counts.built} build, "
         f"{counts.accepted} are accepted and {sum(counts.rejected.values())} rejected; {counts.clean} of the accepted are "
         f"clean drop-ins. {counts.improved} are improvements: the lower end of their interval clears the noise floor."
     ]
+    if counts.baselines_failed:
+        lines.append(f"Of {counts.baselines_failed} tasks a baseline failed by a fault of the task or of the machine.")
     if counts.rejected:
         lines.append("Rejected for " + _counted(counts.rejected) + ".")
     if counts.labels:

@@ -26,7 +26,7 @@ from kernelwright.policies.baselines import ALL_BASELINES, baseline_source
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
+from kernelwright.report.table import CANDIDATE, Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
 W = TypeVar("W")
@@ -185,7 +185,7 @@ def bench(
 
     def judge(pool: Evaluator) -> None:
         for job, outcome in pool.evaluate(jobs_left, stop=stop):
-            keep(job.task, "candidate", outcome)
+            keep(job.task, CANDIDATE, outcome)
 
     def measure(pool: RotatingEvaluator) -> None:
         for rotation, found in pool.rotate(turns_left, stop=stop):
@@ -346,7 +346,14 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     for evaluation in run.evaluations():
         found.setdefault(evaluation.task_sha256, []).append(evaluation)
     run_is_strict = bool((run.read_json("config.json") or {}).get("settings", {}).get("strict_fp32"))
-    results = [_result(entry, found.get(entry.task.sha256, []), run_is_strict) for entry in suite.entries]
+    failed: dict[str, list[str]] = {}
+    for name in errors:
+        task, _, what = name.rpartition(" ")
+        failed.setdefault(task, []).append(what)
+    results = [
+        _result(entry, found.get(entry.task.sha256, []), run_is_strict, failed.get(entry.task.id, ()))
+        for entry in suite.entries
+    ]
     rows, counts, own = bench_table(results), tally(results), baseline_table(results)
     table = {
         "rows": [_row_json(row) for row in rows],
@@ -365,7 +372,7 @@ def _row_json(row: Row) -> dict[str, Any]:
     return values
 
 
-def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool) -> TaskResult:
+def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool, failed: Sequence[str]) -> TaskResult:
     """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations.
 
     Two entries may have one task and different candidates.
@@ -386,4 +393,6 @@ def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool)
         latencies_us,
         next((one for one in reversed(judged) if _is_strict(one) == run_is_strict), None),
         next((one for one in reversed(judged) if _is_strict(one) != run_is_strict), None),
+        has_candidate=entry.candidate is not None,
+        failed=tuple(failed),
     )
