@@ -282,6 +282,15 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
     assert not list((tmp_path / "run" / "final").glob("ref*"))
 
 
+def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_path):
+    """With none of the prompts it asks what vanilla GRPO asks, though there are exemplars after the first step."""
+    run = RunDirectory(tmp_path)
+    config = contrastive_config(schooled, steps=3, update=False, rest={"exemplars_share": 0.0})
+    assert train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert ExemplarDatabase(tmp_path / "exemplars.sqlite").counts().candidates > 0
+    assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
+
+
 @pytest.mark.parametrize("backend", ["generate", "local"])
 def test_vanilla_grpo_shows_no_exemplars(backend, schooled, tmp_path):
     run = RunDirectory(tmp_path)
@@ -448,7 +457,7 @@ def test_training_can_believe_a_naive_evaluator_and_the_judge_tells_what_it_paid
     recipes.mkdir()
     text = (ROOT / "recipes" / "half_hour" / "contrastive.toml").read_text()
     for old, new in {
-        "steps = 60": "steps = 2",
+        "steps = 18": "steps = 2",
         "groups = 6": "groups = 2",
         "minibatches = 3": "minibatches = 1",
         "max_tokens = 576": "max_tokens = 64",

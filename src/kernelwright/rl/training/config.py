@@ -349,6 +349,9 @@ class ContrastiveConfig(_Section):
     prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
     exemplars: ExemplarSection = ExemplarSection()
+    exemplars_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of prompts that show exemplars. The paper's is 1. Where every prompt shows one, a small model learns to copy the
+    form from there and its weights forget it, which shows on new tasks, where there is none to copy. Our choice."""
     reward: RewardSection = RewardSection()
     grpo: GrpoSection = GrpoSection()
     optimiser: OptimiserSection = OptimiserSection()

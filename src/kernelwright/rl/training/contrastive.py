@@ -57,7 +57,14 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
         verification=equipment.verification(config.reward),
     )
-    prompts = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
+    prompts = prompt_maker(
+        config.prompt,
+        config.exemplars,
+        device=equipment.device,
+        database=database,
+        seed=config.seed,
+        share=config.exemplars_share,
+    )
     with MetricsLog(run.path) as metrics:
         stage = _Stage(config, split.train, run, equipment, scorer, prompts, metrics)
         return stage.update() if config.update else stage.evolve()

@@ -27,6 +27,8 @@ class PromptMaker:
     """Exemplars in a prompt, at most."""
     database: ExemplarDatabase | None
     seed: int
+    share: float = 1.0
+    """Of prompts that show exemplars; the others are as vanilla GRPO's."""
 
     def prompt(self, task: Task, draw: int) -> Prompt:
         """The prompt of a task.
@@ -40,6 +42,8 @@ class PromptMaker:
         """
         known = self.database.exemplars(task.sha256, device=self.device) if self.database is not None else []
         rng = random.Random(sha256_of(f"{self.seed} {draw} {task.sha256}"))
+        if self.share < 1 and rng.random() >= self.share:
+            known = []
         return contrastive_prompt(
             task,
             self.sampler.sample(known, self.count, rng),
@@ -65,7 +69,13 @@ def fill(database: ExemplarDatabase, runs: Sequence[Path]) -> None:
 
 
 def prompt_maker(
-    section: PromptSection, exemplars: ExemplarSection, *, device: str, database: ExemplarDatabase | None, seed: int
+    section: PromptSection,
+    exemplars: ExemplarSection,
+    *,
+    device: str,
+    database: ExemplarDatabase | None,
+    seed: int,
+    share: float = 1.0,
 ) -> PromptMaker:
     """The maker that a configuration asks for.
 
@@ -74,4 +84,4 @@ def prompt_maker(
     """
     options = {"temperature": exemplars.temperature} if exemplars.sampler in ("bucket", "island") else {}
     sampler = sampler_named(exemplars.sampler, **options)
-    return PromptMaker(section, device, sampler, exemplars.count, database, seed)
+    return PromptMaker(section, device, sampler, exemplars.count, database, seed, share)
