@@ -285,7 +285,7 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
 def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_path):
     """With none of the prompts it asks what vanilla GRPO asks, though there are exemplars after the first step."""
     run = RunDirectory(tmp_path)
-    config = contrastive_config(schooled, steps=3, update=False, rest={"exemplars_share": 0.0})
+    config = contrastive_config(schooled, steps=6, update=False, rest={"exemplars_share": 0.0})
     assert train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu")).finished
     assert ExemplarDatabase(tmp_path / "exemplars.sqlite").counts().candidates > 0
     assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
