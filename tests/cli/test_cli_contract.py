@@ -205,6 +205,26 @@ def test_new_run_directories_of_one_second_are_apart(tmp_path, monkeypatch):
     assert all(path.is_dir() for path in paths)
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError, DeviceError, click.exceptions.Exit])
+def test_a_new_run_directory_stays_only_where_something_was_found_out(end, tmp_path, monkeypatch):
+    from kernelwright.cli import options
+
+    monkeypatch.chdir(tmp_path)
+
+    def left_by(*names):
+        with pytest.raises(end), options.run_directory(None, "bench", "t") as path:
+            for name in names:
+                (path / name).touch()
+            said = options.kept_in(path)
+            raise end
+        assert said == "nothing was judged yet" or str(path) in said
+        return [found.name for run in (tmp_path / "runs").iterdir() for found in run.iterdir()]
+
+    assert left_by("config.json", "environment.json", "tasks.json", ".lock") == []
+    assert not list((tmp_path / "runs").iterdir())
+    assert left_by("evaluations.jsonl") == ["evaluations.jsonl"]
+
+
 def test_where_no_run_directory_can_be_made_it_is_said(tmp_path, monkeypatch):
     from kernelwright.cli import options
 
@@ -282,6 +302,7 @@ def test_an_interrupt_from_the_keyboard_ends_a_real_process_with_130(tmp_path):
     assert err.strip().splitlines()[-1].startswith("interrupted: the candidate was not judged to the end")
     assert "Traceback" not in err
     assert out == ""
+    assert not list((tmp_path / "runs").iterdir()), "nothing was found out"
 
 
 def test_a_reader_that_goes_away_is_no_rejection_and_no_traceback():

@@ -123,6 +123,23 @@ def test_where_no_schedule_was_faster_nothing_was_measured_again(cubin, tmp_path
     assert "none: no schedule of the search was faster" in text
 
 
+@pytest.mark.parametrize("names", [["config.json", "original.cubin"], ["config.json", "schedules.jsonl"]])
+def test_an_interrupted_search_says_and_keeps_what_was_measured(names, cubin, tmp_path, monkeypatch, capsys):
+    def interrupted(program, arena, *, out, **arguments):
+        for name in names:
+            (out / name).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kernelwright.rl.assembly_search.optimize_kernel", interrupted)
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy")[0] == 130
+    kept = list((tmp_path / "runs").iterdir())
+    assert len(kept) == ("schedules.jsonl" in names)
+    status, _, error = run(capsys, "optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--out", ".")
+    wanted = "every schedule measured is in .;" if kept else "no schedule was measured yet"
+    assert (status, wanted in error) == (130, True)
+
+
 def test_the_architectures_to_choose_from_are_those_that_can_be_read():
     assert tuple(map(int, ARCHITECTURES)) == elf.ARCHITECTURES
 

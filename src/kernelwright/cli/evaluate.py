@@ -66,7 +66,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
         run = RunDirectory(path)
         run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=chosen)
         with (
-            says_what_was_kept(lambda: f"the candidate was not judged to the end; {run.path} holds no verdict on it"),
+            says_what_was_kept(lambda: "the candidate was not judged to the end; there is no verdict on it"),
             progress_console().status("starting") as status,
             Judge(device=chosen, settings=settings, progress=status.update) as judge_,
         ):

@@ -198,8 +198,8 @@ def resolve_device(name: str, say: Callable[[str], None]) -> str:
 def run_directory(out: Path | None, verb: str, name: str) -> Iterator[Path]:
     """The directory of a run: the one that was asked for, or a new one below `runs/`.
 
-    A new one, such as `runs/20260102-030405-evaluate-diag_matmul`, is gone again where an error left nothing in it that was
-    found out.
+    A new one, such as `runs/20260102-030405-evaluate-diag_matmul`, is gone again where an error, a fault or Ctrl-C left nothing
+    in it that was found out.
 
     Raises:
         UsageError: no directory can be made there.
@@ -207,13 +207,12 @@ def run_directory(out: Path | None, verb: str, name: str) -> Iterator[Path]:
     if out is not None:
         yield out
         return
-    from kernelwright.errors import KernelwrightError
     from kernelwright.records import RunDirectory
 
     path = _fresh_run_path(verb, name)
     try:
         yield path
-    except KernelwrightError:
+    except BaseException:
         RunDirectory(path).remove_if_nothing_was_found_out()
         raise
 
@@ -242,7 +241,7 @@ def kept_in(path: Path) -> str:
     """What an interrupted run left in its directory, in words."""
     from kernelwright.records import RunDirectory
 
-    if not path.is_dir():
+    if not path.is_dir() or RunDirectory(path).holds_only_what_was_asked:
         return "nothing was judged yet"
     count = sum(1 for _ in RunDirectory(path).evaluations())
     return f"{count} finished evaluations are in {path}; the same command with --out {path} goes on"

@@ -271,7 +271,7 @@ def optimize(
     try:
         with (
             run_directory(out, "sass", game.name) as path,
-            says_what_was_kept(lambda: f"every schedule measured is in {path}; the same command with --out {path} goes on"),
+            says_what_was_kept(lambda: _kept_in(path)),
         ):
             result = optimize_kernel(
                 game.program,
@@ -289,6 +289,13 @@ def optimize(
         emit_json(_optimize_json(target, result))
     else:
         click.echo(_optimize_text(result))
+
+
+def _kept_in(path: Path) -> str:
+    """What an interrupted search left in its directory, in words."""
+    if not (path / "schedules.jsonl").exists():
+        return "no schedule was measured yet"
+    return f"every schedule measured is in {path}; the same command with --out {path} goes on"
 
 
 def _optimize_json(target: str, result: AssemblyResult) -> dict[str, Any]:

@@ -115,11 +115,16 @@ class RunDirectory:
                 )
 
     def _is_free(self) -> bool:
-        return self.read_json("config.json") is None or all(path.name in _ASKED for path in self.path.iterdir())
+        return self.read_json("config.json") is None or self.holds_only_what_was_asked
+
+    @property
+    def holds_only_what_was_asked(self) -> bool:
+        """Whether nothing has been found out here yet."""
+        return all(path.name in _ASKED for path in self.path.iterdir())
 
     def remove_if_nothing_was_found_out(self) -> None:
         """Remove the directory where it holds nothing but what was asked."""
-        if all(path.name in _ASKED for path in self.path.iterdir()):
+        if self.holds_only_what_was_asked:
             for path in self.path.iterdir():
                 path.unlink()
             self.path.rmdir()
