@@ -927,6 +927,36 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
     assert ways == [False, True]
 
 
+@pytest.mark.parametrize("how", ["error", "verdict"])
+@pytest.mark.parametrize("fitting", [5, 2, 1, 0])
+def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
+    full = Rejection(Reason.OUT_OF_MEMORY, "no memory")
+    timed = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
+
+    def rotate(subject, baselines, flush):
+        if len(baselines) > fitting and how == "error":
+            raise DeviceError("no memory")
+        return {one.sha256: full if len(baselines) > fitting else timed for one in baselines}
+
+    monkeypatch.setattr(judge_module, "rotate", rotate)
+    monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
+    monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    baselines = [candidate(top=f"# {number}") for number in range(5)]
+    if not fitting and how == "error":
+        with pytest.raises(DeviceError, match="no memory"):
+            judge.rotate(RELU, baselines)
+        return
+    found = judge.rotate(RELU, baselines)
+    assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
+    assert all(one.accepted is (fitting > 0) for one in found)
+    assert max(one.checks["rotation"] for one in found) == max(fitting, 1)
+
+
 @pytest.mark.parametrize("own_gib", [60, 80])
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):

@@ -179,6 +179,9 @@ class Judge:
     def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
         """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
 
+        Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
+        how many were in its own.
+
         Args:
             task: What they wrap.
             baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
@@ -210,7 +213,20 @@ class Judge:
         def ran_out(found: dict[str, Rotated | Failure]) -> bool:
             return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
 
-        found = self._with_memory(attempt, ran_out)
+        found = None
+        try:
+            found = self._with_memory(attempt, ran_out)
+        except DeviceError:
+            if len(baselines) == 1:
+                raise
+        if found is None or (ran_out(found) and len(baselines) > 1):
+            # Six modules of one task may not fit where three do.
+            middle = len(baselines) // 2
+            return [
+                record
+                for part in (baselines[:middle], baselines[middle:])
+                for record in self.rotate(task, part, settings=settings)
+            ]
         records = []
         for baseline in baselines:
             one = found[baseline.sha256]
