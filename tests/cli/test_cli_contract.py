@@ -85,6 +85,38 @@ def test_an_empty_path_is_not_the_working_directory(arguments, capsys, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("out", [".", "..", "/", "folder"])
+def test_a_report_over_a_directory_is_refused(out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "errors.json").write_text('{"a candidate": "no memory"}')
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", ".", "--out", out]) == 2
+    assert f"Wanted to write the report to {out}, found a directory." in one_error_line(capsys.readouterr().err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["errors.json", "folder"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "NAME", "diag_matmul.py"],
+        ["evaluate", "diag_matmul", "NAME", "--check-only"],
+        ["optimize", "diag_matmul", "--out", "NAME"],
+        ["sass", "optimize", "NAME:row_sum"],
+        ["sass", "show", "NAME"],
+    ],
+)
+def test_a_name_that_is_no_text_is_refused_before_any_work(arguments, capsys, tmp_path, monkeypatch):
+    name = os.fsdecode(b"caf\xe9.py")
+    monkeypatch.chdir(tmp_path)
+    for path in (name, "diag_matmul.py"):
+        Path(path).write_text("class ModelNew: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\nModel = ModelNew\n")
+    assert cli.main([word.replace("NAME", name) for word in arguments]) == 2
+    captured = capsys.readouterr()
+    assert "UTF-8 text" in one_error_line(captured.err)
+    assert captured.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "redirected", "status"),
     [
@@ -212,12 +244,16 @@ def test_a_new_run_directory_stays_only_where_something_was_found_out(end, tmp_p
     monkeypatch.chdir(tmp_path)
 
     def left_by(*names):
-        with pytest.raises(end), options.run_directory(None, "bench", "t") as path:
-            for name in names:
-                (path / name).touch()
-            said = options.kept_in(path)
-            raise end
-        assert said == "nothing was judged yet" or str(path) in said
+        def work():
+            with options.run_directory(None, "bench", "t") as path:
+                for name in names:
+                    (path / name).touch()
+                told = options.kept_in(path)
+                assert str(path) in told if "evaluations.jsonl" in names else told == "nothing was judged yet"
+                raise end
+
+        with pytest.raises(end):
+            work()
         return [found.name for run in (tmp_path / "runs").iterdir() for found in run.iterdir()]
 
     assert left_by("config.json", "environment.json", "tasks.json", ".lock") == []

@@ -32,15 +32,21 @@ class FiniteRange(click.FloatRange):
 
 
 class NamedPath(click.Path):
-    """A path as a `Path`; not an empty text, as of a variable that is not set, which would be the working directory."""
+    """A path as a `Path`.
+
+    Not an empty text, as of a variable that is not set, which would be the working directory; and not a name whose bytes are
+    no UTF-8, which no record can hold.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; fails where the text is empty."""
+        """The path; fails where the text is empty or not UTF-8."""
         if value == "":
             self.fail("wanted a path, found an empty text.", param, ctx)
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            self.fail("wanted a path that is UTF-8 text, found other bytes in it. Rename the file.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -198,8 +204,8 @@ def resolve_device(name: str, say: Callable[[str], None]) -> str:
 def run_directory(out: Path | None, verb: str, name: str) -> Iterator[Path]:
     """The directory of a run: the one that was asked for, or a new one below `runs/`.
 
-    A new one, such as `runs/20260102-030405-evaluate-diag_matmul`, is gone again where an error, a fault or Ctrl-C left nothing
-    in it that was found out.
+    A new one, such as `runs/20260102-030405-evaluate-diag_matmul`, is gone again where an error, a fault or Ctrl-C left
+    nothing in it that was found out.
 
     Raises:
         UsageError: no directory can be made there.

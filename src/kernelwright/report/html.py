@@ -47,6 +47,8 @@ def write_page(text: str, target: Path) -> Path:
     Raises:
         UsageError: `target` cannot be written.
     """
+    if target.is_dir():
+        raise UsageError(f"Wanted to write the report to {target}, found a directory. Name a file in it.")
     temporary = target.with_name(f".{target.name}.new")
     try:
         temporary.write_text(text, encoding="utf-8", errors="replace")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import noise_floor, ratio_interval
+from kernelwright.records import encodable
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
 from kernelwright.sass import Program, Schedule, load
 from kernelwright.sass.errors import in_file
@@ -321,6 +322,8 @@ def open_game(
         ToolchainError: a compiler or disassembler is missing.
     """
     path = Path(text)
+    if encodable(text) != text:
+        raise UsageError(f"Wanted a target with a name of UTF-8 text, found {text!a}, which no record can hold. Rename it.")
     if backend == GPU_BACKEND:
         from kernelwright.toolchain.driver import gpu_identity
         from kernelwright.tuning.target import find_target
