@@ -110,6 +110,69 @@ def test_wrong_usage(arguments, cubin, no_gpu, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["text.cubin"]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("softmax", "there is no file softmax. Did you mean corpus:softmax?"),
+        ("row_sun", "there is no file row_sun. Did you mean corpus:row_sum?"),
+        ("zzzz", "there is no file zzzz. Check the path."),
+        ("notes.txt", "found notes.txt. Rename it."),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gpu", "simulated-issue"])
+def test_a_target_that_is_no_file_is_told_so(name, said, backend, no_gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    status, text, error = run(capsys, "optimize", name, "--backend", backend, "--agent", "greedy")
+    assert (status, text, error.count("\n")) == (2, "", 1)
+    assert said in error
+
+
+LAUNCH = """
+source = "kernel.cu"
+options = ["-O3"]
+name = "k"
+entry = "k"
+grid = [1, 1, 1]
+block = [32, 1, 1]
+[[arguments]]
+kind = "tensor"
+name = "a"
+dtype = "fp32"
+shape = [32]
+role = "output"
+"""
+SPEC = """
+import triton
+import triton.language as tl
+from kernelwright.tuning.launch_spec import TensorArgument
+from kernelwright.tuning.target import TritonSpec
+
+@triton.jit
+def k(a):
+    tl.store(a, nonsense)
+
+SPECS = {"k": TritonSpec(k, [TensorArgument(name="a", dtype="fp32", shape=(32,), role="output")], (1,))}
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [("k.toml", LAUNCH, "kernel.cu(1): error"), ("k.py", SPEC, "nonsense")])
+def test_a_kernel_that_does_not_compile_is_the_users_and_one_line(name, text, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    compiler = tmp_path / "nvcc"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$last(1): error:\n  x is undefined." >&2\nexit 2\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("KERNELWRIGHT_NVCC", str(compiler))
+    (tmp_path / "kernel.cu").touch()
+    (tmp_path / name).write_text(text)
+    status, out, error = run(capsys, "optimize", name, "--backend", "static-issue-cycles", "--agent", "greedy")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"error: Wanted a kernel that compiles in {'kernel.cu' if name == 'k.toml' else name}; ")
+    assert said in error
+    assert "kernelwright-nvcc" not in error
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_larger_budget_takes_a_run_further(cubin, tmp_path, capsys):
     arguments = ["optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy", "--out", tmp_path / "run"]
     played = [json.loads(run(capsys, *arguments, "--json", "--budget", n)[1])["schedules"] for n in (5, 12, 7)]

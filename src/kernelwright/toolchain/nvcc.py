@@ -101,5 +101,6 @@ def compile_cuda(
             raise CompilationFailed(f"wanted a cubin within {_TIMEOUT_S:.0f} s, found nvcc still running") from error
         if done.returncode != 0 or not cubin.is_file():
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+            complaint = complaint.replace(f"{folder}/", "")
             raise CompilationFailed(f"wanted a cubin for sm_{architecture}{feature}, found: {complaint}")
         return cubin.read_bytes()

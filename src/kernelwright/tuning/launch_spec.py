@@ -42,6 +42,8 @@ ELEMENT_BYTES: dict[str, int] = {
     "i1": 1, "i8": 1, "u8": 1, "fp16": 2, "bf16": 2, "i16": 2, "fp32": 4, "i32": 4, "fp64": 8, "i64": 8,
 }  # fmt: skip
 WARP_SIZE = 32
+LAUNCH_SUFFIXES = (".toml", ".json")
+"""How the names of launch files end."""
 _SPELLINGS = {"u1": "i1", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 """Triton's other names for types."""
 _LARGEST_TENSOR_BYTES = 1 << 36

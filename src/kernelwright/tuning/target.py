@@ -9,6 +9,7 @@ A target is named in one of these ways:
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import sys
@@ -21,9 +22,10 @@ from kernelwright.errors import UsageError
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.sass.elf import read_cubin
 from kernelwright.toolchain import compile_triton
-from kernelwright.toolchain.errors import CompilerMissing
+from kernelwright.toolchain.errors import CompilationFailed, CompilerMissing
 from kernelwright.toolchain.nvcc import compile_cuda
 from kernelwright.tuning.launch_spec import (
+    LAUNCH_SUFFIXES,
     WARP_SIZE,
     Argument,
     LaunchFile,
@@ -122,8 +124,8 @@ def load_target(text: str, architecture: int) -> Target:
         architecture: compute capability times ten to compile for where something is compiled.
 
     Raises:
-        UsageError: it cannot be found or read.
-        ToolchainError: a compiler is missing or refused the kernel.
+        UsageError: it cannot be found or read, or a compiler refused the kernel.
+        ToolchainError: a compiler is missing, or refused a kernel of the corpus.
     """
     return find_target(text)(architecture)
 
@@ -144,14 +146,23 @@ def find_target(text: str) -> Callable[[int], Target]:
         specs = read_specs(path)
         chosen = name or (next(iter(specs)) if len(specs) == 1 else "")
         _see_that_it_is_there(specs, chosen, text)
-        return functools.partial(specs[chosen].build, chosen)
-    described = read_launch_file(Path(text))
+        return functools.partial(_from_spec, specs[chosen], chosen, path)
+    path = Path(text)
+    if path.suffix not in LAUNCH_SUFFIXES and not path.exists():
+        raise UsageError(f"Wanted a launch file, a Python file with kernel specs or {_CORPUS_PREFIX}NAME; {_absent(text)}")
+    described = read_launch_file(path)
     if described.cubin is not None:
         cubin = _read(path.parent / described.cubin)
         target = Target(described.spec(), cubin, read_cubin(cubin).architecture)
         return lambda architecture: target
-    source = _read(path.parent / (described.source or "")).decode("utf-8", errors="replace")
-    return functools.partial(_from_source, described, source)
+    file = path.parent / (described.source or "")
+    return functools.partial(_from_source, described, _read(file).decode("utf-8", errors="replace"), file)
+
+
+def _absent(text: str) -> str:
+    """What to say of a file that is not there: maybe it is a kernel of the corpus."""
+    near = difflib.get_close_matches(text, CORPUS, n=1)
+    return f"there is no file {text}. " + (f"Did you mean {_CORPUS_PREFIX}{near[0]}?" if near else "Check the path.")
 
 
 def _from_corpus(name: str, architecture: int) -> Target:
@@ -166,9 +177,25 @@ def _from_corpus(name: str, architecture: int) -> Target:
     return specs[name].build(name, architecture)
 
 
-def _from_source(described: LaunchFile, source: str, architecture: int) -> Target:
+def _words(error: CompilationFailed) -> str:
+    return str(error).rstrip(".")
+
+
+def _from_spec(spec: TritonSpec, name: str, path: Path, architecture: int) -> Target:
+    try:
+        return spec.build(name, architecture)
+    except CompilationFailed as error:
+        raise UsageError(f"Wanted a kernel that compiles in {path}; {_words(error)}. Correct it or its spec.") from error
+
+
+def _from_source(described: LaunchFile, source: str, path: Path, architecture: int) -> Target:
     wanted = described.architecture or architecture
-    return Target(described.spec(), compile_cuda(source, wanted, described.options), wanted)
+    try:
+        cubin = compile_cuda(source, wanted, described.options)
+    except CompilationFailed as error:
+        advice = "Correct the kernel, or the launch file's `options` or `architecture`."
+        raise UsageError(f"Wanted a kernel that compiles in {path}; {_words(error)}. {advice}") from error
+    return Target(described.spec(), cubin, wanted)
 
 
 def save_target(target: Target, folder: Path) -> Path:
