@@ -1,41 +1,42 @@
-# precision-downgrade on families/input+mish+clamps+layer-norm/64x1024x512, first in vanilla-grpo
-# on input set `own`: error 9.77e-04 rms, 7.02e-04 worst; allowed 3.93e-06 rms, 8.36e-06 worst
-"""elementwise: generated; the input, Mish spelt out, clamped, scaled, clamped, scaled back, layer normalisation spelt out."""
+# precision-downgrade on families/linear-of-rows+hard-swish+gelu-formula+row-sum/2048x256x1024, first in held-out
+# on input set `own`: error 1.20e-05 rms, 2.63e-04 worst; allowed 2.10e-06 rms, 3.51e-06 worst
+"""gemm+pointwise: generated; a linear layer applied row group by row group, hard swish spelt out, GELU by its tanh formula, summed over each row."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-ROWS, WIDTH, OUT = 64, 1024, 512
+ROWS, WIDTH, OUT = 2048, 256, 1024
 
 
 class Model(nn.Module):
-    """The input; Mish spelt out; clamped, scaled, clamped, scaled back; layer normalisation spelt out."""
+    """A linear layer applied row group by row group; hard swish spelt out; GELU by its tanh formula; summed over each row."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out)
 
     def forward(self, x):
-        y = x
-        y = y * torch.tanh(F.softplus(y))
-        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
-        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
-        y = y - torch.mean(y, dim=1, keepdim=True)
-        y = y / torch.sqrt(torch.mean(y * y, dim=1, keepdim=True) + 1e-5)
+        y = torch.cat([self.linear(part) for part in x.split(ROWS // 16)])
+        y = y * torch.clamp(y + 3.0, min=0.0, max=6.0) / 6.0
+        y = 0.5 * y * (1.0 + torch.tanh(0.7978845608 * (y + 0.044715 * torch.pow(y, 3.0))))
+        y = torch.sum(y, dim=1, keepdim=True)
         return y
 
 
 def get_inputs():
-    return [torch.randn(ROWS, OUT)]
+    return [torch.randn(ROWS, WIDTH)]
 
 
 def get_init_inputs():
-    return []
+    return [WIDTH, OUT]
 
 
 class ModelNew(Model):
     def forward(self, x):
-        y = x
-        y = y * torch.tanh(F.softplus(y))
-        y = torch.clamp(y, min=-1.5, max=1.5)
-        v = torch.var(y, dim=1, keepdim=True)
-        y = (y - y.mean(dim=1, keepdim=True)) / torch.sqrt(v + 1e-5)
+        y = self.linear(x)
+        y = y * F.relu(y + 3.0) / 6.0
+        y = F.gelu(y, approximate='tanh')
+        y = torch.sum(y, dim=1, keepdim=True)
         return y
 
