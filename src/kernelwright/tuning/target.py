@@ -155,8 +155,8 @@ def find_target(text: str) -> Callable[[int], Target]:
         cubin = _read(path.parent / described.cubin)
         target = Target(described.spec(), cubin, read_cubin(cubin).architecture)
         return lambda architecture: target
-    file = path.parent / (described.source or "")
-    return functools.partial(_from_source, described, _read(file).decode("utf-8", errors="replace"), file)
+    source = path.parent / (described.source or "")
+    return functools.partial(_from_source, described, _read(source).decode("utf-8", errors="replace"), source)
 
 
 def _absent(text: str) -> str:
