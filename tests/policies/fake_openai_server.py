@@ -19,9 +19,10 @@ from typing import Any, Literal
 class Fault:
     """What goes wrong with one request."""
 
-    kind: Literal[
-        "status", "close", "silence", "html", "bad-json", "no-choices", "cut", "stall", "no-end", "bad-chunk", "error-event"
-    ]
+    kind: (
+        Literal["status", "close", "silence", "html", "bad-json", "no-choices", "whole", "no-events"]
+        | Literal["cut", "stall", "no-end", "bad-chunk", "error-event"]
+    )
     status: int = 500
     message: str = "injected"
     headers: dict[str, str] = field(default_factory=dict)
@@ -120,14 +121,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, f"The model {body['model']} does not exist", "model_not_found")
         elif body.get("n", 1) > 1 and fake.n == "refused":
             self._error(400, "Only one completion choice is allowed", None)
-        elif fault is not None and not self._fail_early(fault):
+        elif fault is not None and not self._fail_early(fault, body):
             self._stream(body, fault)
         elif fault is None and body.get("stream"):
             self._stream(body, None)
         elif fault is None:
             self._whole(body)
 
-    def _fail_early(self, fault: Fault) -> bool:
+    def _fail_early(self, fault: Fault, body: dict[str, Any]) -> bool:
         """Faults in place of an answer; False when this one is a fault in the middle of one."""
         if fault.kind == "status":
             self._error(fault.status, fault.message, fault.code, fault.headers)
@@ -141,6 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, b"<html>a proxy's page</html>", "text/html")
         elif fault.kind == "bad-json":
             self._send(200, b'{"choices": [', "application/json")
+        elif fault.kind == "whole":
+            self._whole(body)
+        elif fault.kind == "no-events":
+            self._send(200, b"", "text/event-stream; charset=utf-8")
         elif fault.kind == "no-choices":
             self._send(200, json.dumps({"id": "x", "object": "chat.completion", "choices": []}).encode(), "application/json")
         else:

@@ -202,10 +202,13 @@ def test_a_stream_cut_short_keeps_what_arrived(server, clock, fault):
 @pytest.mark.parametrize(
     ("fault", "stream", "failure"),
     [
-        (Fault("html"), True, "empty-answer"),
+        (Fault("html"), True, "junk-answer: no event stream came but text/html: see whether the address is right"),
         (Fault("html"), False, "junk-answer"),
         (Fault("bad-json"), False, "junk-answer"),
-        (Fault("bad-json"), True, "empty-answer"),
+        (Fault("bad-json"), True, "junk-answer: no event stream came but application/json: "),
+        (Fault("no-choices"), True, "junk-answer: no event stream came but application/json: "),
+        (Fault("whole"), True, "junk-answer: no event stream came but application/json: "),
+        (Fault("no-events"), True, "empty-answer"),
         (Fault("no-choices"), False, "empty-answer"),
         (Fault("bad-chunk"), True, "junk-answer"),
         (Fault("error-event", message="overloaded"), True, "provider-error"),

@@ -23,14 +23,17 @@ from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.policies.accounting import Meter, Prices, Usage
 from kernelwright.policies.answers import Answer, Failure, gather
 from kernelwright.policies.chat import Completion, Message, Sampling
-from kernelwright.policies.faults import Fault, fault_of, transport_errors
-from kernelwright.policies.replies import Reply, read_stream, read_whole
+from kernelwright.policies.faults import Fault, fault_of, redacted, transport_errors
+from kernelwright.policies.replies import Reply, content_type, read_stream, read_whole
 
 log = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 FIRST_WAIT_S = 1.0
 """Before the second attempt; it doubles with each further one. Our choice, as are the defaults below."""
+
+EVENT_STREAM = "text/event-stream"
+NO_STREAM_ADVICE = "see whether the address is right, or set `stream = false` for an endpoint that does not stream"
 
 FEWEST_FAULTS = 3
 """Requests in a row that must run out of attempts, at least, before an endpoint that had answered counts as gone."""
@@ -233,6 +236,9 @@ class ApiModel:
             if self.settings.stream:
                 deadline_s = self._clock() + self.settings.answer_timeout_s
                 read_stream(answer, reply, lambda: stop.is_set() or self._clock() > deadline_s)
+                if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
+                    came = redacted(kind, self._key) or "something of no type"
+                    reply.cut(Failure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
             else:
                 read_whole(answer, reply)
         except transport_errors() as error:

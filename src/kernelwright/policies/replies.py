@@ -41,15 +41,22 @@ class Reply:
     reasoning_tokens: int = 0
     cause: Failure | None = None
     """Why reading stopped early."""
+    detail: str = ""
+    """What is to be said of the cause."""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing at all arrived, though reading went to the end."""
+        return not self.choices and self.prompt_tokens is None and self.cause is None
 
     @property
     def has_text(self) -> bool:
         """Whether anything of an answer arrived."""
         return any(choice.text or choice.reasoning for choice in self.choices.values())
 
-    def cut(self, cause: Failure) -> None:
+    def cut(self, cause: Failure, detail: str = "") -> None:
         """Reading stopped early."""
-        self.cause = cause
+        self.cause, self.detail = cause, detail
 
     def add_usage(self, usage: Any) -> None:
         """Take what the server says that it counted."""
@@ -103,10 +110,10 @@ class Reply:
             )
         return found
 
-    def _failure(self, choice: Choice) -> Failure | None:
+    def _failure(self, choice: Choice) -> str | None:
         if choice.finish_reason is None:
             if self.cause is not None:
-                return self.cause
+                return f"{self.cause}: {self.detail}" if self.detail else self.cause
             return Failure.STREAM_CUT if choice.text or choice.reasoning else Failure.EMPTY_ANSWER
         if choice.finish_reason == "content_filter":
             return Failure.CONTENT_FILTER
@@ -130,6 +137,12 @@ def read_stream(chunks: Any, reply: Reply, is_over: Callable[[], bool]) -> None:
             if is_over():
                 reply.cut(Failure.TIMEOUT)
                 return
+
+
+def content_type(answer: Any) -> str:
+    """The media type that came with a stream, such as `text/html`; empty where none was told."""
+    headers = getattr(getattr(answer, "response", None), "headers", {})
+    return str(headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
 def read_whole(answer: Any, reply: Reply) -> None:
