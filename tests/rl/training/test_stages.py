@@ -457,7 +457,7 @@ def test_training_can_believe_a_naive_evaluator_and_the_judge_tells_what_it_paid
     recipes.mkdir()
     text = (ROOT / "recipes" / "half_hour" / "contrastive.toml").read_text()
     for old, new in {
-        "steps = 18": "steps = 2",
+        "steps = 20": "steps = 2",
         "groups = 6": "groups = 2",
         "minibatches = 3": "minibatches = 1",
         "max_tokens = 576": "max_tokens = 64",
