@@ -125,6 +125,41 @@ def test_what_the_built_in_policy_puts_around_a_module_is_a_wrapper(name):
     assert Label.WRAPPER_ONLY in guard.static_labels(wrappers.wrap(REFERENCE, name, (name,)), REFERENCE)
 
 
+def replayed(answer: str) -> str:
+    """A subclass of the reference that replays what it computes."""
+    return f"""{REFERENCE}
+
+class ModelNew(Model):
+    def compute(self, x):
+        return {answer}
+
+    def forward(self, x):
+        key = (self.training, x.shape, x.stride())
+        graphs = self.__dict__.setdefault("graphs", {{}})
+        if key not in graphs:
+            static, graph = x.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = self.compute(static)
+            graphs[key] = graph, static, output
+        graph, static, output = graphs[key]
+        static.copy_(x)
+        graph.replay()
+        return output.clone()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_wrapper"),
+    [
+        ("torch.relu(self.linear(x))", True),
+        ("self.linear(x).clamp(min=0)", False),
+        ("torch.relu(super().forward(x))", False),  # the base's operators count where they are called too
+    ],
+)
+def test_a_subclass_is_a_wrapper_if_it_spells_the_same_operators(answer, is_wrapper):
+    assert (Label.WRAPPER_ONLY in guard.static_labels(replayed(answer), REFERENCE)) is is_wrapper
+
+
 def test_pythons_own_sum_is_an_operator_and_its_all_is_not():
     wrapped = REFERENCE.replace("class Model(", "class ModelNew(") + "\nModelNew = torch.compile(ModelNew)\n"
     checked = wrapped.replace("self.linear(x)", "self.linear(x if all([x.shape]) else x)")

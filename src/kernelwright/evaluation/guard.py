@@ -186,11 +186,27 @@ def _operators(source: str) -> Counter[str] | None:
     except (SyntaxError, ValueError, RecursionError):
         return None
     names: Counter[str] = Counter()
-    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        for node in ast.walk(cls):
-            if isinstance(node, ast.Call):
-                bare = isinstance(node.func, ast.Name)
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if name not in _WRAPPER_NAMES and not (bare and name not in _ARITHMETIC and hasattr(builtins, name)):
-                    names[name] += 1
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    replaced = {base.id for cls in classes if _replaces_forward(cls) for base in cls.bases if isinstance(base, ast.Name)}
+    for cls in classes:
+        for item in cls.body:
+            if cls.name in replaced and isinstance(item, ast.FunctionDef) and item.name == "forward":
+                continue
+            for node in ast.walk(item):
+                if isinstance(node, ast.Call):
+                    bare = isinstance(node.func, ast.Name)
+                    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                    if name not in _WRAPPER_NAMES and not (bare and name not in _ARITHMETIC and hasattr(builtins, name)):
+                        names[name] += 1
     return names
+
+
+def _replaces_forward(cls: ast.ClassDef) -> bool:
+    """Whether a class has a `forward` of its own and never calls its base's."""
+    own = any(isinstance(item, ast.FunctionDef) and item.name == "forward" for item in cls.body)
+    return own and not any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "forward"
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        for node in ast.walk(cls)
+    )
