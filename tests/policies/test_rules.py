@@ -116,6 +116,12 @@ FIRES: list[tuple[str, str, str, str]] = [
     ),
     (
         "attention",
+        "return torch.softmax((a * -0.5) @ b.transpose(-2, -1) + c, -1) @ b",
+        "torch.randn(2, 3, 7, 4), torch.randn(2, 3, 5, 4), torch.randn(7, 5)",
+        "pass",
+    ),
+    (
+        "attention",
         "s = (a @ b.transpose(-2, -1)).masked_fill(torch.triu(torch.ones(5, 5), 1) == 1, float('-inf'))\n"
         "return torch.softmax(s, -1) @ c",
         "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
@@ -535,6 +541,17 @@ def test_loaded_mask_is_read_in_each_call() -> None:
     assert done.fired == ("attention",)
     assert "is_causal" not in done.source
     assert "self.m" in done.source.split("class ModelNew")[1]
+
+
+def test_a_scaled_query_costs_nothing() -> None:
+    text = task_text(
+        "return torch.softmax(torch.mul(a, 0.25) @ b.transpose(-2, -1) * 2.0, -1) @ c",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
+        "pass",
+    )
+    written = apply_rules(text, "attention").source.split("class ModelNew")[1]
+    assert "scale=0.5" in written
+    assert "* 0.25" not in written
 
 
 def test_outputs_behind_attention_lie_as_the_references_whatever_kernel_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,9 @@ def _scores(item: Any) -> tuple[fx.Node, fx.Node, float, list[tuple[str, Any]]] 
     query, transposed = item.args
     if not isinstance(query, fx.Node) or not isinstance(transposed, fx.Node):
         return None
+    # PyTorch's own multi-head attention scales the query; the operator does that at no cost.
+    while (step := affine(query)) and step.shift == 0.0:
+        scale, query = scale * step.scale, step.source
     return query, transposed, scale, masks
 
 
