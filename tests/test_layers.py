@@ -12,7 +12,7 @@ import pytest
 SOURCES = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    {"errors"},
+    {"errors", "files"},
     {"config"},
     {"records"},
     {"tasks", "toolchain", "sass"},

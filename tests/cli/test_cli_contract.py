@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -91,8 +92,17 @@ def test_a_report_over_a_directory_is_refused(out, capsys, tmp_path, monkeypatch
     (tmp_path / "errors.json").write_text('{"a candidate": "no memory"}')
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", ".", "--out", out]) == 2
-    assert f"Wanted to write the report to {out}, found a directory." in one_error_line(capsys.readouterr().err)
+    assert f"Wanted to write the report to {out}, found: Is a directory." in one_error_line(capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["errors.json", "folder"]
+
+
+def test_a_report_does_not_take_the_place_of_a_device(capsys, tmp_path):
+    (tmp_path / "errors.json").write_text('{"a candidate": "no memory"}')
+    device = tmp_path / "pipe"
+    os.mkfifo(device)
+    assert cli.main(["report", str(tmp_path), "--out", str(device)]) == 2
+    assert "found: not a regular file" in one_error_line(capsys.readouterr().err)
+    assert device.is_fifo()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +226,16 @@ def test_errors_have_their_status_and_no_traceback(error, status, monkeypatch, c
     monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(error))
     assert cli.main(["doctor"]) == status
     assert "Traceback" not in one_error_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_without_room_is_no_fault_of_the_program(number, monkeypatch, capsys):
+    error = OSError(number, os.strerror(number), "/tmp/x")
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(error))
+    assert cli.main(["doctor"]) == 3
+    said = one_error_line(capsys.readouterr().err)
+    assert f"Wanted to write at /tmp/x; {os.strerror(number)}." in said
+    assert "fault" not in said
 
 
 @pytest.mark.parametrize("status", [0, 1, None, "bye"])

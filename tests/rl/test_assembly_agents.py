@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from kernelwright.rl import assembly_agents
 from kernelwright.rl.assembly_agents import AGENTS, Table, agent_named, play
 from kernelwright.rl.assembly_backends import SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.rl.assembly_game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
-from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger, read_entries
+from kernelwright.rl.assembly_ledger import BudgetSpent, Ledger, append_line, read_entries
 from kernelwright.rl.assembly_search import GameSettings
 from kernelwright.sass import Move, MoveError, Schedule, check, move_from_json
 from kernelwright.toolchain import disassemble
@@ -388,3 +389,11 @@ def test_a_search_begins_where_it_is_told(program, agent):
 def test_ppo_begins_at_the_original(program):
     with pytest.raises(UsageError, match="begins at the original"):
         GameSettings(("ppo",), start=(Move(1, 2),))
+
+
+def test_a_schedule_that_cannot_be_recorded_is_said_by_its_file(tmp_path):
+    with pytest.raises(InfrastructureError, match=r"Wanted to write /dev/full; No space left on device\."):
+        append_line(Path("/dev/full"), {"number": 1})
+    (tmp_path / "schedules.jsonl").mkdir()
+    with pytest.raises(InfrastructureError, match=r"schedules\.jsonl; Is a directory"):
+        append_line(tmp_path / "schedules.jsonl", {"number": 1})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +58,44 @@ def test_the_papers_moves(cubin, tmp_path, capsys):
     status, text, _ = run(capsys, "play", cubin, "--moves", 5, "--paper", "--out", out, "--json")
     assert status == 0
     assert json.loads(text)["played"] == 5
+
+
+@pytest.mark.parametrize("kind", ["input", "link to it", "folder", "pipe", "in no folder"])
+def test_what_playing_must_not_write_over(kind, cubin, tmp_path, capsys):
+    out = {"input": cubin, "in no folder": tmp_path / "none" / "out.cubin"}.get(kind, tmp_path / "out")
+    if kind == "link to it":
+        out.symlink_to(cubin)
+    elif kind == "folder":
+        out.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(out)
+    before, names = cubin.read_bytes(), sorted(tmp_path.iterdir())
+    status, text, error = run(capsys, "play", cubin, "--out", out)
+    assert (status, text, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"error: wanted to write {out}, found: ")
+    assert (cubin.read_bytes(), sorted(tmp_path.iterdir())) == (before, names)
+
+
+def test_what_was_played_takes_an_older_files_place_whole_or_not_at_all(cubin, tmp_path, capsys, monkeypatch):
+    old, link = tmp_path / "old.cubin", tmp_path / "link.cubin"
+    old.write_bytes(b"before")
+    link.symlink_to(old)
+    replace = Path.replace
+
+    def full(path, target):
+        if target == old:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        status, _, error = run(capsys, "play", cubin, "--moves", 1, "--out", link)
+    assert (status, "No space left" in error, error.count("\n")) == (2, True, 1)
+    assert old.read_bytes() == b"before"
+    assert sorted(tmp_path.iterdir()) == sorted([cubin, old, link])
+    assert run(capsys, "play", cubin, "--moves", 1, "--out", link)[0] == 0
+    assert link.is_symlink()
+    assert old.read_bytes() != b"before"
 
 
 def test_an_illegal_schedule(cubin, tmp_path, capsys):

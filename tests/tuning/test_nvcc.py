@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright import sass
-from kernelwright.errors import ConfigError, UsageError
+from kernelwright.errors import ConfigError, ToolchainError, UsageError
 from kernelwright.toolchain import disassemble, installed_disassemblers, nvcc
 from kernelwright.toolchain.errors import CompilationFailed, CompilerMissing
 from kernelwright.toolchain.nvcc import compile_cuda, find_nvcc, nvcc_version
@@ -175,6 +175,15 @@ def test_what_nvcc_refuses_is_said_with_its_words():
     with pytest.raises(CompilationFailed, match="undefined") as failed:
         compile_cuda('extern "C" __global__ void k() { nowhere(); }', 90)
     assert failed.value.exit_status == 3
+
+
+def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path):
+    killed = tmp_path / "nvcc"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(ToolchainError, match="ended by signal 9") as failed:
+        compile_cuda("", 90, nvcc=killed)
+    assert not isinstance(failed.value, CompilationFailed)
 
 
 def test_without_nvcc(monkeypatch, tmp_path):

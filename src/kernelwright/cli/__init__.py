@@ -24,6 +24,8 @@ INTERRUPTED = 130
 READER_GONE = 141
 """128 + SIGPIPE, as shells report it. 1 would read as `rejected`."""
 FAULT = 3
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""What a full disk, a full quota and one that cannot be written say, also of temporary files: no faults of this program."""
 
 
 @click.group(
@@ -90,6 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _say(f"error: Wanted a path; {_one_line(str(error.filename))[:40]}... is too long a name.", 2)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            where = f" at {_one_line(str(error.filename))}" if error.filename else ""
+            return _say(f"error: Wanted to write{where}; {error.strerror}. Make room, or work in another directory.", FAULT)
         what = f"{type(error).__name__}: {_one_line(str(error))}"
         return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
 

@@ -124,9 +124,12 @@ def play(cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name
     Fewer moves are played when no further legal one is found.
     """
     from kernelwright.errors import InfrastructureError, UsageError
+    from kernelwright.files import replace_file
     from kernelwright.sass import Schedule, check_report
     from kernelwright.toolchain import disassemble
 
+    if out.exists() and cubin.exists() and out.samefile(cubin):
+        raise UsageError(f"wanted to write {out}, found: it is the cubin that is read; name another file")
     program = _load(cubin)
     kernels = program.kernels if kernel_name is None else (program.kernel(kernel_name),)
     schedules = [Schedule(kernel) for kernel in kernels]
@@ -149,7 +152,7 @@ def play(cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name
             f"wanted a legal schedule from legal moves, found {report.violations[0]}; nothing was written"
         )
     try:
-        out.write_bytes(mutated)
+        replace_file(out.resolve(), mutated)  # what a link points to, not the link
     except OSError as error:
         raise UsageError(f"wanted to write {out}, found: {error.strerror}; name a writable file") from error
     result = {

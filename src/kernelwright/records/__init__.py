@@ -13,7 +13,7 @@ from kernelwright.records.models import (
     TimingBlock,
     Verdict,
 )
-from kernelwright.records.run_directory import RunDirectory, capture_environment
+from kernelwright.records.run_directory import RunDirectory, capture_environment, not_written
 
 __all__ = [
     "Candidate",
@@ -29,6 +29,7 @@ __all__ = [
     "capture_environment",
     "encodable",
     "files_of",
+    "not_written",
     "read_lines",
     "read_objects",
     "sha256_of",

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.files import replace_file
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.lines import append_lines, read_json, read_lines
 from kernelwright.records.models import Evaluation, Task
@@ -164,7 +165,7 @@ class RunDirectory:
         try:
             append_lines(self.evaluations_path, [evaluation.model_dump_json()])
         except OSError as error:
-            raise _not_written(self.evaluations_path, error) from error
+            raise not_written(self.evaluations_path, error) from error
 
     def evaluations(self) -> Iterator[Evaluation]:
         """Every whole record, in order of writing.
@@ -190,14 +191,19 @@ class RunDirectory:
         Raises:
             InfrastructureError: it cannot be written.
         """
+        self.write_bytes(name, text.encode("utf-8"))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Replace a file in one step.
+
+        Raises:
+            InfrastructureError: it cannot be written.
+        """
         target = self.path / name
-        temporary = target.with_name(f".{name}.{os.getpid()}")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
+            replace_file(target, data)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _not_written(target, error) from error
+            raise not_written(target, error) from error
 
     def read_json(self, name: str) -> Any | None:
         """A JSON file of this run, packed or not, or None when it is not there.
@@ -208,7 +214,8 @@ class RunDirectory:
         return read_json(self.path / name)
 
 
-def _not_written(target: Path, error: OSError) -> InfrastructureError:
+def not_written(target: Path, error: OSError) -> InfrastructureError:
+    """The error to raise where a file of a run cannot be written."""
     return InfrastructureError(f"Wanted to write {target}; {error.strerror}. Make room, or choose another directory.")
 
 

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from kernelwright.errors import UsageError
+from kernelwright.files import replace_file
 
 
 def fill(
@@ -47,14 +48,9 @@ def write_page(text: str, target: Path) -> Path:
     Raises:
         UsageError: `target` cannot be written.
     """
-    if target.is_dir():
-        raise UsageError(f"Wanted to write the report to {target}, found a directory. Name a file in it.")
-    temporary = target.with_name(f".{target.name}.new")
     try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(target)
+        replace_file(target, text.encode("utf-8", errors="replace"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"Wanted to write the report to {target}, found: {error.strerror}. Choose another file.") from error
     return target
 

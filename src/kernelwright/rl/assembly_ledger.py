@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import UsageError
-from kernelwright.records import read_objects
+from kernelwright.records import not_written, read_objects
 from kernelwright.rl.assembly_backends import Measurement, measure, schedule_digest
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
 
@@ -294,13 +294,20 @@ class Ledger:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON object as a line; a line torn by an earlier kill does not swallow it."""
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write((json.dumps(value, separators=(",", ":")) + "\n").encode())
+    """Append one JSON object as a line; a line torn by an earlier kill does not swallow it.
+
+    Raises:
+        InfrastructureError: it cannot be written.
+    """
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(value, separators=(",", ":")) + "\n").encode())
+    except OSError as error:
+        raise not_written(path, error) from error
 
 
 def read_entries(path: Path | None, agent: str | None = None) -> Iterator[Entry]:

@@ -197,7 +197,7 @@ def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel:
         "kernelwright": kernelwright.__version__,
     }
     run.claim(config, same=_CLAIMED, device="cpu" if arena.is_simulated else "cuda")
-    (run.path / "original.cubin").write_bytes(program.image.data)
+    run.write_bytes("original.cubin", program.image.data)
 
 
 def _let_play(
@@ -411,7 +411,7 @@ def _write_winner(
     )
     tuned = chosen.schedule.cubin(program)
     if arena.is_simulated or target is None:
-        (run.path / "simulated.cubin").write_bytes(tuned)
+        run.write_bytes("simulated.cubin", tuned)
         return
     from kernelwright.tuning.deploy import Winner, write_winner
 

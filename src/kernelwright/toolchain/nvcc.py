@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from kernelwright.errors import ToolchainError
 from kernelwright.toolchain.errors import CompilationFailed, CompilerMissing
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVCC"
@@ -87,6 +88,7 @@ def compile_cuda(
     Raises:
         CompilerMissing: there is no nvcc.
         CompilationFailed: nvcc refused the source.
+        ToolchainError: something ended nvcc.
     """
     compiler = nvcc or find_nvcc()
     with tempfile.TemporaryDirectory(prefix="kernelwright-nvcc-") as folder:
@@ -99,6 +101,8 @@ def compile_cuda(
             raise CompilerMissing(f"wanted to run {compiler}, found: {error}") from error
         except subprocess.TimeoutExpired as error:
             raise CompilationFailed(f"wanted a cubin within {_TIMEOUT_S:.0f} s, found nvcc still running") from error
+        if done.returncode < 0:
+            raise ToolchainError(f"wanted a cubin, found {compiler} ended by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             complaint = complaint.replace(f"{folder}/", "")

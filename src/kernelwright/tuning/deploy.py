@@ -103,10 +103,8 @@ def write_winner(folder: Path, winner: Winner) -> None:
         spec=winner.target.spec, architecture=winner.target.architecture, provenance=dict(winner.provenance)
     )
     run.write_json(TARGET_FILE, described.model_dump(mode="json"))
-    for name, data in ((ORIGINAL_FILE, winner.target.cubin), (TUNED_FILE, winner.tuned)):
-        temporary = folder / f".{name}"
-        temporary.write_bytes(data)
-        temporary.replace(folder / name)
+    run.write_bytes(ORIGINAL_FILE, winner.target.cubin)
+    run.write_bytes(TUNED_FILE, winner.tuned)
 
 
 def read_winner(folder: Path) -> Winner:

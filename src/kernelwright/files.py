@@ -1,0 +1,49 @@
+"""Reading files that users name, and replacing files in one step.
+
+Both raise nothing but `OSError`, whose `strerror` says what was found, so that each caller can say what it wanted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+SOURCE_LIMIT_BYTES = 16 << 20
+"""Of a text that a person wrote: code, settings. Our choice."""
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """The bytes of a regular file; never waits for a pipe, nor reads a device that has no end.
+
+    Raises:
+        OSError: it is missing, cannot be read, is no regular file or is larger than the limit.
+    """
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if found.st_size > limit_bytes:
+        raise OSError(errno.EFBIG, f"{found.st_size} bytes, where at most {limit_bytes >> 20} MiB are read", str(path))
+    return path.read_bytes()
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Write a file in one step: whoever reads it finds the old one or the new one, also after a kill.
+
+    Raises:
+        OSError: it cannot be written, or is there and no regular file: a device such as /dev/null would be gone.
+    """
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(target))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
