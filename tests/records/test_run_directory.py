@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment, read_objects
+from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment, read_objects, require_possible
 from kernelwright.records import run_directory as module
 
 
@@ -181,6 +181,17 @@ def test_the_commit_says_when_the_tree_differs(checkout):
     assert module._commit() == clean + "+dirty"
 
 
+def test_asking_for_the_commit_writes_nothing_into_the_checkout(checkout):
+    root, git = checkout
+    (root / "file").write_text("a")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
+    os.utime(root / "file", (1, 1))
+    before = (root / ".git" / "index").read_bytes()
+    assert len(module._commit()) == 40
+    assert (root / ".git" / "index").read_bytes() == before, "git would note what it saw, under a lock"
+
+
 def test_without_git_there_is_no_commit(checkout, monkeypatch):
     def missing(*arguments, **options):
         raise FileNotFoundError
@@ -318,6 +329,42 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path):
     with pytest.raises(InfrastructureError, match=r"table\.json; Is a directory"):
         run.write_json("table.json", {})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "of a folder that takes no file"])
+def test_what_no_evaluation_can_be_added_to_is_told_before_any_is_made(kind, tmp_path):
+    run = RunDirectory(tmp_path)
+    if kind == "folder":
+        run.evaluations_path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(run.evaluations_path)
+    else:
+        run.evaluations_path.symlink_to("/proc/none")
+    with pytest.raises(UsageError, match=r"Wanted a run directory whose evaluations\.jsonl can be written, found"):
+        claim(run)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_claiming_makes_no_file_of_evaluations_and_spares_what_is_there(tmp_path):
+    claim(RunDirectory(tmp_path))
+    assert not (tmp_path / "evaluations.jsonl").exists()
+    (tmp_path / "evaluations.jsonl").write_text("{}\n")
+    claim(RunDirectory(tmp_path))
+    assert (tmp_path / "evaluations.jsonl").read_text() == "{}\n"
+
+
+def test_whether_a_directory_can_be_made_is_said_without_making_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "a" / "b", Path("a/b"), Path("a")):
+        require_possible(path)
+    for path in (tmp_path / "file", tmp_path / "file" / "a", Path("file")):
+        with pytest.raises(UsageError, match=r"found .*file: Not a directory\. Choose another one"):
+            require_possible(path)
+    monkeypatch.setattr(module.os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="Permission denied"):
+        require_possible(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_packed_json_file_is_read_like_any_other(tmp_path):

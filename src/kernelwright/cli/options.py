@@ -210,11 +210,12 @@ def run_directory(out: Path | None, verb: str, name: str) -> Iterator[Path]:
     Raises:
         UsageError: no directory can be made there.
     """
+    from kernelwright.records import RunDirectory, require_possible
+
     if out is not None:
+        require_possible(out)
         yield out
         return
-    from kernelwright.records import RunDirectory
-
     path = _fresh_run_path(verb, name)
     try:
         yield path

@@ -13,7 +13,7 @@ from kernelwright.records.models import (
     TimingBlock,
     Verdict,
 )
-from kernelwright.records.run_directory import RunDirectory, capture_environment, not_written
+from kernelwright.records.run_directory import RunDirectory, capture_environment, not_written, require_possible
 
 __all__ = [
     "Candidate",
@@ -32,5 +32,6 @@ __all__ = [
     "not_written",
     "read_lines",
     "read_objects",
+    "require_possible",
     "sha256_of",
 ]

@@ -6,6 +6,7 @@ finished evaluation; a torn last line is work that is still owed and is dropped 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -65,6 +66,7 @@ class RunDirectory:
             UsageError: it belongs to another run, another process is at work in it, or it cannot be written.
         """
         self._hold()
+        self._require_writable()
         if self._is_free():
             self.write_json("environment.json", capture_environment(device))
             # Last: with it the directory is claimed.
@@ -148,6 +150,22 @@ class RunDirectory:
             ) from error
         self._held = True
 
+    def _require_writable(self) -> None:
+        """See that evaluations can be appended, before any is made."""
+        path = self.evaluations_path
+        is_new = not path.exists()
+        try:
+            if not is_new and not path.is_file():
+                raise OSError(errno.EINVAL, "not a regular file")
+            with path.open("ab"):
+                pass
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"Wanted a run directory whose {path.name} can be written, found {path}: {error.strerror}. Choose another."
+            ) from error
+
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"Wanted a directory to write to at {self.path}; {error.strerror}. Choose another one.")
 
@@ -212,6 +230,19 @@ class RunDirectory:
             UsageError: the file is there and cannot be read, or is not JSON.
         """
         return read_json(self.path / name)
+
+
+def require_possible(path: Path) -> None:
+    """See that a run directory is there or can be made, and make none: what comes before it may take long, or fail.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    number = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+    if number:
+        found = f"{there}: {os.strerror(number)}"
+        raise UsageError(f"Wanted a directory to write to at {path}; found {found}. Choose another one.")
 
 
 def not_written(target: Path, error: OSError) -> InfrastructureError:
@@ -297,7 +328,8 @@ def _commit() -> str | None:
     try:
         head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         dirty = subprocess.run(
-            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
+            # Without the lock that a commit at the same time would find taken.
+            ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
             capture_output=True,
             text=True,
             timeout=10,

@@ -67,6 +67,14 @@ device = "cpu"
     assert said in error
 
 
+def test_a_file_in_the_place_of_the_run_directory_is_told_before_the_model_is_looked_up(tmp_path, capsys):
+    config = written(tmp_path / "c.toml", "[model]\nbase = 'nowhere'\n")
+    assert cli.main(["train", "sft", "--config", config, "--out", config]) == 2
+    assert capsys.readouterr().err == (
+        f"error: Wanted a directory to write to at {config}; found {config}: Not a directory. Choose another one.\n"
+    )
+
+
 def test_a_missing_package_names_the_extra_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(extra, "PACKAGES", (*extra.PACKAGES, "no_such_package"))
     config = written(tmp_path / "c.toml", "[model]\nbase = 'm'\n")
