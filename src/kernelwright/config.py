@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kernelwright.errors import ConfigError
+from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -27,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, TEXT_LIMIT_BYTES).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"Wanted settings in {path}, found: {error.strerror}. Name a TOML file.") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -10,8 +10,10 @@ import os
 import stat
 from pathlib import Path
 
-SOURCE_LIMIT_BYTES = 16 << 20
-"""Of a text that a person wrote: code, settings. Our choice."""
+TEXT_LIMIT_BYTES = 16 << 20
+"""Of code and settings that a person wrote. Our choice."""
+BINARY_LIMIT_BYTES = 256 << 20
+"""Of machine code and of a suite. Our choice."""
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
@@ -26,7 +28,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     if found.st_size > limit_bytes:
-        raise OSError(errno.EFBIG, f"{found.st_size} bytes, where at most {limit_bytes >> 20} MiB are read", str(path))
+        raise OSError(errno.EFBIG, f"{found.st_size} bytes, which is not below {limit_bytes >> 20} MiB", str(path))
     return path.read_bytes()
 
 

@@ -96,6 +96,29 @@ def test_a_report_over_a_directory_is_refused(out, capsys, tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["errors.json", "folder"]
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "NAME", "diag_matmul.py"],
+        ["evaluate", "diag_matmul", "NAME"],
+        ["optimize", "NAME"],
+        ["optimize", "diag_matmul", "--settings", "NAME"],
+        ["bench", "cuda-l1", "--path", "NAME"],
+        ["train", "sft", "--config", "NAME"],
+        ["sass", "show", "NAME"],
+        ["sass", "check", "NAME", "NAME"],
+    ],
+)
+def test_an_input_that_has_no_end_is_refused(name, arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("diag_matmul.py").write_text("class ModelNew: ...\n")
+    assert cli.main([word.replace("NAME", name) for word in arguments]) == 2
+    assert f"{name}" in (line := one_error_line(capsys.readouterr().err))
+    assert "not a regular file" in line
+
+
 def test_a_report_does_not_take_the_place_of_a_device(capsys, tmp_path):
     (tmp_path / "errors.json").write_text('{"a candidate": "no memory"}')
     device = tmp_path / "pipe"

@@ -115,6 +115,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, monkeypatch):
     def denied(self):
         raise PermissionError(13, "Permission denied")
 
+    (tmp_path / "x.py").touch()
     monkeypatch.setattr(type(tmp_path), "read_bytes", denied)
     with pytest.raises(TaskError, match="Permission denied"):
         read_source(tmp_path / "x.py", "a task")

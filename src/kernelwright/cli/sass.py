@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kernelwright.rl.assembly_search import AssemblyResult
     from kernelwright.sass import Kernel, Program
 
-CUBIN_LIMIT_BYTES = 256 << 20
 NOT_LEGAL = 1
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
 """What docs/sass.md speaks of."""
@@ -390,14 +389,13 @@ def _load(path: Path) -> Program:
 
 def _read(path: Path) -> bytes:
     """The bytes of a cubin; an error names the file."""
+    from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
     from kernelwright.sass import CubinError
     from kernelwright.sass.elf import read_cubin
     from kernelwright.sass.errors import in_file
 
     try:
-        if path.is_file() and path.stat().st_size > CUBIN_LIMIT_BYTES:
-            raise CubinError(f"wanted a cubin, found {path} of {path.stat().st_size} bytes")
-        data = path.read_bytes()
+        data = read_regular(path, BINARY_LIMIT_BYTES)
     except OSError as error:
         raise CubinError(f"wanted a cubin, found {path}: {error.strerror}; check the path") from error
     with in_file(path):

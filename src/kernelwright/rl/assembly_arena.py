@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import noise_floor, ratio_interval
+from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import encodable
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
 from kernelwright.sass import Program, Schedule, load
@@ -341,10 +342,11 @@ def open_game(
         return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
     if path.suffix == ".cubin":
         try:
-            with in_file(text):
-                program = load(path.read_bytes(), disassemble)
+            data = read_regular(path, BINARY_LIMIT_BYTES)
         except OSError as error:
             raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
+        with in_file(text):
+            program = load(data, disassemble)
         _require_architecture(program.image.architecture, text, architecture)
         arena = simulated_arena(backend, program.image.architecture, gpus)
         return Game(path.stem, program, arena, kernel_name)

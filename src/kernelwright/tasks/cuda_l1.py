@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import TaskError
+from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import Candidate, Task
 from kernelwright.tasks.loading import check_task_source
 from kernelwright.tasks.suites import SuiteEntry
@@ -49,7 +50,7 @@ def entries_from_release(path: Path, levels: Sequence[int]) -> list[SuiteEntry]:
 def _read(path: Path) -> str:
     wanted = f"Wanted a file of CUDA-L1's release, such as optimized_cuda_code/h100.json, at {path}"
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, BINARY_LIMIT_BYTES).decode("utf-8")
     except FileNotFoundError as error:
         raise TaskError(f"{wanted}; there is no such file. Check --path.") from error
     except IsADirectoryError as error:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from kernelwright.errors import TaskError, UsageError
+from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
 from kernelwright.records import Task, encodable
 
-SOURCE_LIMIT_BYTES = 16 << 20
 REQUIRED_NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 
@@ -59,15 +59,13 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
         wrong: What to raise.
 
     Raises:
-        UsageError: it is missing, is a directory, is empty, too large or is not UTF-8 text, or its name is not.
+        UsageError: it is missing, is no regular file, is empty, too large or is not UTF-8 text, or its name is not.
     """
     wanted = f"Wanted {what}, a Python file, at {path}"
     if encodable(str(path)) != str(path):
         raise wrong(f"{wanted}; its name is not UTF-8 text, and no record could hold it. Rename the file.")
     try:
-        if path.is_file() and (size := path.stat().st_size) > SOURCE_LIMIT_BYTES:
-            raise wrong(f"{wanted}; found {size} bytes. Name a file below {SOURCE_LIMIT_BYTES >> 20} MiB.")
-        data = path.read_bytes()
+        data = read_regular(path, TEXT_LIMIT_BYTES)
     except FileNotFoundError as error:
         raise wrong(f"{wanted}; there is no such file. Check the path.") from error
     except IsADirectoryError as error:

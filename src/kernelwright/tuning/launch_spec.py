@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kernelwright.config import build, read_toml
 from kernelwright.errors import UsageError
+from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
 from kernelwright.toolchain import KNOWN_ARCHITECTURES
 
 Dtype = Literal["fp16", "bf16", "fp32", "fp64", "i8", "u8", "i16", "i32", "i64", "i1"]
@@ -234,7 +235,7 @@ def _values(path: Path) -> dict[str, Any]:
     if path.suffix != ".json":
         raise UsageError(f"Wanted a launch file that ends in .toml or .json, found {path}. Rename it.")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular(path, TEXT_LIMIT_BYTES))
     except OSError as error:
         raise UsageError(f"Wanted a launch file at {path}, found: {error.strerror}. Check the path.") from error
     except ValueError as error:

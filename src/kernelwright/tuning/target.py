@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import UsageError
+from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.sass.corpus import CORPUS
 from kernelwright.sass.elf import read_cubin
 from kernelwright.toolchain import compile_triton
@@ -255,6 +256,6 @@ def _is_aligned(argument: Argument) -> bool:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, BINARY_LIMIT_BYTES)
     except OSError as error:
         raise UsageError(f"Wanted a file at {path}, found: {error.strerror}. Check the path in the launch file.") from error
