@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Wanted settings in {path}, found: {error.strerror}. Name a TOML file.") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"Wanted TOML in {path}, found: {error}. Correct the file.") from error
+
+
+@contextmanager
+def in_file(path: Path | None, besides: str = "") -> Iterator[None]:
+    """Let a ConfigError that is raised in here name the file that the settings come from.
+
+    Args:
+        path: The file; None where there is none.
+        besides: Where else they come from, in words.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if path is None or str(path) in str(error):
+            raise
+        raise ConfigError(f"{error} The file is {path}{besides and f', besides {besides}'}.") from error
 
 
 def build(model: type[Model], values: Mapping[str, Any]) -> Model:

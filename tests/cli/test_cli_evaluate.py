@@ -216,8 +216,9 @@ def test_auto_says_that_it_works_on_the_cpu(place, capsys):
         (["--forbid", "zzzzzz"], "known are wrapper-only"),
         (["--settings", "nowhere.toml"], "nowhere.toml"),
         (["--settings", "broken.toml"], "Wanted TOML"),
-        (["--settings", "unknown.toml"], "did you mean `processes_min`?"),
-        (["--settings", "range.toml"], "Wanted a valid `blocks`, found 1"),
+        (["--settings", "unknown.toml"], "did you mean `processes_min`? The file is unknown.toml."),
+        (["--settings", "range.toml"], "Correct the setting. The file is range.toml."),
+        (["--settings", "range.toml", "--check-only"], "Wanted a valid `blocks`, found 1"),
     ],
 )
 def test_settings_that_cannot_be_used_end_with_2(place, capsys, options, words):

@@ -148,12 +148,21 @@ def test_a_local_model_is_a_path_and_may_have_an_adapter(place, opened):
             ["--policy", "api", "--model", "m", "--base-url", "ftp://x"], 2, "address of an endpoint", marks=NEEDS_CLIENT
         ),
         (["--policy", "api", "--model", "m", "--model-settings", "nowhere.toml"], 2, "nowhere.toml"),
+        pytest.param(["--policy", "api", "--model-settings", "wrong.toml"], 2, "file is wrong.toml.", marks=NEEDS_CLIENT),
+        pytest.param(
+            ["--policy", "api", "--model", "m", "--base-url", "ftp://x", "--model-settings", "empty.toml"],
+            2,
+            "The file is empty.toml, besides the options.",
+            marks=NEEDS_CLIENT,
+        ),
         (["--policy", "api", "--model", "m", "--sampler", "best"], 2, "--sampler"),
         (["--model", "m"], 2, "Wanted --model with a language model"),
         (["--temperature", "1"], 2, "Wanted --temperature with a language model"),
     ],
 )
 def test_what_is_missing_or_wrong_is_one_line(place, capsys, arguments, status, words):
+    (place / "wrong.toml").write_text('model = "m"\nattemps = 1\n')
+    (place / "empty.toml").write_text("")
     assert optimize(*arguments) == status
     captured = capsys.readouterr()
     assert captured.out == ""

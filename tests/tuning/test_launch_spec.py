@@ -43,8 +43,9 @@ def test_the_signature_holds_what_a_launch_looks_like_and_not_what_it_runs_on(ro
 def test_an_impossible_spec_is_refused(changes, said, tmp_path):
     path = tmp_path / "launch.json"
     path.write_text(json.dumps({**SPEC.model_dump(mode="json"), "cubin": "k.cubin", **changes}))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as refused:
         read_launch_file(path)
+    assert str(refused.value).endswith(f" The file is {path}.")
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,16 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
 
     settings_file = options.pop("model_settings", None)
     settings = config.read_toml(settings_file) if settings_file else {}
-    settings |= {key: str(options.pop(key)) for key in _FOR_MODEL if key in options}
+    typed = [key for key in _FOR_MODEL if key in options]
+    settings |= {key: str(options.pop(key)) for key in typed}
     if name == "local":
         settings |= {"path": settings.pop("model")} if "model" in settings else {}
         if not settings.get("path"):
             raise PolicyError(
                 "Wanted a language model; none was named. Give a folder, a GGUF file or a hub name as --model."
             )
-    model = chat_model(name, **settings)
+    with config.in_file(settings_file, besides="the options" if typed else ""):
+        model = chat_model(name, **settings)
     sampling = Sampling(**{key: options.pop(key) for key in ("temperature", "max_tokens") if key in options})
     database = options.pop("exemplar_database", None)
     policy = policy_for_run(model, directory, database=database, sampling=sampling, hardware=_hardware(device), **options)

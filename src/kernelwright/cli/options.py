@@ -136,7 +136,9 @@ def judge_settings(
         values["build_limit_s"] = build_timeout
     if check_only:
         values["timed"] = False
-    settings = config.build(Settings, values)
+    # The options have been checked one by one: what is wrong is the file's.
+    with config.in_file(settings_file):
+        settings = config.build(Settings, values)
     return settings.model_copy(update={"forbid": frozenset((settings.forbid - allowed) | refused)})
 
 

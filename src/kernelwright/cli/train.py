@@ -42,11 +42,16 @@ def command(stage: str, config_file: Path, out: Path | None, limit_s: float | No
     Writes evaluations.jsonl, rollouts.jsonl, metrics.jsonl, TensorBoard events, checkpoints and, when finished, the trained
     adapter or model in DIR/final. Interrupt or kill it at any moment: the same command goes on, and judges nothing twice.
     """
+    from kernelwright.config import in_file
     from kernelwright.rl.training.config import read_stage
     from kernelwright.rl.training.run import train
 
     config = read_stage(stage, config_file)
-    with options.run_directory(out, "train", stage) as path, says_what_was_kept(lambda: options.kept_in(path)):
+    with (
+        options.run_directory(out, "train", stage) as path,
+        says_what_was_kept(lambda: options.kept_in(path)),
+        in_file(config_file),
+    ):
         say(f"run directory {path}")
         result = train(config, path, say=say, limit_s=limit_s)
     if as_json:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kernelwright.config import build, read_toml
+from kernelwright.config import build, in_file, read_toml
 from kernelwright.errors import UsageError
 from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
 from kernelwright.toolchain import KNOWN_ARCHITECTURES
@@ -226,7 +226,8 @@ def read_launch_file(path: Path) -> LaunchFile:
         ConfigError: it is missing, or a field is unknown, missing or impossible.
         UsageError: it is neither TOML nor JSON.
     """
-    return build(LaunchFile, _values(path))
+    with in_file(path):
+        return build(LaunchFile, _values(path))
 
 
 def _values(path: Path) -> dict[str, Any]:

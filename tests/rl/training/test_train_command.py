@@ -22,6 +22,7 @@ def written(path, text):
         ("[model]\nbase = 'm'\n[tasks]\nheldout = 3\n", "`tasks.heldout`; did you mean `held_out`"),
         ("[model]\nbase = 'm'\n[optimiser]\nlearning_rate = -1\n", "optimiser.learning_rate"),
         ("model = ", "TOML"),
+        ("[model]\nbase = 'm'\n[judge.settings]\nblock = 3\n", "`block`; did you mean `blocks`"),
         ("[model]\nbase = 'm'\n[tasks]\nsuites = []\n", "tasks to train on"),
         ("[model]\nbase = 'm'\n[judge]\ndevice = 'cuda:99'\n", "cuda:99"),
     ],
@@ -32,6 +33,7 @@ def test_a_configuration_that_cannot_work_is_one_line_that_says_why(text, said, 
     assert status == (3 if "cuda" in said else 2)
     assert said.lower() in error.lower() or (said == "cuda:99" and "CUDA" in error)
     assert "Traceback" not in error
+    assert error.count("c.toml") == (0 if "cuda" in said else 1)
 
 
 @pytest.mark.parametrize(

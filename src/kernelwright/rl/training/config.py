@@ -419,7 +419,8 @@ def read_stage(stage: str, path: Path) -> StageConfig:
     Raises:
         ConfigError: no such file or stage, not TOML, an unknown key, or a value out of range.
     """
-    return stage_from(stage, config.read_toml(path), str(path))
+    with config.in_file(path):
+        return stage_from(stage, config.read_toml(path), str(path))
 
 
 def stage_from(stage: str, values: dict[str, Any], where: str = "the configuration") -> StageConfig:
