@@ -3,7 +3,7 @@
     python benchmarks/main_job.py RUN_DIR --device cuda --budget 16
     python benchmarks/main_job.py RUN_DIR --only-publish --publish results/NAME
 
-Runs the command for one task after another, several at once on each device, and writes `table.json` and `table.md`: each
+Runs the command for one task after another, several at once on each device, and writes `main_job.json` and `main_job.md`: each
 task's confirmed speedup with its interval, and how. A task without a confirmed improvement counts 1.0. Killed or cut short,
 it goes on where it was.
 """
@@ -140,14 +140,13 @@ def collect(tasks: Sequence[Task], folder: Path) -> list[dict[str, Any]]:
 
 
 def publish(folder: Path, target: Path, tasks: Sequence[Task]) -> None:
-    """Tables, every evaluation packed, and the drop-ins."""
-    copy_plain(folder, target, ("table.json", "table.md"))
-    tried = [run for task in tasks if (run := RunDirectory(folder / "tasks" / task.id)).evaluations_path.exists()]
-    copy_plain(tried[0].path, target, ("config.json", "environment.json"))
-    for run in tried:
-        own = target / run.path.name
-        write_packed(own, run.evaluations_path.name, packed_bytes(run.evaluations_path))
-        copy_plain(run.path, own, ("optimized.py",))
+    """Tables, and each task's run with its evaluations packed, without the report that can be made of it."""
+    copy_plain(folder, target, ("main_job.json", "main_job.md"))
+    for run in (RunDirectory(folder / "tasks" / task.id) for task in tasks):
+        if run.evaluations_path.exists():
+            own = target / run.path.name
+            write_packed(own, run.evaluations_path.name, packed_bytes(run.evaluations_path))
+            copy_plain(run.path, own, ("config.json", "environment.json", "optimized.py"))
 
 
 def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None:
@@ -174,8 +173,8 @@ def main(arguments: Sequence[str] | None = None, run: Run = run_command) -> None
     if not any(row["evaluations"] for row in rows):
         raise SystemExit(f"Wanted evaluations under {options.folder / 'tasks'}; found none. Its .log files say why.")
     summary = summary_of(rows)
-    (options.folder / "table.json").write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
-    (options.folder / "table.md").write_text(table_of(rows))
+    (options.folder / "main_job.json").write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+    (options.folder / "main_job.md").write_text(table_of(rows))
     print(json.dumps(summary))
     if options.publish is not None:
         publish(options.folder, options.publish, tasks)

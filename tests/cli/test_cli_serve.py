@@ -258,4 +258,4 @@ def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
             signal.signal(one, handler)
     captured = capsys.readouterr()
     assert captured.out.startswith("http://127.0.0.1:")
-    assert "ended: 0 finished evaluations are in run" in captured.err
+    assert "ended: nothing was judged yet" in captured.err

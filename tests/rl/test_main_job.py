@@ -75,7 +75,7 @@ def test_every_task_is_run_once_and_only_confirmed_speedups_count(main_job, tmp_
     main_job.main([str(tmp_path / "run"), "--device", "cpu", "--budget", "5", "--tasks", ",".join(SPEEDUPS)], command)
     assert sorted(words[words.index("optimize") + 1] for words in command.asked) == sorted(SPEEDUPS)
     assert all(words[words.index("--budget") + 1] == "5" for words in command.asked)
-    told = json.loads((tmp_path / "run" / "table.json").read_text())
+    told = json.loads((tmp_path / "run" / "main_job.json").read_text())
     rows = {row["task"]: row for row in told["rows"]}
     assert rows["diag_matmul"]["speedup"] == pytest.approx(4.4)
     assert rows["leaky_relu"]["speedup"] is None
@@ -84,7 +84,7 @@ def test_every_task_is_run_once_and_only_confirmed_speedups_count(main_job, tmp_
     assert (summary["tasks"], summary["improved"], summary["wrapper_only_winners"]) == (3, 2, 1)
     assert summary["geomean"] == pytest.approx((4.4 * 1.1 * 1.0) ** (1 / 3))
     assert summary["geomean_of_other_winners"] == pytest.approx(4.4**0.5)
-    table = (tmp_path / "run" / "table.md").read_text().splitlines()
+    table = (tmp_path / "run" / "main_job.md").read_text().splitlines()
     assert table[2].startswith("| diag_matmul | 100 | 4.40 |")
     assert "none confirmed" in table[-1]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary
@@ -100,9 +100,8 @@ def test_no_task_begins_after_the_deadline_and_what_is_published_can_be_scored_a
     main_job.main([*words, "--only-publish"], command)
     assert len(command.asked) == 1
     kept = tmp_path / "kept"
-    assert sorted(path.name for path in kept.iterdir()) == [
-        *("config.json", "diag_matmul", "environment.json", "table.json", "table.md"),
-    ]
+    assert sorted(path.name for path in kept.iterdir()) == ["diag_matmul", "main_job.json", "main_job.md"]
+    assert RunDirectory(kept / "diag_matmul").read_json("config.json")["task"] == "diag_matmul"
     lines = gzip.decompress((kept / "diag_matmul" / "evaluations.jsonl.gz").read_bytes()).decode().splitlines()
     assert [Evaluation.model_validate_json(line).confirms for line in lines] == [False, False, True]
     assert (kept / "diag_matmul" / "optimized.py").read_text() == "# the winner\n"
@@ -121,6 +120,6 @@ def test_a_task_that_ended_without_an_evaluation_is_in_the_table_and_a_run_of_no
     with pytest.raises(SystemExit, match="found none"):
         main_job.main([str(run), "--device", "cpu", "--tasks", "leaky_relu", "--publish", str(tmp_path / "kept")], Broken())
     main_job.main([str(run), "--device", "cpu", "--tasks", "leaky_relu,diag_matmul"], Broken())
-    summary = json.loads((run / "table.json").read_text())["summary"]
+    summary = json.loads((run / "main_job.json").read_text())["summary"]
     assert (summary["tasks"], summary["without_evaluation"], summary["improved"]) == (2, 1, 1)
-    assert "| leaky_relu |  | no evaluation | | | |" in (run / "table.md").read_text()
+    assert "| leaky_relu |  | no evaluation | | | |" in (run / "main_job.md").read_text()
