@@ -3,9 +3,9 @@
     python benchmarks/main_job.py RUN_DIR --device cuda --budget 16
     python benchmarks/main_job.py RUN_DIR --only-publish --publish results/NAME
 
-Runs the command for one task after another, several at once on each device, and writes `main_job.json` and `main_job.md`: each
-task's confirmed speedup with its interval, and how. A task without a confirmed improvement counts 1.0. Killed or cut short,
-it goes on where it was.
+Runs the command for one task after another, several at once on each device, and writes `main_job.json` and `main_job.md`:
+each task's confirmed speedup with its interval, and how. A task without a confirmed improvement counts 1.0. Killed or cut
+short, it goes on where it was.
 """
 
 from __future__ import annotations
