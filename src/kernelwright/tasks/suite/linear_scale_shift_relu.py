@@ -10,7 +10,9 @@ SUBTRACT, MULTIPLY, DIVISOR = 0.3, 1.5, 0.5
 class Model(nn.Module):
     """Linear layer, a shift, two scalings and a ReLU."""
 
-    def __init__(self, in_features: int, out_features: int, subtract: float, multiply: float, divisor: float) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, subtract: float, multiply: float, divisor: float
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
         self.subtract = subtract

@@ -12,9 +12,13 @@ class Model(nn.Module):
     def __init__(self, tokens: int, features: int, hidden: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(features)
-        self.across_tokens = nn.Sequential(nn.Linear(tokens, hidden), nn.GELU(), nn.Linear(hidden, tokens))
+        self.across_tokens = nn.Sequential(
+            nn.Linear(tokens, hidden), nn.GELU(), nn.Linear(hidden, tokens)
+        )
         self.norm2 = nn.LayerNorm(features)
-        self.across_features = nn.Sequential(nn.Linear(features, hidden), nn.GELU(), nn.Linear(hidden, features))
+        self.across_features = nn.Sequential(
+            nn.Linear(features, hidden), nn.GELU(), nn.Linear(hidden, features)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.across_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
