@@ -948,7 +948,9 @@ def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkey
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     baselines = [candidate(top=f"# {number}") for number in range(5)]
     if not fitting and how == "error":
-        with pytest.raises(DeviceError, match="no memory"):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
+        with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
             judge.rotate(RELU, baselines)
         return
     found = judge.rotate(RELU, baselines)

@@ -147,7 +147,14 @@ class Judge:
                 return found
         with self._memory(alone=True):
             torch.cuda.reset_peak_memory_stats(self.device)
-            found = attempt()
+            try:
+                found = attempt()
+            except DeviceError as error:
+                held, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+                raise DeviceError(
+                    f"{error} The judge's own tensors took {held / GIB:.1f} GiB at most, of {reserved / GIB:.1f} reserved, "
+                    "arenas not counted."
+                ) from error
             if ran_out(found):
                 self._require_half_was_left()
             return found
