@@ -95,6 +95,7 @@ def test_without_a_gpu_it_says_so_and_invents_nothing(no_gpu, tmp_path, capsys):
         ["corpus:softmax", "--moves", "all"],
         ["corpus:row_sum", "--backend", "simulated-issue", "--agent", "greedy", "--kernel", "another"],
         ["corpus:row_sum", "--backend", "simulated-issue", "--agent", "greedy", "--network-device", "cuda:0"],
+        ["corpus:row_sum", "--backend", "simulated-issue", "--agent", "greedy", "--gpus", "2"],
         ["CUBIN", "--backend", "simulated-issue", "--agent", "greedy", "--architecture", "90"],
         ["text.cubin", "--backend", "simulated-issue", "--agent", "greedy"],
     ],

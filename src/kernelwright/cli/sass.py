@@ -261,11 +261,12 @@ def optimize(
     for a model only, a bare cubin. Without a GPU this ends with 3 unless --backend names a model.
     """
     from kernelwright.evaluation import resolve_device
-    from kernelwright.rl.assembly_arena import open_game
+    from kernelwright.rl.assembly_arena import GPU_BACKEND, open_game
     from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 
     agents = agents or ("ppo",)
     require_together("--agent ppo", "ppo" in agents, "network_device")
+    require_together(f"--backend {GPU_BACKEND}", backend == GPU_BACKEND, "gpus")
     if network_device != "cpu":
         resolve_device(network_device)  # before anything is begun
     settings = GameSettings(agents, budget, seed, moves, limit_s=limit_s, network_device=network_device)

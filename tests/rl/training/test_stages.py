@@ -321,6 +321,9 @@ def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
     assert not (run.path / "final").exists()
     done = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
     assert done.finished
+    # What has finished says the same again.
+    equipment = Equipment(judges=ToyJudge(), device="cpu")
+    assert train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, equipment) == done
     steps = [line["step"] for line in MetricsLog(run.path).read() if "sft/loss" in line]
     assert steps == list(range(1, 4 * 4 + 1))
     assert not (run.path / "checkpoints").exists()

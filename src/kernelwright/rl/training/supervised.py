@@ -28,7 +28,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
     claim(run, "sft", config, equipment.device)
     final = run.path / "final"
     if final.is_dir():
-        return StageResult(True, str(final), 0)
+        return StageResult(True, str(final), 1)
     examples = examples_of(config, split, run, equipment)
     if examples is None or equipment.must_stop():
         return StageResult(False, None, 0)
