@@ -1,6 +1,7 @@
-"""Reading files that users name, and replacing files in one step.
+"""Files that users name: whether a name can be recorded, reading them, and replacing them in one step.
 
-Both raise nothing but `OSError`, whose `strerror` says what was found, so that each caller can say what it wanted.
+Reading and replacing raise nothing but `OSError`, whose `strerror` says what was found, so that each caller can say what it
+wanted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ TEXT_LIMIT_BYTES = 16 << 20
 """Of code and settings that a person wrote. Our choice."""
 BINARY_LIMIT_BYTES = 256 << 20
 """Of machine code and of a suite. Our choice."""
+
+
+def has_text_name(path: Path | str) -> bool:
+    """Whether a path is UTF-8. Other bytes reach Python as halves of surrogate pairs, which no record can hold."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:

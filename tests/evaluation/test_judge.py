@@ -903,18 +903,13 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
     assert ways == ([] if device == "cpu" else [False, True])
 
 
-@pytest.mark.parametrize("what", ["reference", "baseline"])
-def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
-    made, ways = [], []
-    full = Rejection(Reason.OUT_OF_MEMORY, "no memory")
-    timed = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
+FULL = Rejection(Reason.OUT_OF_MEMORY, "no memory")
+TIMED = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
 
-    def rotate(subject, baselines, flush):
-        made.append(subject)
-        if len(made) == 1 and what == "reference":
-            raise DeviceError("no memory")
-        return {one.sha256: full if len(made) == 1 else timed for one in baselines}
 
+def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):
+    """Have a judge rotate by this function, as if on a GPU; returns whether each try had the memory alone."""
+    ways = []
     monkeypatch.setattr(judge_module, "rotate", rotate)
     monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
@@ -922,6 +917,20 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    return ways
+
+
+@pytest.mark.parametrize("what", ["reference", "baseline"])
+def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
+    made = []
+
+    def rotate(subject, baselines, flush):
+        made.append(subject)
+        if len(made) == 1 and what == "reference":
+            raise DeviceError("no memory")
+        return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
+
+    ways = _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
     (found,) = judge.rotate(RELU, [candidate()])
     assert found.speedup == 1.0
     assert ways == [False, True]
@@ -930,22 +939,13 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
 @pytest.mark.parametrize("how", ["error", "verdict"])
 @pytest.mark.parametrize("fitting", [5, 2, 1, 0])
 def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
-    full = Rejection(Reason.OUT_OF_MEMORY, "no memory")
-    timed = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
-
     def rotate(subject, baselines, flush):
         if len(baselines) > fitting and how == "error":
             raise DeviceError("no memory")
-        return {one.sha256: full if len(baselines) > fitting else timed for one in baselines}
+        return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
 
-    monkeypatch.setattr(judge_module, "rotate", rotate)
-    monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
+    _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
     monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     baselines = [candidate(top=f"# {number}") for number in range(5)]
     if not fitting and how == "error":
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from kernelwright.files import has_text_name
+
 if TYPE_CHECKING:
     from kernelwright.evaluation import Settings
 
@@ -45,7 +47,7 @@ class NamedPath(click.Path):
         """The path; fails where the text is empty or not UTF-8."""
         if value == "":
             self.fail("wanted a path, found an empty text.", param, ctx)
-        if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        if isinstance(value, str) and not has_text_name(value):
             self.fail("wanted a path that is UTF-8 text, found other bytes in it. Rename the file.", param, ctx)
         return super().convert(value, param, ctx)
 

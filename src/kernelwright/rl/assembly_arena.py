@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
 from kernelwright.evaluation.statistics import noise_floor, ratio_interval
-from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
-from kernelwright.records import encodable
+from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
 from kernelwright.rl.assembly_backends import Backend, SimulatedIssue, StaticIssueCycles, measure
 from kernelwright.sass import Program, Schedule, load
 from kernelwright.sass.errors import in_file
@@ -323,7 +322,7 @@ def open_game(
         ToolchainError: a compiler or disassembler is missing.
     """
     path = Path(text)
-    if encodable(text) != text:
+    if not has_text_name(text):
         raise UsageError(f"Wanted a target with a name of UTF-8 text, found {text!a}, which no record can hold. Rename it.")
     if backend == GPU_BACKEND:
         from kernelwright.toolchain.driver import gpu_identity

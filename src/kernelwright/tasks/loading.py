@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from kernelwright.errors import TaskError, UsageError
-from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
-from kernelwright.records import Task, encodable
+from kernelwright.files import TEXT_LIMIT_BYTES, has_text_name, read_regular
+from kernelwright.records import Task
 
 REQUIRED_NAMES = ("Model", "get_inputs", "get_init_inputs")
 
@@ -62,7 +62,7 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
         UsageError: it is missing, is no regular file, is empty, too large or is not UTF-8 text, or its name is not.
     """
     wanted = f"Wanted {what}, a Python file, at {path}"
-    if encodable(str(path)) != str(path):
+    if not has_text_name(path):
         raise wrong(f"{wanted}; its name is not UTF-8 text, and no record could hold it. Rename the file.")
     try:
         data = read_regular(path, TEXT_LIMIT_BYTES)

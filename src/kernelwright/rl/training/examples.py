@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kernelwright.files import replace_file
 from kernelwright.policies.chat import Message
 from kernelwright.records import Evaluation, Task, sha256_of
 from kernelwright.rl.prompts import AnswerForm, Prompt, answer_code
@@ -73,9 +73,7 @@ def _headline(task: Task) -> str:
 
 def write_examples(path: Path, examples: Iterable[Example]) -> None:
     """Replace the file in one step."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text("".join(example.model_dump_json() + "\n" for example in examples), encoding="utf-8")
-    temporary.replace(path)
+    replace_file(path, "".join(example.model_dump_json() + "\n" for example in examples).encode("utf-8"))
 
 
 def read_examples(path: Path) -> list[Example]:

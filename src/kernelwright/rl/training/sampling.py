@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
 
+from kernelwright.files import replace_file
 from kernelwright.policies.chat import ChatModel
 from kernelwright.records import Task
 from kernelwright.rl.prompts import Prompt
@@ -50,7 +50,5 @@ def drawn(path: Path, sample: Callable[[], list[Attempt]]) -> list[Attempt]:
         return known.validate_json(path.read_bytes())
     attempts = sample()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(known.dump_json(attempts))
-    temporary.replace(path)
+    replace_file(path, known.dump_json(attempts))
     return attempts
