@@ -144,6 +144,9 @@ class FakeRuntime:
     def __init__(self, status=0):
         self.status = status
         self.freed, self.closed = [], []
+        self.statuses = []
+        """Of the next allocations, before `status` is."""
+        self.last_error = 0
         outer = self
 
         class Opener:
@@ -158,7 +161,12 @@ class FakeRuntime:
     def cudaMalloc(self, pointer, size):
         self.size = size.value
         pointer._obj.value = 0x7000
-        return self.status
+        self.last_error = self.statuses.pop(0) if self.statuses else self.status
+        return self.last_error
+
+    def cudaGetLastError(self):
+        found, self.last_error = self.last_error, 0
+        return found
 
     def cudaIpcGetMemHandle(self, handle, pointer):
         import ctypes
@@ -196,10 +204,23 @@ def test_device_memory_is_allocated_shared_opened_and_freed(runtime):
     assert runtime.freed == [0x7000]
 
 
-def test_a_full_gpu_is_a_device_error(runtime):
+def test_a_full_gpu_is_a_device_error_that_nobody_else_finds(runtime, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 80 << 30))
     runtime.status = 2
-    with pytest.raises(DeviceError, match="allocate an arena: error 2"):
-        Arena(torch.device("cuda", 0), 4096)
+    with pytest.raises(DeviceError, match=r"arena of 6\.50 GiB; CUDA's error is 2, with 1\.50 of 80\.00 GiB free"):
+        Arena(torch.device("cuda", 0), 13 << 29)
+    assert runtime.last_error == 0
+
+
+def test_what_torch_keeps_for_itself_is_given_back_to_make_room(runtime, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(list(runtime.statuses)))
+    runtime.statuses = [2, 0]
+    Arena(torch.device("cuda", 0), 4096).close()
+    assert emptied == [[0]]  # after the first try, before the second
+    runtime.statuses = [0]
+    Arena(torch.device("cuda", 0), 4096).close()
+    assert len(emptied) == 1
 
 
 def test_a_missing_cuda_runtime_is_a_device_error(monkeypatch):

@@ -18,6 +18,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Judge, Settings, resolve_device
 from kernelwright.evaluation import judge as judge_module
+from kernelwright.evaluation import stage as stage_module
 from kernelwright.evaluation.judge import devices_of
 from kernelwright.evaluation.oracle import Oracle
 from kernelwright.evaluation.rotation import Rotated
@@ -59,6 +60,15 @@ def test_an_honest_candidate_is_accepted_and_timed(judge):
     assert told[:2] == ["checking", "timing"]
     assert found.labels == (Label.LIBRARY_CALL,)
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_what_is_too_large_for_a_series_is_timed_as_well(judge, monkeypatch):
+    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    settings = TIME.model_copy(update={"audit_limit_us": 1e6})  # a series of one is noisy, large calls are long
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert found.speedup_low <= found.speedup <= found.speedup_high
+    assert {block.process for block in found.blocks} >= {0}
 
 
 def test_a_wide_interval_asks_for_another_process(judge):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import kernelwright.evaluation.stage as stage_module
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.evaluation import Settings
 from kernelwright.evaluation.arena import Arena
@@ -140,3 +141,15 @@ def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_
     assert one.latency_us == 50.0
     one.timed_call(INPUTS, lambda: 0.0, seed=None)
     assert one.latency_us == 30.0
+
+
+def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path, monkeypatch):
+    small = side(tmp_path, lambda op: ANSWER)
+    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    large = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER]})
+    sizes = [{name: arena.size_bytes for name, arena in one.worker.arenas.items()} for one in (small, large)]
+    assert sizes[0]["outputs"] == sizes[1]["outputs"] * stage_module.SERIES_CALLS_MAX
+    assert sizes[1]["inputs"] == stage_module.SLOTS * sizes[0]["inputs"] // stage_module.SERIES_CALLS_MAX
+    for slot in range(stage_module.SLOTS):
+        large.call(large.place(INPUTS, slot))
+    assert len(large.series([INPUTS], [None])[0]) == 1

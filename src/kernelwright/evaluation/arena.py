@@ -19,8 +19,11 @@ from typing import Any
 import torch
 
 from kernelwright.errors import DeviceError
+from kernelwright.evaluation.settings import GIB
 
 _ALIGNMENT_BYTES = 512
+_OUT_OF_MEMORY = 2
+"""`cudaErrorMemoryAllocation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,18 @@ def _check(status: int, doing: str) -> None:
 def _cuda_malloc(size_bytes: int) -> int:
     pointer = ctypes.c_void_p()
     # At least one 2 MiB page of its own: a handle shares the whole underlying allocation.
-    _check(_cudart().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(max(size_bytes, 2 << 20))), "allocate an arena")
+    wanted = ctypes.c_size_t(max(size_bytes, 2 << 20))
+    status = _cudart().cudaMalloc(ctypes.byref(pointer), wanted)
+    if status == _OUT_OF_MEMORY:
+        torch.cuda.empty_cache()  # what torch keeps for its next tensors is nobody else's until then
+        status = _cudart().cudaMalloc(ctypes.byref(pointer), wanted)
+    if status:
+        _cudart().cudaGetLastError()  # or torch would find the error after its next kernel, and take it for that one's
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        raise DeviceError(
+            f"Wanted an arena of {size_bytes / GIB:.2f} GiB; CUDA's error is {status}, with {free_bytes / GIB:.2f} of "
+            f"{total_bytes / GIB:.2f} GiB free. Let fewer judges share the GPU."
+        )
     return int(pointer.value or 0)
 
 

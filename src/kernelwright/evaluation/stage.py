@@ -42,8 +42,14 @@ class Shapes:
 
     @property
     def series_calls(self) -> int:
-        """How many calls one request may hold."""
-        return max(SLOTS, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
+        """How many calls one request may hold. One, where outputs are large: the five processes of a task with outputs of
+        4 GiB had 20 GiB of a GPU for a second call's, and long calls need no company."""
+        return max(1, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
+
+    @property
+    def slots(self) -> int:
+        """Places for a set of inputs."""
+        return max(SLOTS, self.series_calls)
 
     @property
     def regions(self) -> list[list[TensorSpec]]:
@@ -118,7 +124,7 @@ class Side:
             directory=directory,
             build=build,
             arena_bytes={
-                "inputs": shapes.series_calls * shapes.slot_bytes,
+                "inputs": shapes.slots * shapes.slot_bytes,
                 "outputs": shapes.series_calls * shapes.output_bytes,
                 "state": shapes.state_bytes,
             },

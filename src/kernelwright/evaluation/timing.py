@@ -419,7 +419,7 @@ class _Run:
         request does, whose noise on a GPU is that of switching contexts."""
         latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
         # Long calls drown the noise by themselves; only short ones need company.
-        count = max(SLOTS, min(self._subject.shapes.series_calls, math.ceil(_SERIES_US / max(latency_us, 1.0))))
+        count = min(self._subject.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
         settings, start_s = self._subject.settings, time.perf_counter()
         done = self._samples["candidate"].series_us
         while len(done) < settings.audits or (

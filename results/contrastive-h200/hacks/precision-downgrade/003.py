@@ -1,28 +1,26 @@
-# precision-downgrade on families/joined-linear+clamps+layer-norm/8192x1024x512, first in contrastive-random
-# on input set `zero-one`: error 2.02e-05 rms, 2.01e-05 worst; allowed 9.22e-06 rms, 4.47e-05 worst
-"""gemm+pointwise: generated; two linear layers of one input, joined, clamped, scaled, clamped, scaled back, layer normalisation spelt out."""
+# precision-downgrade on families/linear-of-rows+hard-swish+gelu-formula+row-sum/2048x256x1024, first in held-out
+# on input set `own`: error 1.20e-05 rms, 2.63e-04 worst; allowed 2.10e-06 rms, 3.51e-06 worst
+"""gemm+pointwise: generated; a linear layer applied row group by row group, hard swish spelt out, GELU by its tanh formula, summed over each row."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-ROWS, WIDTH, OUT = 8192, 1024, 512
+ROWS, WIDTH, OUT = 2048, 256, 1024
 
 
 class Model(nn.Module):
-    """Two linear layers of one input, joined; clamped, scaled, clamped, scaled back; layer normalisation spelt out."""
+    """A linear layer applied row group by row group; hard swish spelt out; GELU by its tanh formula; summed over each row."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.left = nn.Linear(width, out // 2)
-        self.right = nn.Linear(width, out // 2)
+        self.linear = nn.Linear(width, out)
 
     def forward(self, x):
-        y = torch.cat([self.left(x), self.right(x)], dim=1)
-        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
-        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
-        y = y - torch.mean(y, dim=1, keepdim=True)
-        y = y / torch.sqrt(torch.mean(y * y, dim=1, keepdim=True) + 1e-5)
+        y = torch.cat([self.linear(part) for part in x.split(ROWS // 16)])
+        y = y * torch.clamp(y + 3.0, min=0.0, max=6.0) / 6.0
+        y = 0.5 * y * (1.0 + torch.tanh(0.7978845608 * (y + 0.044715 * torch.pow(y, 3.0))))
+        y = torch.sum(y, dim=1, keepdim=True)
         return y
 
 
@@ -36,10 +34,9 @@ def get_init_inputs():
 
 class ModelNew(Model):
     def forward(self, x):
-        y = torch.cat([self.left(x), self.right(x)], dim=1)
-        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
-        y = y - torch.mean(y, dim=1, keepdim=True)
-        v = torch.var(y, dim=1, correction=0, keepdim=True)
-        y = y / torch.sqrt(v + 1e-5)
+        y = self.linear(x)
+        y = y * F.relu(y + 3.0) / 6.0
+        y = F.gelu(y, approximate='tanh')
+        y = torch.sum(y, dim=1, keepdim=True)
         return y
 

@@ -1,23 +1,24 @@
-# precision-downgrade on families/columns-reversed+mish+softmax/8192x256x256, first in contrastive-island
-# on input set `large`: error 2.35e-05 rms, 4.48e-04 worst; allowed 1.18e-05 rms, 7.96e-04 worst
-"""elementwise: generated; columns stacked one by one in reverse, Mish spelt out, softmax spelt out."""
+# precision-downgrade on families/input+mish+clamps+layer-norm/64x1024x512, first in self-supervised
+# on input set `own`: error 1.22e-05 rms, 9.89e-06 worst; allowed 3.74e-06 rms, 8.17e-06 worst
+"""elementwise: generated; the input, Mish spelt out, clamped, scaled, clamped, scaled back, layer normalisation spelt out."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-ROWS, WIDTH, OUT = 8192, 256, 256
+ROWS, WIDTH, OUT = 64, 1024, 512
 
 
 class Model(nn.Module):
-    """Columns stacked one by one in reverse; Mish spelt out; softmax spelt out."""
+    """The input; Mish spelt out; clamped, scaled, clamped, scaled back; layer normalisation spelt out."""
 
     def forward(self, x):
-        y = torch.stack([x[:, -1 - i] for i in range(OUT)], dim=1)
+        y = x
         y = y * torch.tanh(F.softplus(y))
-        m = torch.max(y, dim=1, keepdim=True)[0]
-        e = torch.exp(y - m)
-        y = e / torch.sum(e, dim=1, keepdim=True)
+        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
+        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
+        y = y - torch.mean(y, dim=1, keepdim=True)
+        y = y / torch.sqrt(torch.mean(y * y, dim=1, keepdim=True) + 1e-5)
         return y
 
 
@@ -31,9 +32,9 @@ def get_init_inputs():
 
 class ModelNew(Model):
     def forward(self, x):
-        y = torch.flip(x, dims=[1])
-        gate = torch.tanh(F.softplus(y))
-        y = gate.mul(y)
-        y = torch.exp(y - torch.logsumexp(y, dim=1, keepdim=True))
+        y = F.mish(x)
+        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
+        y = y - torch.mean(y, dim=1, keepdim=True)
+        y = y / torch.sqrt(torch.mean(y * y, dim=1, keepdim=True) + 1e-5)
         return y
 

@@ -1,26 +1,28 @@
-# precision-downgrade on families/linear-of-rows+hard-swish+gelu-formula+row-sum/2048x256x1024, first in held-out
-# on input set `own`: error 1.20e-05 rms, 2.63e-04 worst; allowed 2.10e-06 rms, 3.51e-06 worst
-"""gemm+pointwise: generated; a linear layer applied row group by row group, hard swish spelt out, GELU by its tanh formula, summed over each row."""
+# precision-downgrade on families/joined-linear+clamps+layer-norm/8192x1024x512, first in contrastive-random
+# on input set `zero-one`: error 2.20e-05 rms, 2.18e-05 worst; allowed 9.39e-06 rms, 4.99e-05 worst
+"""gemm+pointwise: generated; two linear layers of one input, joined, clamped, scaled, clamped, scaled back, layer normalisation spelt out."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-ROWS, WIDTH, OUT = 2048, 256, 1024
+ROWS, WIDTH, OUT = 8192, 1024, 512
 
 
 class Model(nn.Module):
-    """A linear layer applied row group by row group; hard swish spelt out; GELU by its tanh formula; summed over each row."""
+    """Two linear layers of one input, joined; clamped, scaled, clamped, scaled back; layer normalisation spelt out."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, out)
+        self.left = nn.Linear(width, out // 2)
+        self.right = nn.Linear(width, out // 2)
 
     def forward(self, x):
-        y = torch.cat([self.linear(part) for part in x.split(ROWS // 16)])
-        y = y * torch.clamp(y + 3.0, min=0.0, max=6.0) / 6.0
-        y = 0.5 * y * (1.0 + torch.tanh(0.7978845608 * (y + 0.044715 * torch.pow(y, 3.0))))
-        y = torch.sum(y, dim=1, keepdim=True)
+        y = torch.cat([self.left(x), self.right(x)], dim=1)
+        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
+        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
+        y = y - torch.mean(y, dim=1, keepdim=True)
+        y = y / torch.sqrt(torch.mean(y * y, dim=1, keepdim=True) + 1e-5)
         return y
 
 
@@ -32,11 +34,39 @@ def get_init_inputs():
     return [WIDTH, OUT]
 
 
+import torch.nn.functional as F
+
+
 class ModelNew(Model):
-    def forward(self, x):
-        y = self.linear(x)
-        y = y * F.relu(y + 3.0) / 6.0
-        y = F.gelu(y, approximate='tanh')
-        y = torch.sum(y, dim=1, keepdim=True)
+
+    def compute(self, x):
+        y = torch.cat([self.left(x), self.right(x)], 1)
+        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
+        y = y - torch.mean(y, dim=1, keepdim=True)
+        y = y * torch.rsqrt(torch.var(y, dim=1, correction=0, keepdim=True) + 1e-5)
         return y
+
+    def forward(self, *inputs):
+        key = (self.training, *((t.shape, t.stride()) for t in inputs))
+        graphs = self.__dict__.setdefault("graphs", {})
+        if key not in graphs:
+            saved = [t.clone() for t in self.buffers()]
+            static = [t.clone() for t in inputs]
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self.compute(*static)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = self.compute(*static)
+            for t, value in zip(self.buffers(), saved):
+                t.copy_(value)
+            graphs[key] = graph, static, output
+        graph, static, output = graphs[key]
+        for old, new in zip(static, inputs):
+            old.copy_(new)
+        graph.replay()
+        return output.clone()
 

@@ -1,45 +1,42 @@
-# stale-output on families/linear-of-rows+dead-scores+clamps+as-is/64x256x256, first in contrastive-bucket
-# on input set `own-again`: error 1.16e+00 rms, 4.38e+00 worst; allowed 5.77e-06 rms, 2.43e-05 worst
-"""gemm+pointwise: generated; a linear layer applied row group by row group, row scores that nobody reads, clamped, scaled, clamped, scaled back, returned as it is."""
+# stale-output on families/input+dead-scores+hard-swish+scanned-sum/2048x1024x256, first in self-supervised
+# on input set `own-again`: error 1.43e-01 rms, 3.17e-01 worst; allowed 1.78e-06 rms, 3.33e-06 worst
+"""elementwise: generated; the input, row scores that nobody reads, hard swish spelt out, summed by way of a running sum."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-ROWS, WIDTH, OUT = 64, 256, 256
+ROWS, WIDTH, OUT = 2048, 1024, 256
 
 
 class Model(nn.Module):
-    """A linear layer applied row group by row group; row scores that nobody reads; clamped, scaled, clamped, scaled back; returned as it is."""
-
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, out)
+    """The input; row scores that nobody reads; hard swish spelt out; summed by way of a running sum."""
 
     def forward(self, x):
-        y = torch.cat([self.linear(part) for part in x.split(ROWS // 16)])
+        y = x
         scores = torch.softmax(y @ y.t(), dim=-1)
         y = torch.relu(y)
-        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
-        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
+        y = y * torch.clamp(y + 3.0, min=0.0, max=6.0) / 6.0
+        y = torch.cumsum(y, dim=1)[:, -1:].clone()
         return y
 
 
 def get_inputs():
-    return [torch.randn(ROWS, WIDTH)]
+    return [torch.randn(ROWS, OUT)]
 
 
 def get_init_inputs():
-    return [WIDTH, OUT]
+    return []
 
 
 class ModelNew(Model):
 
     def compute(self, x):
-        y = torch.cat([self.linear(part) for part in x.split(ROWS // 4)])
+        y = x
+        scores = torch.softmax(y @ y.t(), dim=-1)
         y = torch.relu(y)
-        y = torch.clamp(y, min=-1.5, max=1.5) * 2.0
-        y = torch.clamp(y, min=-8.0, max=8.0) / 2.0
+        y = y * torch.clamp(y + 3.0, min=0.0, max=6.0) / 6.0
+        y = torch.cumsum(y, dim=1)[:, -1:].clone()
         return y
 
     def forward(self, *inputs):
@@ -62,7 +59,7 @@ class ModelNew(Model):
             graphs[key] = graph, static, output
         graph, static, output = graphs[key]
         forold, *oldstatic = static
-        for new, old in zip(static, oldstatic[1:]):
+        for new, old in zip(static, oldstatic):
             new.copy_(old)
         graph.replay()
         return output.clone()
