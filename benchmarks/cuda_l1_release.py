@@ -15,7 +15,8 @@ the others, so that a run that is cut short has both of the first tasks. The sui
 2 first, then level 3, whose compilations take minutes, then what compiles in every process, and tasks without a candidate
 last. With `--order shares` each level has, of whatever is done next, the share that it has of all that is left; within a
 level the order is the suite's. What was broken off, and what others on the machine may have caused (no memory left, no time
-to build), is done once more at the end with few at once. What is left is printed before anything begins.
+to build), is done once more at the end with few at once. What is left is printed before anything begins. `--only TASK` does
+no more of it than the tasks that are named.
 
 The same command goes on where it stopped, on another machine as well once RUN_DIR is there; `calls.json` says which machine
 went on when. Where RUN_DIR is gone, `--published` makes a new one of the published folder: what is recorded there is known
@@ -36,7 +37,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--baselines", default=",".join(ALL_BASELINES))
     parser.add_argument("--limit", type=int, help="only the first tasks of the fixed order")
     parser.add_argument("--order", choices=ORDERS, default="fixed", help="of what is left; a run may change it")
+    parser.add_argument("--only", nargs="+", metavar="TASK", help="of what is left, these tasks alone and in this order")
     parser.add_argument("--published", type=Path, help="go on from this published folder in a new run directory")
     parser.add_argument("--publish", type=Path, help="also write the run without sources here")
     parser.add_argument("--only-publish", action="store_true", help="measure nothing more")
@@ -100,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = RunDirectory(options.run)
     run.require_same(config, same=SAME)
     levels = {entry.task.id: entry.level for entry in suite.entries}
+    order = in_shares(levels) if options.order == "shares" else None
+    if options.only:
+        order = only(options.only, levels)
 
     def tell(event: BenchEvent) -> None:
         outcome = event.outcome
@@ -125,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             baselines_per_device=rotations,
             baselines_beside=True,
             retry=_others_may_be_to_blame if again else None,
-            order=in_shares(levels) if options.order == "shares" else None,
+            order=order,
         )
 
     print(what_is_left(run, suite, baselines), flush=True)
@@ -264,6 +269,18 @@ def in_shares(levels: Mapping[str, int | None]) -> Callable[[Sequence[Task]], li
     return order
 
 
+def only(names: Sequence[str], known: Iterable[str]) -> Callable[[Sequence[Task]], list[Task]]:
+    """An order that leaves out all tasks but these.
+
+    Raises:
+        UsageError: one of them is not among the known.
+    """
+    for name in names:
+        if name not in known:
+            raise UsageError(f"Wanted tasks of the release with --only, such as cuda-l1/level2/34; found {name}.")
+    return lambda tasks: sorted((task for task in tasks if task.id in names), key=lambda task: names.index(task.id))
+
+
 def _turn(entry: SuiteEntry) -> tuple[bool, bool, bool, str]:
     """Long ones last; tasks of one kind, which need much memory at the same time, are not neighbours."""
     source = "" if entry.candidate is None else entry.candidate.source
@@ -285,6 +302,7 @@ def _note_call(run: RunDirectory, options: argparse.Namespace) -> None:
         "judges": options.judges,
         "rotations": options.rotations,
         "order": options.order,
+        "only": options.only,
         "published": options.published and options.published.resolve().name,
         "environment": capture_environment(devices_of(options.device)[0]),
     }

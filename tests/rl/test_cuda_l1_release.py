@@ -215,6 +215,24 @@ def test_a_run_goes_on_in_another_order(benchmark, release, published, tmp_path)
     assert any("level3" in task for task in Pool.judged[:3])
 
 
+def test_no_more_is_done_than_the_tasks_that_are_named(benchmark, release, published, tmp_path):
+    tasks = tasks_of(benchmark, release)
+    wanted = [tasks[8], tasks[1]]
+    go_on(benchmark, release, tmp_path / "run", "--published", published, "--only", *wanted)
+    assert sorted(Pool.judged) == sorted(wanted)
+    assert set(Pool.rotated) <= set(wanted)
+    assert RunDirectory(tmp_path / "run").read_json("calls.json")[-1]["only"] == wanted
+    Pool.judged.clear()
+    go_on(benchmark, release, tmp_path / "run")
+    assert not set(Pool.judged) & set(wanted)
+    assert len(Pool.judged) > 2
+
+
+def test_a_name_that_is_no_task_of_the_release_is_refused(benchmark, release, tmp_path):
+    with pytest.raises(UsageError, match="such as cuda-l1/level2/34; found level2/34"):
+        go_on(benchmark, release, tmp_path / "run", "--only", "level2/34")
+
+
 def other_settings(benchmark, published, monkeypatch):
     monkeypatch.setattr(benchmark, "SETTINGS", benchmark.SETTINGS.model_copy(update={"blocks": 8}))
 

@@ -121,7 +121,7 @@ def bench(
         retry: Whether an earlier evaluation is to be made once more, whereupon the later one counts: where others on the
             machine may be to blame for its rejection.
         order: In which order tasks are taken that are owed something, asked for candidates and for baselines; by default
-            the suite's. A resumed run may have another one.
+            the suite's. Tasks that it leaves out are not done. A resumed run may have another one.
 
     Raises:
         UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run or to
@@ -302,7 +302,7 @@ def owed_in(
 def _in_turn(owed: Sequence[J], order: Callable[[Sequence[Task]], Iterable[Task]] | None, errors: Iterable[str]) -> list[J]:
     if order is not None:
         place = {task.sha256: number for number, task in enumerate(order([work.task for work in owed]))}
-        owed = sorted(owed, key=lambda work: place[work.task.sha256])
+        owed = sorted((work for work in owed if work.task.sha256 in place), key=lambda work: place[work.task.sha256])
     # What failed before comes last: when it was the others' memory that was missing, fewer are left.
     failed = {name.rpartition(" ")[0] for name in errors}
     return sorted(owed, key=lambda work: work.task.id in failed)
