@@ -69,27 +69,11 @@ def groups(path: Path, step: int, limit: int) -> Iterator[tuple[list[Message], l
         yield prompts[digest], answers[digest]
 
 
-@torch.no_grad()
 def measured(
     local: LocalModel, prompt: Sequence[Message], rollouts: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Probabilities of the tokens of several answers to one prompt, which is computed once."""
-    tokenizer = local.tokenizer
-    asked = local.prompt_ids(prompt)
-    end = tokenizer.eos_token_id
-    answers = []
-    for rollout in rollouts:
-        ids = tokenizer(rollout["completion"], add_special_tokens=False)["input_ids"]
-        answers.append([*ids, end] if rollout["finish_reason"] == "stop" else ids)
-    cache = DynamicCache()
-    local.model(input_ids=torch.tensor([asked[:-1]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-    cache.batch_repeat_interleave(len(answers))
-    width = max(len(ids) for ids in answers)
-    # Padded at the end, which no earlier token attends to.
-    given = torch.tensor([[asked[-1], *ids[:-1], *[end] * (width - len(ids))] for ids in answers])
-    logits = local.model(input_ids=given, past_key_values=cache, use_cache=True).logits.float()
-    for rollout, ids, each in zip(rollouts, answers, torch.log_softmax(logits, -1), strict=True):
-        logs = each[: len(ids)]
+    """Probabilities of the tokens of several answers to one prompt."""
+    for rollout, (ids, logs) in zip(rollouts, log_probabilities(local, prompt, rollouts), strict=True):
         chances = logs.exp()
         drawn = logs.gather(-1, torch.tensor(ids)[:, None])[:, 0]
         yield {
@@ -104,6 +88,30 @@ def measured(
             "surprise_nats": float(-drawn.sum()),
             "least_likely_nats": float(-drawn.min()),
         }
+
+
+@torch.no_grad()
+def log_probabilities(
+    local: LocalModel, prompt: Sequence[Message], rollouts: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Tokens of each answer, and of the whole vocabulary in front of each of them, shape (tokens, vocabulary). The prompt is
+    computed once."""
+    tokenizer = local.tokenizer
+    asked = local.prompt_ids(prompt)
+    end = tokenizer.eos_token_id
+    answers = []
+    for rollout in rollouts:
+        ids = tokenizer(rollout["completion"], add_special_tokens=False)["input_ids"]
+        answers.append([*ids, end] if rollout["finish_reason"] == "stop" else ids)
+    cache = DynamicCache()
+    local.model(input_ids=torch.tensor([asked[:-1]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(len(answers))
+    width = max(len(ids) for ids in answers)
+    # Padded at the end, which no earlier token attends to.
+    given = torch.tensor([[asked[-1], *ids[:-1], *[end] * (width - len(ids))] for ids in answers])
+    logits = local.model(input_ids=given, past_key_values=cache, use_cache=True).logits.float()
+    for ids, each in zip(answers, torch.log_softmax(logits, -1), strict=True):
+        yield ids, each[: len(ids)]
 
 
 def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

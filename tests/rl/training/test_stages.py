@@ -12,7 +12,7 @@ import torch
 from toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_tasks
 
 from kernelwright.errors import ConfigError, InfrastructureError
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rollouts import RolloutLog
 from kernelwright.rl.training import self_supervised, supervised
@@ -393,6 +393,50 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
     assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
     rates = [line["grpo/learning_rate"] for line in MetricsLog(tmp_path).read() if "grpo/learning_rate" in line]
     assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 5e-4])
+
+
+def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tmp_path, monkeypatch):
+    from kernelwright.rl.training.grpo import ContrastiveTrainer
+
+    seen, theirs = [], ContrastiveTrainer._blamed
+
+    def watched(self, shared, ids, advantages):
+        spread = theirs(self, shared, ids, advantages)
+        texts = [[self.processing_class.decode([token]) for token in row] for row in ids.tolist()]
+        seen.append((list(self._reward.latest), texts, advantages, spread, shared.holds("any", "## Code Implementation")))
+        return spread
+
+    monkeypatch.setattr(ContrastiveTrainer, "_blamed", watched)
+    config = contrastive_config(schooled, steps=1, save_steps=1)
+    config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
+    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+    [(scored, texts, advantages, spread, _)] = seen
+    assert spread.shape == (32, len(texts[0]))
+    right = [item.rollout for item in scored if item.rollout.verdict is Verdict.ACCEPTED]
+    blamed = spared = 0
+    for item, tokens, advantage, row in zip(scored, texts, advantages, spread, strict=True):
+        if item.rollout.verdict is Verdict.ACCEPTED or advantage >= 0:
+            assert (row == advantage).all()
+            continue
+        own = {line for rollout in right if rollout.task == item.rollout.task for line in rollout.completion.split("\n")}
+        for number, line in enumerate(item.rollout.completion.split("\n")):
+            begins = [
+                at for at in range(len(tokens)) if "".join(tokens[:at]).count("\n") == number and tokens[at] != "<pad>"
+            ]
+            if line in own:
+                assert (row[begins] == 0).all()
+                spared += len(begins)
+            elif not any(line in rollout.completion.split("\n") for rollout in right):
+                assert (row[begins] == advantage).all()
+                blamed += len(begins)
+    assert blamed
+    assert spared
+    assert 0 < next(line["contrastive/spared_share"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line) < 1
+
+    longer = config.model_copy(update={"steps": 2})
+    again = Equipment(judges=ToyJudge(), device="cpu")
+    assert train_contrastive(longer, SPLIT, RunDirectory(tmp_path), again).finished
+    assert seen[-1][-1], "a run that goes on knows the lines of before"
 
 
 class Poisoned:

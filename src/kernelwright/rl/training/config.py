@@ -331,6 +331,8 @@ class GrpoSection(_Section):
     group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
     mask_truncated: bool = False
     """Leave answers that reached `max_tokens` out of the loss."""
+    spare_shared_lines: bool = False
+    """Push a failed answer's tokens down only in lines that right answers do not hold (`blame.py`). The paper's is False."""
 
 
 class ContrastiveConfig(_Section):

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.records import RunDirectory, Task
+from kernelwright.records import RunDirectory, Task, Verdict
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rewards import RewardSmoother, reward_named
+from kernelwright.rl.rollouts import RolloutLog
+from kernelwright.rl.training.blame import SharedLines
 from kernelwright.rl.training.config import ContrastiveConfig
 from kernelwright.rl.training.equipment import Equipment, StageResult, claim
 from kernelwright.rl.training.fitting import last_checkpoint, on_one_gpu, quiet, save_final, trainer_arguments
@@ -175,7 +177,8 @@ class _Stage:
             prompts=self._prompts,
             model=model,
             processing_class=tokenizer,
-            reward_funcs=[GroupReward(self._scorer, self._tasks, ends, self._note, updates)],
+            reward=GroupReward(self._scorer, self._tasks, ends, self._note, updates),
+            shared=self._shared_lines() if config.grpo.spare_shared_lines else None,
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": ""}], "task": number} for number in range(len(self._tasks))]
             ),
@@ -193,6 +196,14 @@ class _Stage:
         ended = {"steps": steps, "seconds": round(keeper.spent_s, 1)}
         self._run.write_json("state.json", ended | ({"limit_s": config.seconds} if keeper.spent else {}))
         return StageResult(True, str(self._run.path / "final"), steps)
+
+    def _shared_lines(self) -> SharedLines:
+        """Those of the right answers so far, for a run that goes on."""
+        shared = SharedLines()
+        for rollout in RolloutLog(self._run.path).rollouts():
+            if rollout.verdict is Verdict.ACCEPTED:
+                shared.learn(rollout.task_sha256, rollout.completion)
+        return shared
 
     def _arguments(self, model: Any, checkpoints: Path) -> dict[str, Any]:
         config = self._config

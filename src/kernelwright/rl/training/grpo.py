@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import TrainerCallback
@@ -21,8 +22,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from kernelwright.errors import ConfigError
 from kernelwright.policies.chat import Completion, Message
 from kernelwright.policies.local import LocalModel
-from kernelwright.records import Task
+from kernelwright.records import Task, Verdict
 from kernelwright.rl.prompts import Prompt
+from kernelwright.rl.training.blame import SharedLines
 from kernelwright.rl.training.config import SamplingSection
 from kernelwright.rl.training.equipment import Equipment
 from kernelwright.rl.training.prompting import PromptMaker
@@ -40,14 +42,27 @@ class ContrastiveTrainer(GRPOTrainer):
         tasks: What the column `task` of the data set counts.
         prompts: Makes a task's prompt.
         updates: Optimiser steps on each batch of rollouts.
+        reward: The only reward function.
+        shared: Lines of right answers, for which failed ones are not blamed; None: all of a failed answer is.
         rest: As of `GRPOTrainer`.
     """
 
-    def __init__(self, *, tasks: Sequence[Task], prompts: PromptMaker, updates: int, **rest: Any) -> None:
-        super().__init__(**rest)
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task],
+        prompts: PromptMaker,
+        updates: int,
+        reward: GroupReward,
+        shared: SharedLines | None,
+        **rest: Any,
+    ) -> None:
+        super().__init__(reward_funcs=[reward], **rest)
         self._tasks = tasks
         self._maker = prompts
         self._updates = updates
+        self._reward = reward
+        self._shared = shared
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Give each group of `num_generations` examples one new prompt, then go on as usual."""
@@ -65,7 +80,31 @@ class ContrastiveTrainer(GRPOTrainer):
             said = [{"role": message.role, "content": message.content} for message in prompt.messages]
             fresh += [item | {"prompt": said, "made": prompt, "sample": index} for index, item in enumerate(group)]
         result: dict[str, Any] = super()._generate_and_score_completions(fresh)
+        if self._shared is not None and training:
+            result["advantages"] = self._blamed(self._shared, result["completion_ids"], result["advantages"])
         return result
+
+    def _blamed(self, shared: SharedLines, ids: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        """Advantages of each token, shape (answers, tokens), from those of answers: none where a failed answer, which would
+        be pushed away from all of its tokens, holds what right ones hold."""
+        scored = self._reward.latest
+        for item in scored:
+            if item.rollout.verdict is Verdict.ACCEPTED:
+                shared.learn(item.rollout.task_sha256, item.rollout.completion)
+        tokenizer: Any = self.processing_class
+        spread = advantages[:, None].repeat(1, ids.shape[1])
+        failed = spared = 0
+        for row, item in enumerate(scored):
+            if item.rollout.verdict is Verdict.ACCEPTED or advantages[row] >= 0:
+                continue
+            # Ends of answers and padding become nothing.
+            tokens: list[str] = [tokenizer.decode([token], skip_special_tokens=True) for token in ids[row].tolist()]
+            blamed = torch.tensor(shared.blamed(item.rollout.task_sha256, tokens), device=spread.device)
+            spread[row] *= blamed
+            failed += sum(map(bool, tokens))
+            spared += sum(bool(token) and not blame for token, blame in zip(tokens, blamed.tolist(), strict=True))
+        self._metrics["train"]["contrastive/spared_share"].append(spared / failed if failed else 0.0)
+        return spread
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Bring the trained adapter back: with TRL's reference copy beside it, transformers 5.17 passes it over."""
@@ -99,6 +138,8 @@ class GroupReward:
         self._eos_ids = eos_ids
         self._on_scored = on_scored
         self._updates = updates
+        self.latest: list[Scored] = []
+        """What became of the answers that it was asked about last, in their order."""
 
     def __call__(
         self,
@@ -129,10 +170,10 @@ class GroupReward:
             )
             for number, prompt, completion, ids, index in zip(task, made, completions, completion_ids, sample, strict=True)
         ]
-        scored = self._scorer.score(attempts)
-        for name, value in self._on_scored(step, scored).items():
+        self.latest = self._scorer.score(attempts)
+        for name, value in self._on_scored(step, self.latest).items():
             log_metric(name, value)
-        return [item.reward for item in scored]
+        return [item.reward for item in self.latest]
 
 
 class LocalRollouts:
