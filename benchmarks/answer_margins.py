@@ -10,8 +10,8 @@ how far a step of training moves it.
 
 Last, what pushed that token: `pushes.jsonl` has for the answers to the step's first `--prompts` prompts how much each token
 of theirs, weighted as GRPO does, adds to that margin to first order. The adapter half way between stands for the model of
-that step, and is moved along the margin's gradient, by a nat in each direction: the difference of a token's log-probabilities is
-the product of its gradient with the margin's.
+that step, and is moved along the margin's gradient, by a nat in each direction: the difference of a token's
+log-probabilities is the product of its gradient with the margin's.
 """
 
 from __future__ import annotations
