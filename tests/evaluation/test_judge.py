@@ -773,7 +773,7 @@ def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, m
 def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, tmp_path, device):
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
-    side = SimpleNamespace(worker=worker, close=lambda: order.append("close"))
+    side = SimpleNamespace(worker=worker, rest=lambda: order.append("rest"), close=lambda: order.append("close"))
     checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0, waited_s=0.0))
     monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
@@ -783,7 +783,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
     judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
     emptied = ["emptied"] if device != "cpu" else []
-    assert order == ["check", *emptied, "pause", ("time",), "resume", "late", "close", "close"]
+    assert order == ["check", *emptied, "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]
     order.clear()
     first_look = TIME.model_copy(update={"fresh_processes": False})
     judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), first_look)

@@ -287,6 +287,21 @@ def test_a_held_output_can_be_seen_again_and_released(bench):
         bench.harness.op_recopy({"index": 0})
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_worker_that_rests_gives_back_its_latest_output_and_can_be_called_again(bench, monkeypatch, device):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(bench.harness.latest))
+    bench.harness.linger_calls = 0  # as on a GPU
+    bench.ready().call()
+    latest = weakref.ref(bench.harness.latest[0][0])
+    monkeypatch.setattr(bench.harness, "device", torch.device(device))
+    assert bench.harness.op_rest({}) == {}
+    assert latest() is None
+    assert emptied == ([([], [])] if device == "cuda" else [])
+    monkeypatch.setattr(bench.harness, "device", torch.device("cpu"))
+    assert bench.call()["outputs"]
+
+
 def state_message(bench):
     state = bench.harness.model.state_dict()
     specs, _ = plan(list(state.values()))

@@ -292,6 +292,8 @@ class Judge:
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if settings.timed:
                 if settings.fresh_processes:
+                    for side in sides:
+                        side.rest()
                     sides[1].worker.pause()
                     self._time(subject, checker.bounds, verdict, {})
                     sides[1].worker.resume()

@@ -334,6 +334,10 @@ class Side:
         """Let the worker drop held outputs."""
         self._ask("release", self._settings.run_limit_s)
 
+    def rest(self) -> None:
+        """Let the worker give back the memory of what ran so far."""
+        self._ask("rest", self._settings.run_limit_s)
+
     def close(self) -> None:
         """Give the worker back."""
         self._workers.stop(self.worker)

@@ -413,6 +413,13 @@ class Harness:
         self.held_marks.clear()
         return {}
 
+    def op_rest(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Give back the memory of what ran so far: others are measured now, and outputs can be large."""
+        self.latest = [], []
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
     def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[_Delivered, list[torch.Tensor]]:
         flat: list[torch.Tensor] = []
         strange: list[str] = []
