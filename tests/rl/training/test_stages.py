@@ -365,6 +365,8 @@ def test_what_is_overridden_is_trl_s_own_and_takes_what_it_took():
         ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (ContrastiveTrainer, GRPOTrainer))
         assert list(ours.parameters) == list(theirs.parameters)
     assert "self._generate_and_score_completions(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
+    # Advantages of tokens, which `spare_shared_lines` makes of those of answers, are taken as they are.
+    assert "if advantages.dim() == 1:" in inspect.getsource(GRPOTrainer._compute_loss)
 
 
 def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(schooled, tmp_path):
@@ -401,16 +403,18 @@ def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tm
     seen, theirs = [], ContrastiveTrainer._blamed
 
     def watched(self, shared, ids, advantages):
+        known = shared.holds("any", "## Code Implementation")
         spread = theirs(self, shared, ids, advantages)
         texts = [[self.processing_class.decode([token]) for token in row] for row in ids.tolist()]
-        seen.append((list(self._reward.latest), texts, advantages, spread, shared.holds("any", "## Code Implementation")))
+        seen.append((list(self._reward.latest), texts, advantages, spread, known))
         return spread
 
     monkeypatch.setattr(ContrastiveTrainer, "_blamed", watched)
-    config = contrastive_config(schooled, steps=1, save_steps=1)
+    config = contrastive_config(schooled, steps=1, save_steps=1, minibatches=2)
     config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
     assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
-    [(scored, texts, advantages, spread, _)] = seen
+    [(scored, texts, advantages, spread, known)] = seen
+    assert not known
     assert spread.shape == (32, len(texts[0]))
     right = [item.rollout for item in scored if item.rollout.verdict is Verdict.ACCEPTED]
     blamed = spared = 0
