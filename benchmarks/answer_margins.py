@@ -45,7 +45,7 @@ Adapter = dict[str, torch.Tensor]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write `margins.json` and `environment.json`."""
+    """Measure, and write `margins.json`, `pushes.jsonl` and `environment.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", required=True)
@@ -59,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     base, tokenizer = load_pretrained(Weights(path=options.base, dtype="float32", device="cpu"))
     model = PeftModel.from_pretrained(base, str(options.before), is_trainable=True).eval()
     local = LocalModel.from_module(model, tokenizer)
+    of_the_step = list(groups(options.rollouts, options.step))
     prompt, rollout = next(
         (prompt, rollout)
-        for prompt, rollouts in groups(options.rollouts, options.step, 10**6)
+        for prompt, rollouts in of_the_step
         for rollout in rollouts
         if rollout["verdict"] == "accepted" and options.holds in rollout["completion"]
     )
@@ -106,15 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "token": tokenizer.decode([answer[place]]),
             **gradient_of(model, asked + answer[:place], answer[place]),
         }
-        for place in (lost, *others)
+        for place in (*others, lost)
     }
-    gradient_of(model, asked + answer[:lost], answer[lost])
+    # Of the last of them, the token that lost most.
     gradient = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     options.out.mkdir(parents=True, exist_ok=True)
-    everybody = [one for _, rollouts in groups(options.rollouts, options.step, 10**6) for one in rollouts]
-    deviation = float(torch.tensor([one["smoothed"] for one in everybody]).std())
+    deviation = float(torch.tensor([one["smoothed"] for _, rollouts in of_the_step for one in rollouts]).std())
     with (options.out / "pushes.jsonl").open("w", encoding="utf-8") as lines:
-        for each, rollouts in groups(options.rollouts, options.step, options.prompts):
+        for each, rollouts in of_the_step[: options.prompts]:
             for row in pushes(local, model, gradient, each, rollouts, deviation):
                 lines.write(json.dumps(row) + "\n")
                 lines.flush()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     with (options.out / "answers.jsonl").open("w", encoding="utf-8") as lines:
-        for prompt, rollouts in groups(options.rollouts, options.step, options.prompts):
+        for prompt, rollouts in islice(groups(options.rollouts, options.step), options.prompts):
             for row in measured(local, prompt, rollouts):
                 rows.append(row)
                 lines.write(json.dumps(row) + "\n")
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(found))
 
 
-def groups(path: Path, step: int, limit: int) -> Iterator[tuple[list[Message], list[dict[str, Any]]]]:
-    """The first prompts of a step, each with its answers. A prompt stands in the first rollout that has it."""
+def groups(path: Path, step: int) -> Iterator[tuple[list[Message], list[dict[str, Any]]]]:
+    """The prompts of a step, each with its answers. A prompt stands in the first rollout that has it."""
     prompts: dict[str, list[Message]] = {}
     answers: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -65,8 +66,8 @@ def groups(path: Path, step: int, limit: int) -> Iterator[tuple[list[Message], l
             prompts[rollout["prompt_sha256"]] = [Message(said["role"], said["content"]) for said in rollout["prompt"]]
         if rollout["step"] == step:
             answers.setdefault(rollout["prompt_sha256"], []).append(rollout)
-    for digest in list(answers)[:limit]:
-        yield prompts[digest], answers[digest]
+    for digest, rollouts in answers.items():
+        yield prompts[digest], rollouts
 
 
 def measured(

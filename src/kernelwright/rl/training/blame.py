@@ -10,7 +10,10 @@ of 15 CUDA graphs ended rightly, and after three updates none of 25 did, by one 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from kernelwright.records import Verdict
+from kernelwright.rl.rollouts import Rollout
 
 SHARED_BY = 3
 """Of so many tasks a right answer must hold a line before it counts as right for every task; for its own task one will do. A
@@ -27,6 +30,12 @@ class SharedLines:
         """Take note of a right answer's lines; `task` is what tells tasks apart, such as a hash."""
         for line in answer.split("\n"):
             self._tasks[line].add(task)
+
+    def learn_from(self, rollouts: Iterable[Rollout]) -> None:
+        """Take note of those of rollouts that were accepted."""
+        for rollout in rollouts:
+            if rollout.verdict is Verdict.ACCEPTED:
+                self.learn(rollout.task_sha256, rollout.completion)
 
     def holds(self, task: str, line: str) -> bool:
         """Whether the line is known to be right, for this task or for any."""

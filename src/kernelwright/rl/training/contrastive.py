@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.records import RunDirectory, Task, Verdict
+from kernelwright.records import RunDirectory, Task
 from kernelwright.rl.exemplars import ExemplarDatabase
 from kernelwright.rl.rewards import RewardSmoother, reward_named
 from kernelwright.rl.rollouts import RolloutLog
@@ -200,9 +200,7 @@ class _Stage:
     def _shared_lines(self) -> SharedLines:
         """Those of the right answers so far, for a run that goes on."""
         shared = SharedLines()
-        for rollout in RolloutLog(self._run.path).rollouts():
-            if rollout.verdict is Verdict.ACCEPTED:
-                shared.learn(rollout.task_sha256, rollout.completion)
+        shared.learn_from(RolloutLog(self._run.path).rollouts())
         return shared
 
     def _arguments(self, model: Any, checkpoints: Path) -> dict[str, Any]:

@@ -88,21 +88,19 @@ class ContrastiveTrainer(GRPOTrainer):
         """Advantages of each token, shape (answers, tokens), from those of answers: none where a failed answer, which would
         be pushed away from all of its tokens, holds what right ones hold."""
         scored = self._reward.latest
-        for item in scored:
-            if item.rollout.verdict is Verdict.ACCEPTED:
-                shared.learn(item.rollout.task_sha256, item.rollout.completion)
+        shared.learn_from(item.rollout for item in scored)
         tokenizer: Any = self.processing_class
         spread = advantages[:, None].repeat(1, ids.shape[1])
         failed = spared = 0
-        for row, item in enumerate(scored):
-            if item.rollout.verdict is Verdict.ACCEPTED or advantages[row] >= 0:
+        for item, row, advantage, answer in zip(scored, spread, advantages.tolist(), ids.tolist(), strict=True):
+            if item.rollout.verdict is Verdict.ACCEPTED or advantage >= 0:
                 continue
             # Ends of answers and padding become nothing.
-            tokens: list[str] = [tokenizer.decode([token], skip_special_tokens=True) for token in ids[row].tolist()]
-            blamed = torch.tensor(shared.blamed(item.rollout.task_sha256, tokens), device=spread.device)
-            spread[row] *= blamed
+            tokens: list[str] = [tokenizer.decode([token], skip_special_tokens=True) for token in answer]
+            blamed = shared.blamed(item.rollout.task_sha256, tokens)
+            row *= torch.tensor(blamed, device=row.device)
             failed += sum(map(bool, tokens))
-            spared += sum(bool(token) and not blame for token, blame in zip(tokens, blamed.tolist(), strict=True))
+            spared += sum(bool(token) and not blame for token, blame in zip(tokens, blamed, strict=True))
         self._metrics["train"]["contrastive/spared_share"].append(spared / failed if failed else 0.0)
         return spread
 
