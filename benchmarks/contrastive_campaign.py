@@ -11,6 +11,8 @@ model, stage 1 and evolutionary search (where an earlier slice has measured the 
 arms of stage 3, one to a GPU, the most telling first, each in a process that trains for the same time as the others do and
 then measures what it trained. They train for as long as leaves time to measure all of them in `--total`, unless
 `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`, the last arms are left for a later slice.
+With `--arms-first` both stages are trained on all GPUs, then the arms, and only then the others are measured; `--arms` names
+the only ones to train.
 
 What is exported: contrastive_export.py.
 """
@@ -37,7 +39,7 @@ from kernelwright.evaluation.sandbox import die_with_parent
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "cuda_l1.py"
 STAGES = ("sft", "self-supervised")
-MEASURED = ("zero-shot", *STAGES, "evolutionary", *ARMS)
+MEASURED = ("zero-shot", *STAGES, "evolutionary")
 EXPORT_S = 15.0
 """Kept back for writing the export."""
 SUMMARY_S = 30.0
@@ -95,6 +97,8 @@ class Campaign:
         total_s: Of all slices together; None: this slice is all there is.
         reserve_s: For measuring one arm on one GPU; None: what measuring has taken so far.
         resumed: Whether it goes on from another machine's export, which is noted.
+        arms: Of stage 3, the most telling first.
+        arms_first: Whether they are trained before anything is measured.
     """
 
     def __init__(
@@ -109,6 +113,8 @@ class Campaign:
         total_s: float | None = None,
         reserve_s: float | None = None,
         resumed: bool = False,
+        arms: Sequence[str] = ARMS,
+        arms_first: bool = False,
     ) -> None:
         self._base = base
         self._work = work
@@ -119,6 +125,8 @@ class Campaign:
         self._deadline = self._began + limit_s - EXPORT_S - SUMMARY_S
         self._end = self._began + (total_s or limit_s) - EXPORT_S - SUMMARY_S
         self._reserve_s = reserve_s
+        self._arms = tuple(arms)
+        self._arms_first = arms_first
         self.log: list[dict[str, Any]] = []
         """What has been done in this slice; `campaign.json` has that of all slices."""
         self._slices: list[dict[str, Any]] = _slices_of(work)
@@ -140,17 +148,18 @@ class Campaign:
             time.sleep(POLL_S)
         untrained = tuple(f"train:{name}" for name in STAGES if not self._has_final(name))
         others = self._measuring("zero-shot") + self._measuring("sft")
-        if untrained and not others:
-            self._side_by_side([[Part(untrained, None)]])  # nothing can be done beside it
+        if untrained and (self._arms_first or not others):
+            self._side_by_side([[Part(untrained, None)]])  # nothing is to be done beside it
             untrained = ()
+        if self._arms_first:
+            self._train_arms()
         first = self._measuring("self-supervised")
         if untrained:
             # One process: starting judges takes long.
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
         self._side_by_side([first, others + self._measuring("evolutionary")])
-        if self._has_final("self-supervised"):
-            self._arms()
-        return all(self._is_measured(name) for name in MEASURED)
+        self._train_arms()
+        return all(self._is_measured(name) for name in (*MEASURED, *self._arms))
 
     def summarise(self) -> None:
         """Write summary.json, table.md and hacks/ from what is finished."""
@@ -161,8 +170,11 @@ class Campaign:
         needs = {"zero-shot": None, "evolutionary": "self-supervised"}.get(name, name)
         return [] if self._is_measured(name) else [Part((f"measure:{name}",), None, needs=needs)]
 
-    def _arms(self) -> None:
-        todo = [name for name in ARMS if not self._is_measured(name)]
+    def _train_arms(self) -> None:
+        """Train and measure those arms that are not measured yet, once there is a model to begin with."""
+        todo = [name for name in self._arms if not self._is_measured(name)]
+        if not todo or not self._has_final("self-supervised"):
+            return
         at_once = max(1, self._gpus)
         # What is left of a slice is worth an arm's start if a step fits in behind.
         least_s = LOADING_S if self._gpus else 0.0
@@ -355,6 +367,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total_s=given.total,
         reserve_s=given.reserve,
         resumed=given.resume is not None,
+        arms=given.arms,
+        arms_first=given.arms_first,
     )
     finished = campaign.run(_until_done(process))
     campaign.summarise()
@@ -382,6 +396,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--reserve", type=float, metavar="SECONDS", help="for measuring an arm; by default what measuring has taken so far"
     )
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="of stage 3, the most telling first")
+    parser.add_argument("--arms-first", action="store_true", help="train them before anything is measured")
     parser.add_argument("--wait-for-base", type=float, default=0.0, metavar="SECONDS", help="for a GGUF file to arrive")
     parser.add_argument("--export-only", action="store_true", help="pack what there is, and nothing else")
     parser.add_argument("--unpack-base", type=Path, help=argparse.SUPPRESS)

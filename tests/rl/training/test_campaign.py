@@ -105,6 +105,25 @@ def test_stage_2_is_trained_on_all_gpus_where_nothing_can_be_done_beside_it(camp
     assert sorted(second) == [("0", ["measure:self-supervised"]), ("1", ["measure:evolutionary"])]
 
 
+def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(campaign, tmp_path):
+    limits = ("--gpus", "2", "--time-limit", "1000", "--set", "contrastive.seconds=500", "--arms-first")
+    named = ("--arms", "vanilla-grpo", "contrastive-bucket")
+    assert run(campaign, tmp_path, *limits, *named) == 0
+    calls = [(call["gpus"], call["only"]) for call in asked(tmp_path / "work")]
+    assert calls[:2] == [("0,1", ["augment:sft"]), ("0,1", ["train:sft", "train:self-supervised"])]
+    assert sorted(calls[2:4]) == [
+        ("0", ["train:vanilla-grpo", "measure:vanilla-grpo"]),
+        ("1", ["train:contrastive-bucket", "measure:contrastive-bucket"]),
+    ]
+    assert sorted(only for _, only in calls[4:8]) == [
+        ["measure:evolutionary"],
+        ["measure:self-supervised"],
+        ["measure:sft"],
+        ["measure:zero-shot"],
+    ]
+    assert calls[8:] == [("0,1", ["summary"])]
+
+
 def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_all(campaign, tmp_path):
     limits = ("--gpus", "2", "--time-limit", "1500", "--total", "3000", "--reserve", "300")
     assert run(campaign, tmp_path, *limits) == 0
