@@ -1,0 +1,116 @@
+"""A campaign's `--work` from a published one, whose weights are gone: its stages 1 and 2 are then trained once more.
+
+    python benchmarks/contrastive_restart.py results/contrastive-h200 WORK
+
+Stage 1's examples and stage 2's answers, with their verdicts, are put where a run that was broken off would have left them.
+A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; only the
+untrained model's results come along. The weights are not the first ones to the last bit, so that whatever was measured of
+trained models is to be measured again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from contrastive_export import PACKED
+from publishing import from_command_line
+from pydantic import TypeAdapter
+
+from kernelwright import config as settings
+from kernelwright.errors import UsageError
+from kernelwright.policies.chat import Completion
+from kernelwright.records import RunDirectory, Task
+from kernelwright.rl.exemplars import Exemplar, ExemplarDatabase
+from kernelwright.rl.prompts import Prompt
+from kernelwright.rl.rollouts import Rollout, RolloutLog
+from kernelwright.rl.training.config import TasksSection
+from kernelwright.rl.training.prompting import fill
+from kernelwright.rl.training.scoring import Attempt
+from kernelwright.rl.training.split import split_of
+
+UNTRAINED = "zero-shot"
+
+
+def main() -> None:
+    """Make the directory that the command line asks for."""
+    from_command_line(__doc__, restart)
+
+
+def restart(published: Path, work: Path) -> None:
+    """Make `work`, which must be new.
+
+    Raises:
+        UsageError: there is something there already, or the published folder holds no stages 1 and 2.
+    """
+    if work.exists():
+        raise UsageError(f"Wanted a new directory; {work} is there. Name another.")
+    lacking = [
+        name for name in ("sft/examples.jsonl.gz", "self-supervised/rollouts.jsonl.gz") if not (published / name).exists()
+    ]
+    if lacking:
+        raise UsageError(
+            f"Wanted a published campaign in {published}; it lacks {', '.join(lacking)}. Name one of contrastive training."
+        )
+    for stage in ("sft", "self-supervised"):
+        (work / stage).mkdir(parents=True)
+        shutil.copyfile(published / stage / PACKED, work / stage / PACKED)
+    (work / "sft" / "examples.jsonl").write_bytes(gzip.decompress((published / "sft" / "examples.jsonl.gz").read_bytes()))
+    for number, attempts in attempts_of(published).items():
+        folder = work / "self-supervised" / "rounds" / f"{number:03d}"
+        folder.mkdir(parents=True)
+        (folder / "attempts.json").write_bytes(TypeAdapter(list[Attempt]).dump_json(attempts))
+    _untrained(published / "held-out", work / "held-out")
+
+
+def attempts_of(published: Path) -> dict[int, list[Attempt]]:
+    """Stage 2's answers by round, in the order in which they were drawn, with what their prompts showed."""
+    run = RunDirectory(published / "self-supervised")
+    config, environment = run.read_json("config.json") or {}, run.read_json("environment.json") or {}
+    tasks = {task.sha256: task for task in split_of(settings.build(TasksSection, config["config"]["tasks"])).train}
+    shown = _exemplars(published, tasks, environment["device"])
+    rounds: dict[int, list[Attempt]] = {}
+    for rollout in RolloutLog(published / "self-supervised").rollouts():
+        rounds.setdefault(rollout.step, []).append(_attempt(rollout, tasks[rollout.task_sha256], shown))
+    return rounds
+
+
+def _exemplars(published: Path, tasks: Iterable[str], device: str) -> dict[tuple[str, str], Exemplar]:
+    """What prompts may have shown, by task and candidate: teachers' code, and answers of the round before."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = ExemplarDatabase(Path(folder, "exemplars.sqlite"))
+        fill(database, [published / "sft", published / "self-supervised"])
+        return {(task, one.candidate_sha256): one for task in tasks for one in database.exemplars(task, device=device)}
+
+
+def _attempt(rollout: Rollout, task: Task, shown: dict[tuple[str, str], Exemplar]) -> Attempt:
+    prompt = Prompt(rollout.prompt, tuple(shown[task.sha256, each] for each in rollout.exemplars))
+    if prompt.sha256 != rollout.prompt_sha256:
+        raise UsageError(f"Wanted the prompt of each answer; one to {task.id} has another hash. Was the folder edited?")
+    completion = Completion(
+        text=rollout.completion,
+        prompt_tokens=rollout.prompt_tokens,
+        completion_tokens=rollout.completion_tokens,
+        finish_reason=rollout.finish_reason,
+    )
+    return Attempt(task=task, prompt=prompt, completion=completion, step=rollout.step, sample=rollout.sample)
+
+
+def _untrained(published: Path, held_out: Path) -> None:
+    """What was measured of the untrained model, as an earlier slice would have left it."""
+    (held_out / "results").mkdir(parents=True)
+    shutil.copyfile(published / "results" / f"{UNTRAINED}.json", held_out / "results" / f"{UNTRAINED}.json")
+    for name in ("", "confirmations"):
+        found = [one for one in RunDirectory(published / name).evaluations() if one.policy.endswith(f":{UNTRAINED}")]
+        (held_out / name).mkdir(exist_ok=True)
+        (held_out / name / PACKED).write_bytes(
+            gzip.compress("".join(one.model_dump_json() + "\n" for one in found).encode(), mtime=0)
+        )
+    RolloutLog(held_out).append(one for one in RolloutLog(published).rollouts() if one.model.endswith(f":{UNTRAINED}"))
+
+
+if __name__ == "__main__":
+    main()
