@@ -127,8 +127,9 @@ def pack(folder: Path, out: Path) -> list[str]:
 
 def _rank(path: Path, folder: Path) -> tuple[bool, int]:
     """Which weights matter most: what others are trained from, then the arms in their order, those first that have yet to
-    be measured."""
-    order = ("self-supervised", "sft", *ARMS)
+    be measured. Once stage 2 is trained, stage 1's are only to be measured, and a minute's work to make again."""
+    ended = (folder / "self-supervised" / "final").is_dir()
+    order = ("self-supervised", *ARMS, "sft") if ended else ("self-supervised", "sft", *ARMS)
     name = path.relative_to(folder).parts[0]
     is_measured = name in ARMS and (folder / "held-out" / "results" / f"{name}.json").exists()
     return is_measured, order.index(name) if name in order else len(order)

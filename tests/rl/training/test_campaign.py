@@ -303,7 +303,8 @@ def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     kept = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*") if path.is_file()}
     assert {f"{name}/evaluations.jsonl.gz" for name in ("sft", *export.ARMS)} <= kept
     weights = sorted(name for name in kept if name.endswith(export.WEIGHTS))
-    assert {"self-supervised", "sft", "contrastive-bucket"} <= {name.split("/")[0] for name in weights}
+    # Arms that are not measured yet before stage 1, which nothing is trained from any more.
+    assert {"self-supervised", "contrastive-bucket", "vanilla-grpo"} <= {name.split("/")[0] for name in weights}
     assert len(weights) < 6
     for name in kept:
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
@@ -315,3 +316,45 @@ def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     export.unpack(tmp_path / "out", tmp_path / "later")
     assert (tmp_path / "later" / "vanilla-grpo" / "final" / export.WEIGHTS).exists()
     assert not (tmp_path / "later" / "contrastive-bucket" / "final" / export.WEIGHTS).exists()
+
+
+def test_a_published_campaign_s_second_stage_learns_what_it_learnt_without_drawing_or_judging(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contrastive_restart import restart
+    from pydantic import TypeAdapter
+
+    from kernelwright.errors import UsageError
+    from kernelwright.policies.chat import Sampling
+    from kernelwright.records import RunDirectory
+    from kernelwright.rl.rewards import reward_named
+    from kernelwright.rl.training.judging import JudgedRun
+    from kernelwright.rl.training.metrics import rollout_metrics
+    from kernelwright.rl.training.scoring import Attempt, Scorer
+
+    class Nobody:
+        def evaluate(self, jobs, stop=None):
+            assert not list(jobs)
+            return iter(())
+
+    published, work = ROOT / "results" / "contrastive-h200", tmp_path / "work"
+    restart(published, work)
+    run = RunDirectory(work / "self-supervised")
+    judged = JudgedRun(run, Nobody())
+    sampling = Sampling(temperature=1.0, max_tokens=576, seed=0)
+    scorer = Scorer(
+        judged, reward_named("success"), form="subclass", stage="self-supervised", model="base", sampling=sampling
+    )
+    recorded = [json.loads(line) for line in (published / "self-supervised" / "metrics.jsonl").read_text().splitlines()]
+    for number, wanted in enumerate(recorded):
+        text = (run.path / "rounds" / f"{number:03d}" / "attempts.json").read_bytes()
+        scored = scorer.score(TypeAdapter(list[Attempt]).validate_json(text))
+        found = {(one.task_sha256, one.candidate_sha256): one for one in judged.evaluations()}
+        values = rollout_metrics([one.rollout for one in scored], found)
+        assert {f"self-supervised/{name}": value for name, value in values.items()} | {"step": number} == wanted
+    assert (work / "sft" / "examples.jsonl").read_text().count("\n") == 426
+    assert [path.name for path in (work / "held-out" / "results").iterdir()] == ["zero-shot.json"]
+    with pytest.raises(UsageError, match="Wanted a new directory"):
+        restart(published, work)
+    with pytest.raises(UsageError, match="it lacks sft/examples"):
+        restart(tmp_path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
