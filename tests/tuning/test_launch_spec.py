@@ -170,11 +170,21 @@ def test_a_spec_that_is_not_there_or_not_whole(spec_file, name, said):
         load_target(f"{spec_file}{name}", 80)
 
 
-@pytest.mark.parametrize(("text", "said"), [("1 / 0", "ZeroDivisionError"), ("SPECS = []", "SPECS"), ("", "SPECS")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit"), ("SPECS = []", "SPECS"), ("", "SPECS")],
+)
 def test_a_python_file_that_does_not_work(tmp_path, text, said):
     (tmp_path / "kernels.py").write_text(text)
     with pytest.raises(UsageError, match=said):
         load_target(str(tmp_path / "kernels.py"), 80)
+
+
+def test_what_a_python_file_prints_is_not_among_the_result(spec_file, capsys):
+    spec_file.write_text("print('loading')\n" + spec_file.read_text())
+    load_target(f"{spec_file}:small", 80)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "loading\n")
 
 
 def test_names_that_lead_nowhere(tmp_path):

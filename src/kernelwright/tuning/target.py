@@ -9,6 +9,7 @@ A target is named in one of these ways:
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.util
@@ -222,8 +223,10 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
-    except Exception as error:
+        # What it prints is no result of ours: on standard output there is that alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         raise UsageError(f"Wanted {path} to run, found {type(error).__name__}: {error}. Correct the file.") from error
     specs = getattr(module, "SPECS", None)
     if not isinstance(specs, dict) or not specs or not all(isinstance(spec, TritonSpec) for spec in specs.values()):
