@@ -4,8 +4,9 @@
 
 Stage 1's examples and stage 2's answers, with their verdicts, are put where a run that was broken off would have left them.
 A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; only the
-untrained model's results come along. The weights are not the first ones to the last bit, so that whatever was measured of
-trained models is to be measured again.
+untrained model's results come along. The weights may differ from the first ones, by rounding on another machine, so that
+whatever was measured of trained models is to be measured again, unless the losses say otherwise
+(results/2026-11-23-contrastive-spared-h200).
 """
 
 from __future__ import annotations
