@@ -12,28 +12,29 @@ whatever was measured of trained models is to be measured again, unless the loss
 from __future__ import annotations
 
 import gzip
-import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from contrastive_export import PACKED
-from publishing import from_command_line
-from pydantic import TypeAdapter
+from publishing import copy_plain, from_command_line
 
 from kernelwright import config as settings
 from kernelwright.errors import UsageError
-from kernelwright.policies.chat import Completion
-from kernelwright.records import RunDirectory, Task
+from kernelwright.records import RunDirectory, Task, append_lines
 from kernelwright.rl.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.rl.prompts import Prompt
 from kernelwright.rl.rollouts import Rollout, RolloutLog
 from kernelwright.rl.training.config import TasksSection
 from kernelwright.rl.training.prompting import fill
+from kernelwright.rl.training.sampling import drawn
 from kernelwright.rl.training.scoring import Attempt
+from kernelwright.rl.training.self_supervised import round_folder
 from kernelwright.rl.training.split import split_of
 
 UNTRAINED = "zero-shot"
+COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}", f"held-out/results/{UNTRAINED}.json")
+READ = ("sft/examples.jsonl.gz", "self-supervised/rollouts.jsonl.gz")
 
 
 def main() -> None:
@@ -49,21 +50,16 @@ def restart(published: Path, work: Path) -> None:
     """
     if work.exists():
         raise UsageError(f"Wanted a new directory; {work} is there. Name another.")
-    lacking = [
-        name for name in ("sft/examples.jsonl.gz", "self-supervised/rollouts.jsonl.gz") if not (published / name).exists()
-    ]
+    lacking = [name for name in (*READ, *COPIED) if not (published / name).exists()]
     if lacking:
         raise UsageError(
             f"Wanted a published campaign in {published}; it lacks {', '.join(lacking)}. Name one of contrastive training."
         )
-    for stage in ("sft", "self-supervised"):
-        (work / stage).mkdir(parents=True)
-        shutil.copyfile(published / stage / PACKED, work / stage / PACKED)
+    copy_plain(published, work, COPIED)
     (work / "sft" / "examples.jsonl").write_bytes(gzip.decompress((published / "sft" / "examples.jsonl.gz").read_bytes()))
     for number, attempts in attempts_of(published).items():
-        folder = work / "self-supervised" / "rounds" / f"{number:03d}"
-        folder.mkdir(parents=True)
-        (folder / "attempts.json").write_bytes(TypeAdapter(list[Attempt]).dump_json(attempts))
+        folder = round_folder(RunDirectory(work / "self-supervised"), number)
+        drawn(folder / "attempts.json", lambda attempts=attempts: attempts)  # type: ignore[misc]
     _untrained(published / "held-out", work / "held-out")
 
 
@@ -91,25 +87,14 @@ def _attempt(rollout: Rollout, task: Task, shown: dict[tuple[str, str], Exemplar
     prompt = Prompt(rollout.prompt, tuple(shown[task.sha256, each] for each in rollout.exemplars))
     if prompt.sha256 != rollout.prompt_sha256:
         raise UsageError(f"Wanted the prompt of each answer; one to {task.id} has another hash. Was the folder edited?")
-    completion = Completion(
-        text=rollout.completion,
-        prompt_tokens=rollout.prompt_tokens,
-        completion_tokens=rollout.completion_tokens,
-        finish_reason=rollout.finish_reason,
-    )
-    return Attempt(task=task, prompt=prompt, completion=completion, step=rollout.step, sample=rollout.sample)
+    return Attempt(task=task, prompt=prompt, completion=rollout.answered(), step=rollout.step, sample=rollout.sample)
 
 
 def _untrained(published: Path, held_out: Path) -> None:
-    """What was measured of the untrained model, as an earlier slice would have left it."""
-    (held_out / "results").mkdir(parents=True)
-    shutil.copyfile(published / "results" / f"{UNTRAINED}.json", held_out / "results" / f"{UNTRAINED}.json")
+    """What the untrained model answered and what was measured of it."""
     for name in ("", "confirmations"):
         found = [one for one in RunDirectory(published / name).evaluations() if one.policy.endswith(f":{UNTRAINED}")]
-        (held_out / name).mkdir(exist_ok=True)
-        (held_out / name / PACKED).write_bytes(
-            gzip.compress("".join(one.model_dump_json() + "\n" for one in found).encode(), mtime=0)
-        )
+        append_lines(held_out / name / "evaluations.jsonl", [one.model_dump_json() for one in found])
     RolloutLog(held_out).append(one for one in RolloutLog(published).rollouts() if one.model.endswith(f":{UNTRAINED}"))
 
 

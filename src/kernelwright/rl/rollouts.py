@@ -106,18 +106,20 @@ class Rollout(BaseModel):
             started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
+    def answered(self) -> Completion:
+        """The answer as the model gave it."""
+        return Completion(
+            text=self.completion,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            finish_reason=self.finish_reason,
+        )
+
     def source(self, task: Task) -> str | None:
         """The candidate's text, parsed from the answer again; None when there is none."""
         if self.candidate_sha256 is None:
             return None
-        answer = parse_completion(
-            Completion(
-                text=self.completion,
-                prompt_tokens=self.prompt_tokens,
-                completion_tokens=self.completion_tokens,
-                finish_reason=self.finish_reason,
-            )
-        )
+        answer = parse_completion(self.answered())
         return None if answer.source is None else whole_source(task, answer.source, self.form)
 
     def judged(self, evaluation: Evaluation | None, reward: Reward, smoothed: float | None = None) -> Rollout:

@@ -74,7 +74,7 @@ def train_self_supervised(
         for number in range(done, config.rounds):
             if equipment.must_stop():
                 return StageResult(False, None, number)
-            folder = _folder(run, number)
+            folder = round_folder(run, number)
             tasks = _tasks_of_round(split.train, config, number)
             dice = random.Random(config.seed * 1_000_003 + number)
             asked = [
@@ -110,12 +110,13 @@ def train_self_supervised(
             save_final(model, tokenizer, folder / "model")
             run.write_json("state.json", {"rounds": number + 1})
             if number:
-                shutil.rmtree(_folder(run, number - 1) / "model", ignore_errors=True)
+                shutil.rmtree(round_folder(run, number - 1) / "model", ignore_errors=True)
     save_final(model, tokenizer, final)
     return StageResult(True, str(final), config.rounds)
 
 
-def _folder(run: RunDirectory, number: int) -> Path:
+def round_folder(run: RunDirectory, number: int) -> Path:
+    """Where a round keeps what was drawn in it and what it learnt."""
     return run.path / "rounds" / f"{number:03d}"
 
 
@@ -123,7 +124,7 @@ def _reached(section: ModelSection, run: RunDirectory, done: int) -> ModelSectio
     """The model as the last finished round left it."""
     if not done:
         return section
-    folder = _folder(run, done - 1) / "model"
+    folder = round_folder(run, done - 1) / "model"
     return section.model_copy(update={"adapter": folder} if section.tuning == "lora" else {"base": str(folder)})
 
 
