@@ -27,9 +27,9 @@ from peft import PeftModel, set_peft_model_state_dict
 from safetensors.torch import load_file
 from sampled_tokens import groups, log_probabilities
 
-from kernelwright.policies.chat import Message
-from kernelwright.policies.local import LocalModel
-from kernelwright.policies.pretrained import Weights, load_pretrained
+from kernelwright.models.chat import Message
+from kernelwright.models.local import LocalModel
+from kernelwright.models.pretrained import Weights, load_pretrained
 from kernelwright.records import capture_environment
 
 SHARES = (0.25, 0.5, 0.75)

@@ -34,7 +34,7 @@ from typing import Any
 
 from contrastive_export import ARMS, packed, unpack
 
-from kernelwright.evaluation.sandbox import die_with_parent
+from kernelwright.judge.isolation.sandbox import die_with_parent
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "cuda_l1.py"
@@ -328,7 +328,7 @@ def unpacking(base: str, work: Path, wait_s: float) -> tuple[str, subprocess.Pop
 def unpack_base(base: Path, work: Path, wait_s: float) -> None:
     """Write a GGUF file's model into `work/base`, in one step, once the file is there."""
     # Imported while the file is on its way.
-    from kernelwright.policies.pretrained import Weights, load_pretrained
+    from kernelwright.models.pretrained import Weights, load_pretrained
 
     deadline = time.monotonic() + wait_s
     while not base.is_file() and time.monotonic() < deadline:

@@ -81,7 +81,7 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _is_newest(path: Path, run: Path) -> bool:
-    from kernelwright.rl.training.fitting import last_checkpoint
+    from kernelwright.contrastive.updates.fitting import last_checkpoint
 
     newest = last_checkpoint(run / "checkpoints")
     return newest is not None and Path(newest) in path.parents

@@ -20,17 +20,17 @@ from contrastive_export import PACKED
 from publishing import copy_plain, from_command_line
 
 from kernelwright import config as settings
+from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
+from kernelwright.contrastive.prompts import Prompt
+from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.sampling.drawing import drawn
+from kernelwright.contrastive.sampling.prompting import fill
+from kernelwright.contrastive.sampling.scoring import Attempt
+from kernelwright.contrastive.stages.config import TasksSection
+from kernelwright.contrastive.stages.self_supervised import round_folder
+from kernelwright.contrastive.stages.split import split_of
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, Task, append_lines
-from kernelwright.rl.exemplars import Exemplar, ExemplarDatabase
-from kernelwright.rl.prompts import Prompt
-from kernelwright.rl.rollouts import Rollout, RolloutLog
-from kernelwright.rl.training.config import TasksSection
-from kernelwright.rl.training.prompting import fill
-from kernelwright.rl.training.sampling import drawn
-from kernelwright.rl.training.scoring import Attempt
-from kernelwright.rl.training.self_supervised import round_folder
-from kernelwright.rl.training.split import split_of
 
 UNTRAINED = "zero-shot"
 COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}", f"held-out/results/{UNTRAINED}.json")

@@ -44,11 +44,11 @@ from typing import Any
 from publishing import copy_plain, write_packed
 
 from kernelwright.errors import UsageError
-from kernelwright.evaluation import Settings, devices_of
-from kernelwright.policies.baselines import ALL_BASELINES
+from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Evaluation, Reason, RunDirectory, Task, capture_environment
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.rl.bench import SAME, BenchEvent, bench, config_of, owed_in, summarise, write_tasks
+from kernelwright.rewrites.baselines import ALL_BASELINES
+from kernelwright.search.bench import SAME, BenchEvent, bench, config_of, owed_in, summarise, write_tasks
 from kernelwright.tasks.suites import Suite, SuiteEntry, load_suite
 
 SETTINGS = Settings(

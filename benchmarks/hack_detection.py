@@ -32,21 +32,7 @@ from plain_cases import plain  # noqa: E402
 from tests.exploits.corpus import Case, Mode, load_cases, load_corpus_task, source_in_mode  # noqa: E402
 from tests.exploits.naive import Evaluators  # noqa: E402
 
-from kernelwright.evaluation.guard import advice, static_labels  # noqa: E402
-from kernelwright.policies import Context  # noqa: E402
-from kernelwright.policies.builtin import BuiltinPolicy  # noqa: E402
-from kernelwright.policies.chat import ChatModel, Completion, Message, Sampling  # noqa: E402
-from kernelwright.policies.factory import chat_model  # noqa: E402
-from kernelwright.policies.transcript import Recorded, Transcript  # noqa: E402
-from kernelwright.records import (  # noqa: E402
-    Evaluation,
-    RunDirectory,
-    Task,
-    Verdict,
-    capture_environment,
-    sha256_of,
-)
-from kernelwright.rl.hacks import (  # noqa: E402
+from kernelwright.contrastive.hacks import (  # noqa: E402
     AdversarialChecker,
     HackDatabase,
     Pattern,
@@ -55,9 +41,23 @@ from kernelwright.rl.hacks import (  # noqa: E402
     StructuralChecker,
     Vote,
 )
-from kernelwright.rl.hacks.names import code_only  # noqa: E402
-from kernelwright.rl.hacks.profile import SUSPICIOUS_SPEEDUP  # noqa: E402
-from kernelwright.rl.hacks.structure import identity  # noqa: E402
+from kernelwright.contrastive.hacks.names import code_only  # noqa: E402
+from kernelwright.contrastive.hacks.profile import SUSPICIOUS_SPEEDUP  # noqa: E402
+from kernelwright.contrastive.hacks.structure import identity  # noqa: E402
+from kernelwright.judge.check.guard import advice, static_labels  # noqa: E402
+from kernelwright.models.chat import ChatModel, Completion, Message, Sampling  # noqa: E402
+from kernelwright.models.factory import chat_model  # noqa: E402
+from kernelwright.models.transcript import Recorded, Transcript  # noqa: E402
+from kernelwright.records import (  # noqa: E402
+    Evaluation,
+    RunDirectory,
+    Task,
+    Verdict,
+    capture_environment,
+    sha256_of,
+)
+from kernelwright.rewrites import Context  # noqa: E402
+from kernelwright.rewrites.builtin import BuiltinPolicy  # noqa: E402
 from kernelwright.tasks.suites import load_suite  # noqa: E402
 
 TRAINING_PERCENT = 40

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Job, JudgePool, Settings, devices_of
-from kernelwright.policies.builtin import BuiltinPolicy
-from kernelwright.policies.protocol import Context
+from kernelwright.judge import Settings, devices_of
+from kernelwright.pools import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory, Task
+from kernelwright.records.policy import Context
+from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_tasks
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Job, JudgePool, Settings, resolve_device
+from kernelwright.judge import Settings, resolve_device
+from kernelwright.pools import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.tasks.suites import load_suite
 

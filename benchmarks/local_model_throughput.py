@@ -1,4 +1,4 @@
-"""Tokens per second of a model in this process: the sampler of `kernelwright.policies.slots` and transformers' own ways.
+"""Tokens per second of a model in this process: the sampler of `kernelwright.models.sampler` and transformers' own ways.
 
     python benchmarks/local_model_throughput.py RUN_DIR                        random weights in the shape of Qwen2.5 0.5B
     python benchmarks/local_model_throughput.py RUN_DIR --model FOLDER_OR_GGUF  real ones
@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from kernelwright.policies.chat import Sampling
-from kernelwright.policies.local import LocalModel, LocalSettings
-from kernelwright.policies.pretrained import Weights, load_pretrained
+from kernelwright.models.chat import Sampling
+from kernelwright.models.local import LocalModel, LocalSettings
+from kernelwright.models.pretrained import Weights, load_pretrained
 from kernelwright.records import RunDirectory, capture_environment
 
 SHAPES: dict[str, dict[str, Any]] = {

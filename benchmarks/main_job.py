@@ -25,7 +25,7 @@ from typing import Any
 
 from publishing import copy_plain, packed_bytes, write_packed
 
-from kernelwright.evaluation import devices_of
+from kernelwright.judge import devices_of
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
 from kernelwright.report.table import UNSOLVED_SPEEDUP, statistics_of
 from kernelwright.tasks.suites import load_suite

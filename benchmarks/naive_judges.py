@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.exploits.naive import Evaluators
 
-from kernelwright.evaluation import Job
-from kernelwright.evaluation.pool import Outcome
+from kernelwright.contrastive.rollouts import Rollout
+from kernelwright.contrastive.sampling.judging import Key
+from kernelwright.pools import Job
+from kernelwright.pools.local import Outcome
 from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
-from kernelwright.rl.rollouts import Rollout
-from kernelwright.rl.training.judging import Key
 
 PAID_ABOVE = 1.1
 """Speedups that count as paid for: below lies the noise of ten calls. Our choice."""

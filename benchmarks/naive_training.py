@@ -24,15 +24,16 @@ from typing import Any
 from naive_judges import PAID_ABOVE, Cheat, NaiveJudges, is_paid_for, key_of, write_programs
 
 from kernelwright import config as settings
+from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.contrastive.sampling.judging import Judges, Key
+from kernelwright.contrastive.stages.config import ContrastiveConfig, stage_from
+from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.stages.run import train_with
+from kernelwright.contrastive.stages.split import split_of
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Job, JudgePool, devices_of
+from kernelwright.judge import devices_of
+from kernelwright.pools import Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.rl.rollouts import RolloutLog
-from kernelwright.rl.training.config import ContrastiveConfig, stage_from
-from kernelwright.rl.training.equipment import Equipment
-from kernelwright.rl.training.judging import Judges, Key
-from kernelwright.rl.training.run import train_with
-from kernelwright.rl.training.split import split_of
 
 
 def configured(recipes: Path, base: str, adapter: Path | None, seconds: float | None) -> ContrastiveConfig:

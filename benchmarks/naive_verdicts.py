@@ -22,11 +22,12 @@ from pathlib import Path
 
 from naive_judges import PAID_ABOVE, Cheat, NaiveJudges, is_paid_for, key_of, write_programs
 
+from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.contrastive.sampling.judging import Key
 from kernelwright.errors import KernelwrightError
-from kernelwright.evaluation import Job, devices_of
+from kernelwright.judge import devices_of
+from kernelwright.pools import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, Verdict
-from kernelwright.rl.rollouts import RolloutLog
-from kernelwright.rl.training.judging import Key
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_tasks
 

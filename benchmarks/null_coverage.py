@@ -11,7 +11,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from kernelwright.evaluation import Judge, Settings
+from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory
 from kernelwright.tasks import load_task
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from kernelwright.evaluation.worker import operators_of
+from kernelwright.judge.worker.harness import operators_of
 
 LAUNCHES = 300
 ROUNDS = 41

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from kernelwright.policies.chat import Message
-from kernelwright.policies.local import LocalModel
-from kernelwright.policies.pretrained import Weights, load_pretrained
+from kernelwright.models.chat import Message
+from kernelwright.models.local import LocalModel
+from kernelwright.models.pretrained import Weights, load_pretrained
 from kernelwright.records import capture_environment
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5)

@@ -231,8 +231,8 @@ def is_played(out: Path, kernel: str) -> bool:
 
 def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
     """Let one agent play on one kernel."""
-    from kernelwright.rl.assembly_arena import open_game
-    from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
+    from kernelwright.assembly.arena import open_game
+    from kernelwright.assembly.search import GameSettings, optimize_kernel
 
     out = options.out / kernel / agent
     # What it has played in earlier calls does not count against this call's time.
@@ -259,7 +259,7 @@ def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
     Raises:
         UsageError: the winner is missing, or they do not lead to it, since the kernel is compiled to other code now.
     """
-    from kernelwright.rl.assembly_backends import schedule_digest
+    from kernelwright.assembly.backends import schedule_digest
     from kernelwright.sass import Schedule, move_from_json
 
     final = RunDirectory(path).read_json("deployed.json") or {}
@@ -296,8 +296,8 @@ def deploy_best(path: Path) -> None:
 
 def deployed(run: Path, cache: Path) -> dict[str, Any]:
     """Deploy a run's winner and return what that said."""
-    from kernelwright.tuning.cache import TunedCache
-    from kernelwright.tuning.deploy import deploy, read_winner
+    from kernelwright.deploy.cache import TunedCache
+    from kernelwright.deploy.deploy import deploy, read_winner
 
     done = deploy(read_winner(run), TunedCache(cache))
     if done.confirmation is None:

@@ -25,10 +25,10 @@ from typing import Any
 from sass_campaign import TARGETS
 
 from kernelwright.errors import ToolchainError
+from kernelwright.gpu.driver import gpu_identity
+from kernelwright.gpu.launcher import cuda_launcher
+from kernelwright.gpu.target import load_target
 from kernelwright.records.run_directory import capture_environment
-from kernelwright.toolchain.driver import gpu_identity
-from kernelwright.tuning.launcher import cuda_launcher
-from kernelwright.tuning.target import load_target
 
 LAUNCHES = 2
 TIMEOUT_S = 240.0

@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelwright.sass.corpus.kernels import gemm_leakyrelu, sgemm
-from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.tuning.target import TritonSpec
+from kernelwright.gpu.corpus.kernels import gemm_leakyrelu, sgemm
+from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.gpu.target import TritonSpec
 
 
 @triton.jit

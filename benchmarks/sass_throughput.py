@@ -28,15 +28,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.driver import gpu_identity
+from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
+from kernelwright.gpu.target import Target, load_target
+from kernelwright.judge.schedules.contained import TURNS_VARIABLE
+from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.records.run_directory import capture_environment
 from kernelwright.sass import Schedule, load
-from kernelwright.toolchain import disassemble
-from kernelwright.toolchain.driver import gpu_identity
-from kernelwright.tuning.contained import TURNS_VARIABLE
-from kernelwright.tuning.corpus import corpus_specs
-from kernelwright.tuning.launcher import LauncherFactory, cuda_launcher
-from kernelwright.tuning.measure import GpuBackend
-from kernelwright.tuning.target import Target, load_target
 
 MOVES_PER_SCHEDULE = 3
 RETURN_PROBABILITY = 0.05

@@ -20,16 +20,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kernelwright.assembly.agents import AGENTS
+from kernelwright.assembly.arena import DEFAULT_ARCHITECTURE, GPU_BACKEND, Game, GpuArena, simulated_arena
+from kernelwright.assembly.search import GameSettings, optimize_kernel
 from kernelwright.config import build, read_toml
 from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.target import Target, TritonSpec
 from kernelwright.records import RunDirectory
-from kernelwright.rl.assembly_agents import AGENTS
-from kernelwright.rl.assembly_arena import DEFAULT_ARCHITECTURE, GPU_BACKEND, Game, GpuArena, simulated_arena
-from kernelwright.rl.assembly_search import GameSettings, optimize_kernel
 from kernelwright.sass import check_report, load
-from kernelwright.toolchain import disassemble
-from kernelwright.tuning.corpus import corpus_specs
-from kernelwright.tuning.target import Target, TritonSpec
 
 PAPER_GEOMEAN, PAPER_MAX = 1.09, 1.26
 """Over the -O3 schedules of six kernels on an A100, from the abstract. Numbers per kernel were not published as such."""
@@ -77,11 +77,11 @@ def tune(recipe: Recipe, name: str, out: Path) -> None:
     # 1. The outer level of the search: the configuration. The inner level plays on the machine code of its winner.
     target = autotuned(recipe, name, specs[name], out)
 
-    # 2. The game: state, masked actions and reward are in `kernelwright.rl.assembly_game`; the first two rest on
+    # 2. The game: state, masked actions and reward are in `kernelwright.assembly.game`; the first two rest on
     #    dependences that the disassembler gives exactly, where the paper's were inferred from operand names.
     game = sat_down(recipe, name, target)
 
-    # 3. PPO with the paper's network and hyper-parameters (`kernelwright.rl.assembly_ppo`), and its controls. The best
+    # 3. PPO with the paper's network and hyper-parameters (`kernelwright.assembly.ppo`), and its controls. The best
     #    schedules are then measured again in fresh processes: the best of many noisy measurements is a lucky one.
     settings = GameSettings(recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s)
     try:
@@ -108,8 +108,8 @@ def autotuned(recipe: Recipe, name: str, spec: TritonSpec, out: Path) -> Target:
     """Compile every configuration, time each on the GPU, and return the fastest; a model takes the spec as it is."""
     if recipe.backend != GPU_BACKEND:
         return spec.build(name, DEFAULT_ARCHITECTURE)
-    from kernelwright.toolchain.driver import gpu_identity
-    from kernelwright.tuning.contained import ContainedLauncher
+    from kernelwright.gpu.driver import gpu_identity
+    from kernelwright.judge.schedules.contained import ContainedLauncher
 
     architecture = gpu_identity().architecture
     run = RunDirectory(out)
@@ -135,8 +135,8 @@ def sat_down(recipe: Recipe, name: str, target: Target) -> Game:
 
 def deployed(out: Path) -> str:
     """Prove the winner once more, time it once more, and put it into the user's cache."""
-    from kernelwright.tuning.cache import TunedCache
-    from kernelwright.tuning.deploy import deploy, read_winner
+    from kernelwright.deploy.cache import TunedCache
+    from kernelwright.deploy.deploy import deploy, read_winner
 
     done = deploy(read_winner(out), TunedCache())
     return f"deployed to {done.path}" if done.refusal is None else f"not deployed: {done.refusal}, {done.detail}"

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright import config as settings
-from kernelwright.errors import ConfigError, KernelwrightError, UsageError
-from kernelwright.records import RunDirectory
-from kernelwright.rl.exemplars import ExemplarDatabase
-from kernelwright.rl.training.config import (
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.sampling.hacks_found import write_hacks
+from kernelwright.contrastive.sampling.metrics import hack_reasons, run_metrics
+from kernelwright.contrastive.stages.config import (
     CheckerSection,
     ContrastiveConfig,
     HeldOutConfig,
@@ -39,14 +39,14 @@ from kernelwright.rl.training.config import (
     SupervisedConfig,
     stage_from,
 )
-from kernelwright.rl.training.equipment import Equipment, equipped
-from kernelwright.rl.training.hacks_found import write_hacks
-from kernelwright.rl.training.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
-from kernelwright.rl.training.metrics import hack_reasons, run_metrics
-from kernelwright.rl.training.models import require_base
-from kernelwright.rl.training.run import train_with
-from kernelwright.rl.training.split import TaskSplit, split_of
-from kernelwright.rl.training.supervised import examples_of
+from kernelwright.contrastive.stages.context import Equipment, equipped
+from kernelwright.contrastive.stages.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
+from kernelwright.contrastive.stages.run import train_with
+from kernelwright.contrastive.stages.split import TaskSplit, split_of
+from kernelwright.contrastive.stages.supervised import examples_of
+from kernelwright.contrastive.updates.models import require_base
+from kernelwright.errors import ConfigError, KernelwrightError, UsageError
+from kernelwright.records import RunDirectory
 
 HERE = Path(__file__).parent
 FILES = {

@@ -39,7 +39,7 @@ def _each_cubin_is_disassembled_once(shared_by_workers: Path) -> Iterator[None]:
 
     Changed bytes are always read anew, and so are those that it refuses.
     """
-    from kernelwright.toolchain.disassembler import Disassembler
+    from kernelwright.gpu.disassembler import Disassembler
 
     folder = shared_by_workers / "listings"
     folder.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ def _each_cubin_is_disassembled_once(shared_by_workers: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _one_zygote() -> Iterator[type]:
-    from kernelwright.evaluation.zygote import Zygote
+    from kernelwright.judge.isolation.zygote import Zygote
 
     zygote = Zygote()
     owner = os.getpid()
@@ -90,7 +90,7 @@ def one_zygote(_one_zygote: type, monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what comes before and after a judge, and of what becomes of its workers. Those of judges and of how they
     start and end start their own.
     """
-    monkeypatch.setattr("kernelwright.evaluation.judge.Zygote", _one_zygote)
+    monkeypatch.setattr("kernelwright.judge.judge.Zygote", _one_zygote)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +99,8 @@ def judge_pool() -> Iterator[object]:
 
     For tests of what hands it work: whoever makes a pool of its own pays for two more imports of torch.
     """
-    from kernelwright.evaluation import JudgePool, Settings
+    from kernelwright.judge import Settings
+    from kernelwright.pools import JudgePool
 
     with JudgePool(["cpu"], Settings.quick(threads=1, timed=False)) as pool:
         yield pool

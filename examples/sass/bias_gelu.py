@@ -5,7 +5,7 @@
 
 Then decorate the kernel where it is used, and its launches use the tuned code:
 
-    @kernelwright.sass.jit
+    @kernelwright.jit
     @triton.jit
     def bias_gelu(...)
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.tuning.target import TritonSpec
+from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.gpu.target import TritonSpec
 
 ROWS, COLUMNS, BLOCK = 2048, 4096, 1024
 

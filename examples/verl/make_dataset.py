@@ -10,9 +10,9 @@ import json
 import sys
 from typing import Any
 
+from kernelwright.contrastive.prompts import contrastive_prompt
 from kernelwright.errors import KernelwrightError
 from kernelwright.records import Task
-from kernelwright.rl.prompts import contrastive_prompt
 from kernelwright.tasks import load_task
 
 

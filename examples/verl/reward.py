@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.rl.answers import parse_answer
-from kernelwright.rl.rewards import reward_named
-from kernelwright.rl.service.client import EvaluationRequest, ServiceClient
+from kernelwright.contrastive.answers import parse_answer
+from kernelwright.pools.service.client import EvaluationRequest, ServiceClient
+from kernelwright.records.rewards import reward_named
 
 URL_VARIABLE = "KERNELWRIGHT_URL"
 

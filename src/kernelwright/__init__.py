@@ -5,6 +5,7 @@ The command line's verbs are functions:
     evaluate(task, candidate)    a verdict, a reason, a paired speedup with its interval
     optimize(task, out=...)      a verified faster drop-in
     bench(suite, out=...)        a suite against its baselines
+    jit                          a decorator for Triton functions that runs their tuned machine code
 
 They are imported when first used, so that `import kernelwright` does not load torch. The other verbs are functions of their
 modules: docs/cli.md names them. Everything that is raised on purpose is a `kernelwright.errors.KernelwrightError`.
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernelwright.api import bench, evaluate, optimize
+    from kernelwright.deploy.triton_jit import jit
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "bench", "evaluate", "optimize"]
+__all__ = ["__version__", "bench", "evaluate", "jit", "optimize"]
 
 
 def __dir__() -> list[str]:
@@ -27,6 +29,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "jit":
+        from kernelwright.deploy import triton_jit
+
+        return triton_jit.jit
     if name in ("bench", "evaluate", "optimize"):
         from kernelwright import api
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kernelwright.errors import CandidateError, UsageError
-from kernelwright.evaluation import Evaluator, Judge, Settings
-from kernelwright.policies import Policy, policy_named
+from kernelwright.judge import Judge, Settings
+from kernelwright.pools import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.rl.bench import BenchEvent, BenchResult
-from kernelwright.rl.bench import bench as run_bench
-from kernelwright.rl.search import OptimizeResult, SearchEvent
-from kernelwright.rl.search import optimize as run_search
+from kernelwright.rewrites import Policy, policy_named
+from kernelwright.search.bench import BenchEvent, BenchResult
+from kernelwright.search.bench import bench as run_bench
+from kernelwright.search.optimize import OptimizeResult, SearchEvent
+from kernelwright.search.optimize import optimize as run_search
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.suites import Suite, load_suite
 
@@ -26,7 +27,7 @@ def evaluate(
         print(found.verdict, found.reason, found.speedup, found.speedup_low, found.is_improvement)
 
     A candidate that fails is no error: it has the verdict `rejected` and a reason. For many candidates keep one
-    `kernelwright.evaluation.Judge` or `JudgePool`, which spares each the start.
+    `kernelwright.judge.Judge` or `JudgePool`, which spares each the start.
 
     Args:
         task: A record, a Python file in KernelBench's format or the id of a built-in task.
@@ -73,7 +74,7 @@ def optimize(
     Args:
         task: A record, a Python file in KernelBench's format or the id of a built-in task.
         out: The run directory.
-        policy: Who proposes candidates: `builtin`, or a policy such as `kernelwright.rl.model_policy.policy_for_run` makes.
+        policy: Who proposes candidates: `builtin`, or a policy such as one of `contrastive.model_policy.policy_for_run`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         budget: Evaluations to spend, those already in `out` included; confirmations come on top.
         settings: Of the judge.

@@ -411,7 +411,7 @@ def test_doctor_reports_a_missing_tool_instead_of_failing(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
-    monkeypatch.setattr("kernelwright.toolchain.nvcc.TOOLKIT", tmp_path)
+    monkeypatch.setattr("kernelwright.gpu.nvcc.TOOLKIT", tmp_path)
     assert not doctor._nvcc().present
     assert not doctor._nvcc_for_sass().present
     assert not doctor._compiler().present
@@ -464,7 +464,7 @@ def test_doctor_tells_the_nvcc_of_candidates_from_that_of_launch_files(tmp_path,
 def test_doctor_and_torch_look_for_nvcc_in_the_same_order(tmp_path, monkeypatch):
     from torch.utils import cpp_extension
 
-    from kernelwright.toolchain import nvcc
+    from kernelwright.gpu import nvcc
 
     for name in ("home", "path"):
         (tmp_path / name / "bin").mkdir(parents=True)

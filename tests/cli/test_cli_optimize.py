@@ -56,10 +56,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch):
     """Put a function in place of the search; the skin is what is tested here."""
-    import kernelwright.rl.search
+    import kernelwright.search.optimize
 
     def replace(function):
-        monkeypatch.setattr(kernelwright.rl.search, "optimize", function)
+        monkeypatch.setattr(kernelwright.search.optimize, "optimize", function)
 
     return replace
 
@@ -69,7 +69,7 @@ def optimize(*arguments: str) -> int:
 
 
 def found(best: Evaluation | None, tell: bool = False):
-    from kernelwright.rl.search import OptimizeResult, SearchEvent
+    from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
     def search(task, *, policy, device, budget, out, settings, on_event, tune):
         assert tune is None
@@ -245,7 +245,7 @@ def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, 
 
 
 def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, monkeypatch):
-    import kernelwright.rl.bench as bench_module
+    import kernelwright.search.bench as bench_module
 
     def bench(suite, *, baselines, device, out, settings, strict_too, on_event):
         assert [entry.level for entry in suite.entries] == [1, 1]

@@ -11,11 +11,11 @@ import pytest
 
 from kernelwright import cli
 from kernelwright.cli.model_options import Proposer
-from kernelwright.policies.accounting import Usage
-from kernelwright.policies.chat import Completion
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.models.accounting import Usage
+from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory
-from kernelwright.rl.exemplars import ExemplarDatabase
-from kernelwright.rl.rollouts import RolloutLog
 
 TASK = """import torch
 
@@ -68,9 +68,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch):
     """Put a model that says nothing in place of the real ones; returns what was asked of the factory and the search."""
-    import kernelwright.policies.factory
-    import kernelwright.rl.search
-    from kernelwright.rl.search import OptimizeResult
+    import kernelwright.models.factory
+    import kernelwright.search.optimize
+    from kernelwright.search.optimize import OptimizeResult
 
     seen: dict[str, object] = {}
 
@@ -86,8 +86,8 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         return Silent()
 
     def optimize(task, *, policy, device, budget, out, settings, on_event, tune):
-        from kernelwright.policies import Context
-        from kernelwright.rl.model_policy import NothingUsableError
+        from kernelwright.contrastive.model_policy import NothingUsableError
+        from kernelwright.rewrites import Context
 
         RunDirectory(out).evaluations_path.touch()
         with pytest.raises(NothingUsableError) as caught:
@@ -95,8 +95,8 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["policy"], seen["refusal"] = policy.name, str(caught.value)
         return OptimizeResult(out, None, 0)
 
-    monkeypatch.setattr(kernelwright.policies.factory, "chat_model", chat_model)
-    monkeypatch.setattr(kernelwright.rl.search, "optimize", optimize)
+    monkeypatch.setattr(kernelwright.models.factory, "chat_model", chat_model)
+    monkeypatch.setattr(kernelwright.search.optimize, "optimize", optimize)
     return seen
 
 
@@ -200,8 +200,7 @@ def test_tokens_that_a_server_did_not_tell_are_said_to_be_missing(tmp_path, unto
 
 @NEEDS_CLIENT
 def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "policies"))
-    from fake_openai_server import FakeServer
+    from tests.models.fake_openai_server import FakeServer
 
     answers = iter([ANSWER])
     with FakeServer(lambda messages, seed: next(answers, "I have no further idea.")) as server:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.cli import main
-from kernelwright.tuning.cache import CacheEntry, CacheKey, Measurement, Proof, TunedCache
+from kernelwright.deploy.cache import CacheEntry, CacheKey, Measurement, Proof, TunedCache
 
 ENTRY_CONTRACT = ["key", "kernel", "architecture", "gpu", "signature", "moved"]
 ENTRY_CONTRACT += ["speedup", "speedup_low", "speedup_high", "driver", "run"]

@@ -9,9 +9,9 @@ import pytest
 from kernelwright.cli import main
 from kernelwright.cli.sass import ARCHITECTURES
 from kernelwright.errors import DeviceError
-from kernelwright.sass import elf
-from kernelwright.sass.corpus import CORPUS
-from kernelwright.toolchain import compile_triton
+from kernelwright.gpu import compile_triton
+from kernelwright.gpu.corpus import CORPUS
+from kernelwright.sass.code import elf
 
 CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedules", "best"}
 
@@ -67,7 +67,7 @@ def no_gpu(monkeypatch):
     def absent(device=0):
         raise DeviceError("wanted the CUDA driver, found none; run on a machine with an NVIDIA GPU")
 
-    monkeypatch.setattr("kernelwright.toolchain.driver.gpu_identity", absent)
+    monkeypatch.setattr("kernelwright.gpu.driver.gpu_identity", absent)
 
 
 def test_without_a_gpu_it_says_so_and_invents_nothing(no_gpu, tmp_path, capsys):
@@ -146,8 +146,8 @@ role = "output"
 SPEC = """
 import triton
 import triton.language as tl
-from kernelwright.tuning.launch_spec import TensorArgument
-from kernelwright.tuning.target import TritonSpec
+from kernelwright.gpu.launch_spec import TensorArgument
+from kernelwright.gpu.target import TritonSpec
 
 @triton.jit
 def k(a):
@@ -194,7 +194,7 @@ def test_an_interrupted_search_says_and_keeps_what_was_measured(names, cubin, tm
             (out / name).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kernelwright.rl.assembly_search.optimize_kernel", interrupted)
+    monkeypatch.setattr("kernelwright.assembly.search.optimize_kernel", interrupted)
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "optimize", cubin, "--backend", "static-issue-cycles", "--agent", "greedy")[0] == 130
     kept = list((tmp_path / "runs").iterdir())

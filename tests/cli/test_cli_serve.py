@@ -21,9 +21,9 @@ pytest.importorskip("httpx")
 import httpx
 
 from kernelwright import cli
+from kernelwright.pools.service.client import ServiceClient
+from kernelwright.pools.service.protocol import EvaluationRequest, State, TaskText
 from kernelwright.records import RunDirectory
-from kernelwright.rl.service.client import ServiceClient
-from kernelwright.rl.service.protocol import EvaluationRequest, State, TaskText
 
 TOKEN = "correct-horse-battery"
 LIMIT_S = 90
@@ -238,7 +238,7 @@ def test_a_device_that_is_not_there_is_infrastructure(place, capsys):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
-    from kernelwright.rl.service import server
+    from kernelwright.pools.service import server
 
     def ready_then_signal(app, desk, listener, drain_s, ready):
         def on_ready():

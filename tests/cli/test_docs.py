@@ -9,7 +9,7 @@ import click
 import pytest
 
 from kernelwright import cli
-from kernelwright.evaluation import Settings
+from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_every_command_and_option_of_sass_is_described(name, command):
 
 
 def test_agents_that_play_are_the_documented_ones():
-    from kernelwright.rl.assembly_agents import AGENTS
+    from kernelwright.assembly.agents import AGENTS
 
     described = re.findall(r"^\| `--sass-agent NAME` \| (.*) \|$", page("cli.md"), re.MULTILINE)[0]
     assert {word for word in re.findall(r"`(\w+)`", described)} == set(AGENTS)

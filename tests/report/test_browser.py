@@ -12,10 +12,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from report_samples import accepted, candidate_source, rejected, search, write_run
 
 from kernelwright.records import Reason
 from kernelwright.report.page import write_report
+from tests.report.report_samples import accepted, candidate_source, rejected, search, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
 
 from kernelwright.errors import UsageError
 from kernelwright.records import Label, Reason, RunDirectory
@@ -20,6 +19,7 @@ from kernelwright.report.page import write_report
 from kernelwright.report.rows import best_of, rows_of
 from kernelwright.report.table import TaskResult, bench_table
 from kernelwright.report.words import LABELS, REASONS
+from tests.report.report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
 
 PAYLOADS = (
     "</script><script>document.title='owned'</script>",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from kernelwright.gpu import compile_triton, disassemble
+from kernelwright.gpu.corpus import CORPUS
 from kernelwright.sass import ControlWord, Kernel, Program, load
-from kernelwright.sass.corpus import CORPUS
-from kernelwright.sass.effects import is_guarded
-from kernelwright.toolchain import compile_triton, disassemble
+from kernelwright.sass.hazards.effects import is_guarded
 
 NAMES = tuple(CORPUS)
 ARCHITECTURES = (80, 89, 90)

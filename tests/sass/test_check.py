@@ -9,12 +9,12 @@ import pytest
 
 from kernelwright.sass import CubinError, Schedule, check, check_report
 from kernelwright.sass import load as load_program
-from kernelwright.sass.distances import minimum_distances
-from kernelwright.sass.effects import is_guarded, memory_conflict, vouches_for
-from kernelwright.sass.latency import Dependence, bound_cycles
-from kernelwright.sass.ports import port_of, table_spacing
-from kernelwright.sass.scoreboards import analyse_scoreboards
-from sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
+from kernelwright.sass.hazards.distances import minimum_distances
+from kernelwright.sass.hazards.effects import is_guarded, memory_conflict, vouches_for
+from kernelwright.sass.hazards.latency import Dependence, bound_cycles
+from kernelwright.sass.hazards.ports import port_of, table_spacing
+from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
+from tests.sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
 
 MMA = ("gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma", "sgemm")
 
@@ -302,7 +302,7 @@ def test_operand_reuse_across_a_changed_follower(architecture):
 
 @pytest.mark.parametrize("section", [".nv.info.softmax", ".nv.constant0.softmax", ".symtab"])
 def test_bytes_outside_the_code(section):
-    from kernelwright.sass.elf import _SECTION  # the test needs the raw section table
+    from kernelwright.sass.code.elf import _SECTION  # the test needs the raw section table
 
     assert _SECTION.size == 64
     sample = build("softmax", 80)

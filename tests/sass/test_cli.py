@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.cli import main
-from sass.support import build, compiled
+from tests.sass.support import build, compiled
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_unreadable_files(command, content, cubin, tmp_path, capsys):
 
 
 def test_no_fitting_disassembler(cubin, capsys, monkeypatch):
-    monkeypatch.setattr("kernelwright.toolchain.disassembler._candidates", lambda: iter(()))
+    monkeypatch.setattr("kernelwright.gpu.disassembler._candidates", lambda: iter(()))
     status, text, error = run(capsys, "check", cubin, cubin)
     assert (status, text) == (3, "")
     assert "wanted nvdisasm, found none" in error

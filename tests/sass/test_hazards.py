@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from kernelwright.gpu import disassemble
 from kernelwright.sass import Schedule, check, load
-from kernelwright.sass.dependences import constrain
-from kernelwright.sass.ports import port_of
-from kernelwright.toolchain import disassemble
-from sass.support import hand_made, word
+from kernelwright.sass.hazards.dependences import constrain
+from kernelwright.sass.hazards.ports import port_of
+from tests.sass.support import hand_made, word
 
 _PAYLOAD = {
     80: {

@@ -22,9 +22,9 @@ from kernelwright.sass import (
     move_from_json,
     move_to_json,
 )
-from kernelwright.sass.neighbours import loop_slots, play_random
-from kernelwright.sass.reuse import may_keep
-from sass.support import ALL_SAMPLES, NAMES, build, remembering
+from kernelwright.sass.hazards.reuse import may_keep
+from kernelwright.sass.scheduling.neighbours import loop_slots, play_random
+from tests.sass.support import ALL_SAMPLES, NAMES, build, remembering
 
 seeds = st.integers(0, 2**32)
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.errors import UsageError
+from kernelwright.gpu import disassemble
 from kernelwright.sass import CubinError, ListingError, load
-from kernelwright.sass.elf import read_cubin
-from kernelwright.sass.listing import parse_listing
-from kernelwright.sass.opcodes import Pipe
-from kernelwright.sass.scoreboards import analyse_scoreboards
-from kernelwright.toolchain import disassemble
-from sass.support import ALL_SAMPLES, build, compiled
+from kernelwright.sass.code.elf import read_cubin
+from kernelwright.sass.code.listing import parse_listing
+from kernelwright.sass.code.opcodes import Pipe
+from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
+from tests.sass.support import ALL_SAMPLES, build, compiled
 
 
 @pytest.mark.parametrize(("name", "architecture"), ALL_SAMPLES)
@@ -150,7 +150,7 @@ def test_a_cut_or_garbled_listing_is_read_or_refused(seed):
 
 
 def _listing() -> str:
-    from sass.support import remembering
+    from tests.sass.support import remembering
 
     return remembering(compiled("softmax", 80))
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelwright.gpu import ARCHITECTURES, disassemble
 from kernelwright.sass import Move, MoveError, Schedule, check, load
-from kernelwright.sass.timing import retime
-from kernelwright.toolchain import ARCHITECTURES, disassemble
-from sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
+from kernelwright.sass.scheduling.stalls import retime
+from tests.sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
 
 samples = st.sampled_from(ALL_SAMPLES)
 seeds = st.integers(0, 2**32)

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from kernelwright.sass import Move, Schedule, StallEdit
-from kernelwright.sass.neighbours import play_random
+from kernelwright.sass.scheduling.neighbours import play_random
 from kernelwright.sass.simulator import ideal_cycles, simulate
-from sass.support import NAMES, build
+from tests.sass.support import NAMES, build
 
 
 @pytest.mark.parametrize("name", NAMES)

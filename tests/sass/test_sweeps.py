@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.sass import Move, Schedule, YieldEdit, check
-from kernelwright.sass.sweeps import _lay_out, _shift, play_sweep
-from sass.support import build, remembering
+from kernelwright.sass.scheduling.sweeps import _lay_out, _shift, play_sweep
+from tests.sass.support import build, remembering
 
 KERNELS = ("softmax", "gemm_leakyrelu", "sgemm")
 

@@ -10,17 +10,17 @@ import pytest
 
 from kernelwright.cli import doctor
 from kernelwright.errors import UsageError
-from kernelwright.sass.corpus import CORPUS
-from kernelwright.sass.listing import parse_listing
-from kernelwright.toolchain import Disassembler, compile_triton, disassemble, installed_disassemblers
-from kernelwright.toolchain.disassembler import ENVIRONMENT_VARIABLE
-from kernelwright.toolchain.errors import (
+from kernelwright.gpu import Disassembler, compile_triton, disassemble, installed_disassemblers
+from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
+from kernelwright.gpu.errors import (
     CompilationFailed,
     DisassemblerMismatch,
     DisassemblerMissing,
     DisassemblyRejected,
 )
-from sass.support import build, compiled
+from kernelwright.sass.code.listing import parse_listing
+from tests.sass.support import build, compiled
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "sass-h200"
 

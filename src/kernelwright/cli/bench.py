@@ -15,7 +15,7 @@ from kernelwright.cli.output import emit_json, printable, progress_console, say,
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from kernelwright.rl.bench import BenchEvent, BenchResult
+    from kernelwright.search.bench import BenchEvent, BenchResult
 
 BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 
@@ -68,7 +68,7 @@ def command(
         raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
     chosen_levels = [_level(word) for word in _words(levels, "levels")]
 
-    from kernelwright.rl.bench import bench
+    from kernelwright.search.bench import bench
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)

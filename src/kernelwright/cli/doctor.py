@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
 
     Always ends with 0: a missing part is an answer, not a failure.
     """
-    from kernelwright.evaluation import sandbox
+    from kernelwright.judge.isolation import sandbox
 
     findings = [probe() for probe in PROBES]
     isolation = sandbox.describe()
@@ -88,19 +88,19 @@ def _driver() -> Finding:
 
 
 def _nvcc() -> Finding:
-    from kernelwright.toolchain.nvcc import find_torch_nvcc
+    from kernelwright.gpu.nvcc import find_torch_nvcc
 
     return _compiler_of("nvcc", find_torch_nvcc, "candidates with CUDA C++ source")
 
 
 def _nvcc_for_sass() -> Finding:
-    from kernelwright.toolchain.nvcc import find_nvcc
+    from kernelwright.gpu.nvcc import find_nvcc
 
     return _compiler_of("nvcc for sass", find_nvcc, "launch files with CUDA C++ source")
 
 
 def _compiler_of(name: str, find: Callable[[], Path], needed: str) -> Finding:
-    from kernelwright.toolchain.errors import CompilerMissing
+    from kernelwright.gpu.errors import CompilerMissing
 
     try:
         path = find()
@@ -130,8 +130,8 @@ def _triton() -> Finding:
 
 
 def _disassembler() -> Finding:
-    from kernelwright.toolchain.disassembler import installed_disassemblers
-    from kernelwright.toolchain.errors import DisassemblerMissing
+    from kernelwright.gpu.disassembler import installed_disassemblers
+    from kernelwright.gpu.errors import DisassemblerMissing
 
     needed = "reading machine code"
     try:

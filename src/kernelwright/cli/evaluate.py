@@ -46,7 +46,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
 
     import kernelwright
     from kernelwright.errors import CandidateError
-    from kernelwright.evaluation import Judge
+    from kernelwright.judge import Judge
     from kernelwright.records import Candidate, RunDirectory
     from kernelwright.tasks import load_task, read_source
 

@@ -13,9 +13,9 @@ from kernelwright.cli.options import FiniteRange, NamedPath
 from kernelwright.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from kernelwright.policies import Policy
-    from kernelwright.policies.chat import ChatModel
-    from kernelwright.rl.model_policy import ContrastivePolicy
+    from kernelwright.contrastive.model_policy import ContrastivePolicy
+    from kernelwright.models.chat import ChatModel
+    from kernelwright.rewrites import Policy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -114,7 +114,7 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
         UsageError: an option does not go with the policy.
         PolicyError: the model cannot be reached or loaded, or a package is missing.
     """
-    from kernelwright.policies import policy_named
+    from kernelwright.rewrites import policy_named
 
     options = {key: value for key, value in given.items() if value is not None}
     if name not in MODEL_POLICIES:
@@ -125,9 +125,9 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
         return Proposer(policy)
 
     from kernelwright import config
-    from kernelwright.policies.chat import Sampling
-    from kernelwright.policies.factory import chat_model
-    from kernelwright.rl.model_policy import policy_for_run
+    from kernelwright.contrastive.model_policy import policy_for_run
+    from kernelwright.models.chat import Sampling
+    from kernelwright.models.factory import chat_model
 
     settings_file = options.pop("model_settings", None)
     settings = config.read_toml(settings_file) if settings_file else {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from kernelwright.records import Evaluation
-    from kernelwright.rl.search import OptimizeResult, SearchEvent
+    from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 
 @click.command("optimize", short_help="Search for a verified faster drop-in for a task.")
@@ -88,8 +88,8 @@ def command(
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
 
-    from kernelwright.rl.search import optimize
-    from kernelwright.rl.then_sass import play_with
+    from kernelwright.search.optimize import optimize
+    from kernelwright.search.then_sass import play_with
     from kernelwright.tasks import load_task
 
     loaded = load_task(task)

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from kernelwright.files import has_text_name
 
 if TYPE_CHECKING:
-    from kernelwright.evaluation import Settings
+    from kernelwright.judge import Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -120,7 +120,7 @@ def judge_settings(
         click.UsageError: two options contradict one another.
     """
     from kernelwright import config
-    from kernelwright.evaluation import Settings
+    from kernelwright.judge import Settings
 
     allowed, refused = ({_label(name) for name in names} for names in (allow, forbid))
     if both := sorted(allowed & refused):
@@ -196,7 +196,7 @@ def resolve_device(name: str, say: Callable[[str], None]) -> str:
     Raises:
         DeviceError: a GPU was asked for and there is none of that number.
     """
-    from kernelwright.evaluation import resolve_device
+    from kernelwright.judge import resolve_device
 
     device = str(resolve_device(name))
     if name == "auto" and device == "cpu":

@@ -43,8 +43,8 @@ def command(stage: str, config_file: Path, out: Path | None, limit_s: float | No
     adapter or model in DIR/final. Interrupt or kill it at any moment: the same command goes on, and judges nothing twice.
     """
     from kernelwright.config import in_file
-    from kernelwright.rl.training.config import read_stage
-    from kernelwright.rl.training.run import train
+    from kernelwright.contrastive.stages.config import read_stage
+    from kernelwright.contrastive.stages.run import train
 
     config = read_stage(stage, config_file)
     with (

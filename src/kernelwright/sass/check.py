@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
-from kernelwright.sass.control import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
-from kernelwright.sass.distances import minimum_distances
-from kernelwright.sass.effects import FENCE, SYNC, defs_of, memory_conflict, uses_of, vouches_for
-from kernelwright.sass.elf import CubinImage, read_cubin
-from kernelwright.sass.instruction import Instruction
-from kernelwright.sass.latency import bound_cycles
-from kernelwright.sass.ports import least_spacings, required_spacings
-from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
-from kernelwright.sass.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
-from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
+from kernelwright.sass.code.control import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
+from kernelwright.sass.code.elf import CubinImage, read_cubin
+from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.program import Block, Disassembler, Kernel, assemble_program
+from kernelwright.sass.hazards.distances import minimum_distances
+from kernelwright.sass.hazards.effects import FENCE, SYNC, defs_of, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.hazards.latency import bound_cycles
+from kernelwright.sass.hazards.ports import least_spacings, required_spacings
+from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
+from kernelwright.sass.hazards.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 
 _CONTROL_RULES = {
     "pinned": "takes part in a move of a pinned slot",

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import DeviceError
+from kernelwright.gpu.driver import CudaError
+from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
+from kernelwright.gpu.target import Target, load_target
 from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule, load, move_to_json
-from kernelwright.toolchain.driver import CudaError
-from kernelwright.tuning.launcher import Launcher, cuda_launcher_on
-from kernelwright.tuning.target import Target, load_target
 
 SLICE = 250
 """Schedules of one slice."""

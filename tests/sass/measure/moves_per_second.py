@@ -7,9 +7,9 @@ import random
 import sys
 import time
 
+from kernelwright.gpu import ARCHITECTURES, compile_triton, disassemble
+from kernelwright.gpu.corpus import CORPUS
 from kernelwright.sass import Schedule, load
-from kernelwright.sass.corpus import CORPUS
-from kernelwright.toolchain import ARCHITECTURES, compile_triton, disassemble
 
 
 def rate(cubin: bytes, seconds: float) -> dict[str, float | int]:

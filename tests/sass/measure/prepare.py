@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kernelwright.sass.corpus import CORPUS
-from kernelwright.toolchain import disassemble
-from kernelwright.tuning.corpus import corpus_specs
-from kernelwright.tuning.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.tuning.target import TritonSpec, read_specs, save_target
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.gpu.target import TritonSpec, read_specs, save_target
 
 ARCHITECTURE = 90
 _ROWS = 528

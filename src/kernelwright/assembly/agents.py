@@ -1,0 +1,336 @@
+"""Who plays the assembly game: searches that need nothing but chance, and one interface for all.
+
+An agent plays until its ledger's budget is spent. What it does follows from its seed and from the costs it
+is told, so that a run which is repeated on the same records repeats itself. PPO is in `assembly_ppo`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kernelwright.assembly.budget import BudgetSpent, Ledger
+from kernelwright.errors import UsageError
+from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
+from kernelwright.sass.scheduling.sweeps import play_sweep
+from kernelwright.sass.simulator import simulate
+
+PAPER_HORIZON = 32
+"""Moves of an episode in CuAsmRL's code."""
+PAPER_TEMPERATURE = 1.0
+PAPER_COOLING = 0.003
+PAPER_LAST_TEMPERATURE = 0.05
+"""Start, share lost a step and end of the temperature in CuAsmRL's code for simulated annealing."""
+_PERCENT_PER_DEGREE = 0.2
+"""What a temperature of 1 means, in percent of the original's cost. Our choice: about what one good move gains."""
+_IDLE_ROUNDS = 256
+"""Rounds in which nothing new was asked for before a search gives up: the space may be exhausted. What an interrupted run
+had paid for is new to the one that goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What an agent sits down to.
+
+    Attributes:
+        program: the cubin.
+        kernel_name: which of its kernels, when there are several.
+        ledger: where schedules are measured, and the budget.
+        seed: where chance starts.
+        moves: `paper` for the swaps of memory instructions of CuAsmRL, `beyond` for moves of every kind.
+        horizon: moves of an episode, for agents that play episodes.
+        directory: where an agent may keep files of its own; None keeps none.
+        start: moves from the original to the schedule where every search begins; PPO begins at the original.
+        network_device: where PPO's network is, as torch names devices.
+    """
+
+    program: Program
+    kernel_name: str | None
+    ledger: Ledger
+    seed: int = 0
+    moves: str = "beyond"
+    horizon: int = PAPER_HORIZON
+    directory: Path | None = None
+    start: tuple[AnyMove, ...] = ()
+    network_device: str = "cpu"
+
+    @property
+    def neighbourhood(self) -> Neighbourhood:
+        """The moves that searches without a numbering of actions may make."""
+        return NEIGHBOURHOODS[self.moves]
+
+    def schedule(self) -> Schedule:
+        """Return the schedule where a search begins."""
+        schedule = Schedule(self.program.kernel(self.kernel_name))
+        for move in self.start:
+            schedule.play(move)
+        return schedule
+
+
+_OFTENER = ("move", "cluster")
+NEIGHBOURHOODS = {
+    "paper": Neighbourhood(kinds=("move",), max_distance=1, memory_only=True, hot_share=0.0),
+    "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
+}
+"""Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
+gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
+
+
+class Agent(Protocol):
+    """Plays until the budget is spent or nothing more comes to its mind."""
+
+    def __call__(self, table: Table) -> None:
+        """Play.
+
+        Raises:
+            BudgetSpent: the budget is spent, which is the ordinary end.
+        """
+        ...
+
+
+def play(name: str, table: Table) -> None:
+    """Let the agent of this name play until its budget is spent.
+
+    Raises:
+        UsageError: there is no such agent.
+        InfrastructureError: the agent needs a package that is not installed.
+    """
+    agent = agent_named(name)
+    try:
+        agent(table)
+    except BudgetSpent:
+        return
+
+
+def agent_named(name: str) -> Agent:
+    """Return the agent of this name.
+
+    Raises:
+        UsageError: there is none.
+        InfrastructureError: it needs a package that is not installed.
+    """
+    if name == "ppo":
+        from kernelwright.assembly.ppo import require_ppo_packages
+
+        require_ppo_packages()
+        return _play_ppo
+    if name not in _SEARCHES:
+        raise UsageError(f"wanted an agent out of {', '.join(AGENTS)}, found {name!r}")
+    return _SEARCHES[name]
+
+
+def _play_ppo(table: Table) -> None:
+    from kernelwright.assembly.ppo import PpoConfig, train
+
+    train(table, PpoConfig(device=table.network_device))
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One of several searches that go on side by side, each with chance of its own."""
+
+    rng: random.Random
+    schedule: Schedule
+    relative: float = 1.0
+    misses: int = 0
+    proposed: int = 0
+    is_guided: bool = False
+
+
+def _chains(table: Table) -> list[_Chain]:
+    return [_Chain(random.Random(f"{table.seed}/{lane}"), table.schedule()) for lane in range(table.ledger.lanes)]
+
+
+def play_randomly(table: Table) -> None:
+    """Episodes of random legal moves from the start on, every schedule on the way measured."""
+    chains = _chains(table)
+    idle = 0
+    while idle < _IDLE_ROUNDS:
+        before = table.ledger.asked
+        for chain in chains:
+            move = None
+            if len(chain.schedule.history) - len(table.start) < table.horizon:
+                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if move is None:
+                chain.schedule = table.schedule()
+                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if move is None:
+                return
+            chain.schedule.play(move)
+        table.ledger.measured_all([chain.schedule for chain in chains])
+        idle = 0 if table.ledger.asked > before else idle + 1
+
+
+def climb(table: Table) -> None:
+    """Hill climbing: keep a random move if the schedule is cheaper for it, take it back otherwise.
+
+    After `_PATIENCE` moves in vain, some more are played without looking at the cost.
+    """
+    _walk(table, _is_cheaper, kicks=True)
+
+
+def _is_cheaper(chain: _Chain, relative: float) -> bool:
+    return relative < chain.relative
+
+
+def _play_one(table: Table, chain: _Chain) -> int:
+    """Play a random move and return 1, or 0 where there is none."""
+    move = table.neighbourhood.draw(chain.schedule, chain.rng)
+    if move is None:
+        return 0
+    chain.schedule.play(move)
+    return 1
+
+
+def climb_guided(table: Table) -> None:
+    """Hill climbing whose moves are often those, out of several random ones each, that a model thinks cheapest.
+
+    The model is the simulated issue. Its opinion costs no budget, and only what is measured decides: also how often the
+    model is asked, since on some kernels it knows better than chance and on others worse.
+    """
+    architecture = table.program.image.architecture
+    asked = {True: _Record(), False: _Record()}
+
+    def judge(chain: _Chain, relative: float) -> bool:
+        better = relative < chain.relative
+        asked[chain.is_guided].note(better)
+        return better
+
+    def propose(chain: _Chain) -> int:
+        share = asked[True].rate / (asked[True].rate + asked[False].rate)
+        chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+        if not chain.is_guided:
+            return _play_one(table, chain)
+        drawn = (table.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
+        moves = list(dict.fromkeys(move for move in drawn if move is not None))
+        if not moves:
+            return 0
+        chain.schedule.play(min(moves, key=lambda move: _simulated(chain.schedule, move, architecture)))
+        return 1
+
+    _walk(table, judge, kicks=True, propose=propose)
+
+
+def climb_in_sweeps(table: Table) -> None:
+    """Hill climbing in which every other proposal treats a stretch of like instructions alike; see `play_sweep`.
+
+    A sweep is several moves and one schedule of the budget. CuAsmRL's game has none, so with its moves this is `climb`.
+    """
+
+    def propose(chain: _Chain) -> int:
+        played = 0
+        if table.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
+            played = play_sweep(chain.schedule, chain.rng)
+        return played or _play_one(table, chain)
+
+    _walk(table, _is_cheaper, kicks=True, propose=propose)
+
+
+@dataclass(slots=True)
+class _Record:
+    """How often moves of one origin were kept, as if one of two had been before any was tried."""
+
+    kept: int = 1
+    tried: int = 2
+
+    def note(self, kept: bool) -> None:
+        self.kept += kept
+        self.tried += 1
+
+    @property
+    def rate(self) -> float:
+        return self.kept / self.tried
+
+
+def _simulated(schedule: Schedule, move: AnyMove, architecture: int) -> int:
+    trial = schedule.copy()
+    trial.play(move)
+    return simulate(trial, architecture, warps=2, iterations=2)
+
+
+_PATIENCE = 200
+_KICK_MOVES = 3
+_GUIDED_CHOICES = 6
+_LEAST_SHARE = 0.2
+"""Of the moves of `climb_guided`, for those that the model chose and for those of chance."""
+_SWEEPS_SHARE = 0.5
+"""Of the proposals of `climb_in_sweeps`. These five are our choice."""
+
+
+def anneal(table: Table) -> None:
+    """Simulated annealing with CuAsmRL's temperatures.
+
+    Whenever the last temperature is reached, it goes on at half the first one.
+    """
+    temperature = PAPER_TEMPERATURE
+
+    def judge(chain: _Chain, relative: float) -> bool:
+        nonlocal temperature
+        worse = 100.0 * (relative - chain.relative) / _PERCENT_PER_DEGREE
+        accepted = worse < 0 or chain.rng.random() < math.exp(-worse / temperature)
+        temperature *= 1.0 - PAPER_COOLING
+        if temperature <= PAPER_LAST_TEMPERATURE:
+            temperature = PAPER_TEMPERATURE / 2
+        return accepted
+
+    _walk(table, judge, kicks=False)
+
+
+def _walk(
+    table: Table,
+    judge: Callable[[_Chain, float], bool],
+    kicks: bool,
+    propose: Callable[[_Chain], int] | None = None,
+) -> None:
+    """Walk from schedule to schedule, one proposal at a time, taking back what `judge` does not accept.
+
+    A proposal plays moves and returns how many; none ends the walk.
+    """
+    propose = propose or functools.partial(_play_one, table)
+    chains = _chains(table)
+    # The original is measured already, and free.
+    begin = table.ledger.measured(chains[0].schedule).relative or 1.0
+    for chain in chains:
+        chain.relative = begin
+    best: tuple[float, Schedule] = (begin, table.schedule())
+    idle = 0
+    while idle < _IDLE_ROUNDS:
+        before = table.ledger.asked
+        for chain in chains:
+            if kicks and chain.misses >= _PATIENCE:
+                chain.schedule, chain.relative, chain.misses = best[1].copy(), math.inf, 0
+                for _ in range(_KICK_MOVES - 1):
+                    kick = table.neighbourhood.draw(chain.schedule, chain.rng)
+                    if kick is not None:
+                        chain.schedule.play(kick)
+            chain.proposed = propose(chain)
+            if not chain.proposed:
+                return
+        for chain, measurement in zip(chains, table.ledger.measured_all([c.schedule for c in chains]), strict=True):
+            relative = measurement.relative
+            if relative is None or not judge(chain, relative):
+                for _ in range(chain.proposed):
+                    chain.schedule.undo()
+                chain.misses += 1
+                continue
+            chain.misses = chain.misses + 1 if relative >= chain.relative else 0
+            chain.relative = relative
+            if relative < best[0]:
+                best = (relative, chain.schedule.copy())
+        idle = 0 if table.ledger.asked > before else idle + 1
+
+
+_SEARCHES: dict[str, Agent] = {
+    "anneal": anneal,
+    "greedy": climb,
+    "guided": climb_guided,
+    "random": play_randomly,
+    "sweeps": climb_in_sweeps,
+}
+AGENTS = ("ppo", *_SEARCHES)
+"""Names of the agents."""

@@ -1,0 +1,375 @@
+"""Where schedules are measured: on GPUs through `kernelwright.deploy`, or by a model that gives no times.
+
+An arena has the backends that a search measures with, one for each GPU, and the independent re-measurement
+that decides at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles, measure
+from kernelwright.errors import UsageError
+from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
+from kernelwright.gpu import disassemble
+from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailed
+from kernelwright.records.intervals import noise_floor, ratio_interval
+from kernelwright.sass import Program, Schedule, load
+from kernelwright.sass.errors import in_file
+
+if TYPE_CHECKING:
+    from kernelwright.gpu.launch_spec import LaunchSpec
+    from kernelwright.gpu.launcher import Launcher
+    from kernelwright.gpu.target import Target
+
+SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
+"""Backends that need no GPU and give no times."""
+GPU_BACKEND = "gpu"
+DEFAULT_ARCHITECTURE = 90
+PROCESSES = 5
+"""Fresh processes of a re-measurement; our choice."""
+_CHECK_SEEDS = 2
+"""Fresh inputs on which outputs are compared in each process of a re-measurement; our choice."""
+_LONG_PLAN = Plan.steady(40)
+"""Blocks of original, schedule, schedule, original wherever a decision depends on them; our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an independent re-measurement says of one schedule.
+
+    Attributes:
+        speedup: cost of the original / cost of the schedule; None when it failed.
+        low: lower end of the 95 % interval; None when it failed.
+        high: upper end; None when it failed.
+        noise_floor: how far an A/A ratio strays from 1; None when it failed.
+        baseline: cost of the original; None when it failed.
+        wrong: how its outputs differ or how it failed; None when they are right.
+        processes: fresh processes it was measured in.
+    """
+
+    speedup: float | None
+    low: float | None
+    high: float | None
+    noise_floor: float | None
+    baseline: float | None
+    wrong: str | None
+    processes: int
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
+        return self.wrong is None and self.low is not None and self.low > 1.0 + (self.noise_floor or 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as one JSON object."""
+        return {**asdict(self), "is_gain": self.is_gain}
+
+
+class Arena(Protocol):
+    """Where schedules are measured."""
+
+    @property
+    def backends(self) -> Sequence[Backend]:
+        """One for each schedule that may be measured at the same time."""
+        ...
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the costs are no times of a GPU."""
+        ...
+
+    def begin_search(self) -> None:
+        """Forget what earlier searches found, so that the next one is measured as the first was."""
+        ...
+
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Measure schedules again, in fresh processes where there are any: what decides."""
+        ...
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Measure a schedule carefully, but in one process only: what comparisons among its variants need."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the costs depend on, for the record."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+class SimulatedArena:
+    """An arena of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
+
+    Args:
+        backend: the model.
+        architecture: compute capability times ten, for the record.
+        lanes: how many schedules are measured side by side.
+    """
+
+    is_simulated = True
+
+    def __init__(self, backend: Backend, architecture: int, lanes: int = 1) -> None:
+        self.backends = [backend] * lanes
+        self.architecture = architecture
+
+    def begin_search(self) -> None:
+        """There is nothing to forget."""
+
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Return the model's ratios once more; no process is started."""
+        return [self.weigh(schedule) for schedule in schedules]
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Return the model's ratio."""
+        found = measure(self.backends[0], schedule)
+        if found.relative is None:
+            return Verdict(None, None, None, None, None, found.detail or found.status, 0)
+        speedup = 1.0 / found.relative
+        return Verdict(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model's name."""
+        return {"backend": self.backends[0].name, "simulated": True, "architecture": self.architecture}
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class GpuArena:
+    """An arena of GPUs, each with a process of its own that runs schedules.
+
+    Args:
+        target: the kernel and how to launch it.
+        program: its cubin, disassembled.
+        devices: ordinals of the GPUs.
+        launcher_on: makes the launcher of one device in the child; importable by name.
+        processes: fresh processes of a re-measurement.
+
+    Raises:
+        DeviceError: there is no such GPU, or the original does not run on it.
+    """
+
+    is_simulated = False
+
+    def __init__(
+        self,
+        target: Target,
+        program: Program,
+        devices: Sequence[int] = (0,),
+        launcher_on: Callable[[int, LaunchSpec], Launcher] | None = None,
+        processes: int = PROCESSES,
+    ) -> None:
+        from kernelwright.gpu.launcher import cuda_launcher_on
+        from kernelwright.judge.schedules.measure import GpuBackend
+
+        # Not from this module: what unpickles it is the process that runs schedules, which must start without torch.
+        chosen = launcher_on or cuda_launcher_on
+        self._target = target
+        self._program = program
+        self._processes = processes
+        self._scale: ContainedLauncher | None = None
+        self._null: list[float] | None = None
+        self._original_us = 0.0
+        self._factories = [functools.partial(chosen, device) for device in devices]
+        self._gpus = [GpuBackend(program, target, factory=factory) for factory in self._factories]
+        self.backends = self._gpus
+        # The first question is answered by a process that has found its GPU, or by an error that says why not.
+        self._identity = self._gpus[0].gpu
+
+    def begin_search(self) -> None:
+        """Let the next search earn its long measurements anew: only what beats the best so far is timed at length."""
+        for backend in self._gpus:
+            backend.best_speedup = 1.0
+
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+        """Time schedules in fresh processes of the first GPU, with an A/A control in each, and compare their outputs.
+
+        All of them share the processes, since starting one takes longer than timing in it. A schedule that fails in
+        one is not tried in the next.
+        """
+        cubins = [schedule.cubin(self._program) for schedule in schedules]
+        found = [_Findings() for _ in schedules]
+        nulls: list[list[float]] = []
+        originals: list[float] = []
+        for number in range(self._processes):
+            seeds = range(_CHECK_SEEDS * (number + 1), _CHECK_SEEDS * (number + 2))
+            with ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0]) as child:
+                null = child.time(self._target.cubin, _LONG_PLAN)
+                nulls.append([math.log(ratio) for ratio in null.ratios])
+                originals += null.original_us
+                for cubin, findings in zip(cubins, found, strict=True):
+                    findings.add(child, cubin, seeds)
+        return [findings.verdict(nulls, originals) for findings in found]
+
+    def weigh(self, schedule: Schedule) -> Verdict:
+        """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
+        if self._scale is None:
+            self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
+        if self._null is None:
+            null = self._scale.time(self._target.cubin, _LONG_PLAN)
+            self._null = [math.log(ratio) for ratio in null.ratios]
+            self._original_us = statistics.median(null.original_us)
+        findings = _Findings()
+        findings.add(self._scale, schedule.cubin(self._program), range(0))
+        return findings.verdict([self._null], [self._original_us])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the GPU, the driver, and how often schedules ended their process or gave wrong outputs."""
+        counts: dict[str, int] = {}
+        for backend in self._gpus:
+            for status, count in backend.counts.items():
+                counts[str(status)] = counts.get(str(status), 0) + count
+        return {
+            "backend": GPU_BACKEND,
+            "simulated": False,
+            "gpu": asdict(self._identity),
+            "gpus": len(self._gpus),
+            "statuses": counts,
+            "restarts": sum(backend.restarts for backend in self._gpus),
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._scale is not None:
+            self._scale.close()
+        for backend in self._gpus:
+            backend.close()
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What processes found about one schedule."""
+
+    ratios: list[list[float]] = field(default_factory=list)
+    wrong: str | None = None
+
+    def add(self, child: ContainedLauncher, cubin: bytes, seeds: Sequence[int]) -> None:
+        """Compare outputs on inputs of these seeds and time it, unless it has failed before."""
+        if self.wrong is not None:
+            return
+        try:
+            self.wrong = child.compare(cubin, seeds) if seeds else None
+            self.ratios.append([math.log(ratio) for ratio in child.time(cubin, _LONG_PLAN).ratios])
+        except ScheduleFailed as failed:
+            self.wrong = str(failed)
+
+    def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> Verdict:
+        """Return what they say together."""
+        if self.wrong is not None:
+            return Verdict(None, None, None, None, None, self.wrong, len(nulls))
+        ratio = ratio_interval(self.ratios)
+        floor = noise_floor(nulls)
+        return Verdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
+
+
+def simulated_arena(name: str, architecture: int, lanes: int = 1) -> SimulatedArena:
+    """Return the arena of a model by its name.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if name == StaticIssueCycles.name:
+        return SimulatedArena(StaticIssueCycles(), architecture, lanes)
+    if name == SimulatedIssue.name:
+        return SimulatedArena(SimulatedIssue(architecture), architecture, lanes)
+    raise UsageError(f"wanted a backend out of {', '.join((GPU_BACKEND, *SIMULATED_BACKENDS))}, found {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A kernel to tune, and where its schedules are measured.
+
+    Attributes:
+        name: of the kernel, for people.
+        program: the cubin, disassembled.
+        arena: where schedules are measured.
+        kernel_name: which kernel of the cubin, where that must be said.
+        target: how it is launched; None with a model and a bare cubin.
+    """
+
+    name: str
+    program: Program
+    arena: Arena
+    kernel_name: str | None = None
+    target: Target | None = None
+
+
+def open_game(
+    text: str, backend: str = GPU_BACKEND, architecture: int | None = None, gpus: int = 1, kernel_name: str | None = None
+) -> Game:
+    """Find what a target's name means and set up where it is measured.
+
+    Args:
+        text: a target as `kernelwright.gpu.target` spells them; with a model also a bare cubin.
+        backend: `gpu`, or one of `SIMULATED_BACKENDS`.
+        architecture: compute capability times ten to compile for; the GPU's own, or 90 with a model, when None.
+        gpus: how many GPUs measure side by side.
+        kernel_name: which kernel of a bare cubin, when there are several.
+
+    Raises:
+        UsageError: the target or the backend does not exist, the target has another kernel or architecture than was asked
+            for, or a bare cubin was to be measured.
+        DeviceError: there is no GPU.
+        ToolchainError: a compiler or disassembler is missing.
+    """
+    path = Path(text)
+    if not has_text_name(text):
+        raise UsageError(f"Wanted a target with a name of UTF-8 text, found {text!a}, which no record can hold. Rename it.")
+    if backend == GPU_BACKEND:
+        from kernelwright.gpu.driver import gpu_identity
+        from kernelwright.gpu.target import find_target
+
+        if path.suffix == ".cubin":
+            raise UsageError(
+                f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
+                f"file (docs/deploy.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
+            )
+        # A mistyped name is told wherever it is typed, also where there is no GPU.
+        build = find_target(text)
+        identity = gpu_identity(0)
+        target = _as_asked(build(architecture or identity.architecture), text, architecture, kernel_name)
+        program = load(target.cubin, disassemble)
+        return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
+    if path.suffix == ".cubin":
+        try:
+            data = read_regular(path, BINARY_LIMIT_BYTES)
+        except OSError as error:
+            raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
+        with in_file(text):
+            program = load(data, disassemble)
+        _require_architecture(program.image.architecture, text, architecture)
+        arena = simulated_arena(backend, program.image.architecture, gpus)
+        return Game(path.stem, program, arena, kernel_name)
+    from kernelwright.gpu.target import load_target
+
+    arena = simulated_arena(backend, architecture or DEFAULT_ARCHITECTURE, gpus)
+    target = _as_asked(load_target(text, arena.architecture), text, architecture, kernel_name)
+    return Game(target.spec.name, load(target.cubin, disassemble), arena, target.spec.entry, target)
+
+
+def _as_asked(target: Target, text: str, architecture: int | None, kernel_name: str | None) -> Target:
+    """The target, unless it is not what was asked for besides its name."""
+    if kernel_name not in (None, target.spec.entry):
+        raise UsageError(
+            f"Wanted the kernel {kernel_name}, found {text}, which launches {target.spec.entry}. A kernel is chosen only "
+            "in a bare cubin; leave it out."
+        )
+    _require_architecture(target.architecture, text, architecture)
+    return target
+
+
+def _require_architecture(found: int, text: str, wanted: int | None) -> None:
+    if wanted not in (None, found):
+        raise UsageError(
+            f"Wanted code for sm_{wanted}, found {text}, which is sm_{found} already. An architecture is chosen only for "
+            "what is compiled here; leave it out."
+        )

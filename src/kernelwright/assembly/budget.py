@@ -1,0 +1,321 @@
+"""The purse of a search: every schedule that is paid for, once, with what it cost.
+
+The unit of every budget is a schedule measured. The same schedule is never measured twice in one ledger, a
+finished measurement is on disk before its cost is used, and a search that is run again with the same ledger
+finds what it had paid for: since agents follow from their seed and the costs alone, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelwright.assembly.backends import Measurement, measure, schedule_digest
+from kernelwright.errors import UsageError
+from kernelwright.records import not_written, read_objects
+from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
+
+
+class BudgetSpent(Exception):
+    """There is no budget left for one more schedule. The end of every search, and no fault.
+
+    Attributes:
+        by: `schedules` or `time`.
+    """
+
+    def __init__(self, by: str) -> None:
+        super().__init__(f"no {by} left")
+        self.by = by
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One schedule that was measured.
+
+    Attributes:
+        number: 1 for the agent's first.
+        agent: who wanted to know.
+        digest: of the schedule; see `schedule_digest`.
+        parent: number of the entry from which `moves` lead to this one; 0 is the original.
+        moves: what was played since then.
+        measurement: what the backend said.
+    """
+
+    number: int
+    agent: str
+    digest: str
+    parent: int
+    moves: tuple[AnyMove, ...]
+    measurement: Measurement
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as one JSON object."""
+        return {
+            "number": self.number,
+            "agent": self.agent,
+            "digest": self.digest,
+            "parent": self.parent,
+            "moves": [move_to_json(move) for move in self.moves],
+            "status": self.measurement.status,
+            "cost": self.measurement.cost,
+            "baseline": self.measurement.baseline,
+            "detail": self.measurement.detail,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Entry:
+        """Return the entry that an object spells.
+
+        Raises:
+            KeyError, UsageError: it spells none.
+        """
+        return cls(
+            value["number"],
+            value["agent"],
+            value["digest"],
+            value["parent"],
+            tuple(move_from_json(move) for move in value["moves"]),
+            Measurement(value["status"], value["cost"], value["baseline"], value["detail"]),
+        )
+
+
+class Ledger:
+    """A budget of schedules for one agent.
+
+    Args:
+        kernel: the kernel that is played on.
+        backends: what measures, one for each GPU; a schedule goes to any one of them.
+        budget: schedules to measure, those already on disk included.
+        agent: whose budget it is.
+        path: JSON lines file; entries of this agent in it count as paid for. None keeps nothing.
+        limit_s: seconds after which the budget counts as spent, too; None sets no limit.
+        clock: seconds from any fixed point.
+        on_entry: told about every schedule measured now.
+
+    Attributes:
+        original: what the backend says of the kernel as it is; it costs no budget.
+        entries: what was measured, oldest first.
+        stopped_by: `schedules` or `time` once something was refused.
+
+    Raises:
+        UsageError: the budget makes no sense, or there is no backend.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backends: Sequence[Any],
+        budget: int,
+        agent: str,
+        path: Path | None = None,
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_entry: Callable[[Entry], None] | None = None,
+    ) -> None:
+        if budget < 1 or not backends:
+            raise UsageError(f"wanted a budget of at least one schedule and a backend, found {budget} and {len(backends)}")
+        self.kernel = kernel
+        self.budget = budget
+        self.agent = agent
+        self.entries: list[Entry] = []
+        self.stopped_by: str | None = None
+        self.name: str = backends[0].name
+        self.unit: str = backends[0].unit
+        self._path = path
+        self._backends = list(backends)
+        self._free = list(range(len(backends)))
+        self._available = threading.Semaphore(len(backends))
+        self._lock = threading.Lock()
+        self._known: dict[str, Future[Measurement]] = {}
+        self._asked: set[str] = set()
+        self._taken = 0
+        self._clock = clock
+        self._deadline = None if limit_s is None else clock() + limit_s
+        self._on_entry = on_entry
+        original = Schedule(kernel)
+        self._original_digest = schedule_digest(original)
+        self.original = measure(backends[0], original)
+        self._nodes: dict[tuple[int, AnyMove], int] = {}
+        self._number_at: dict[int, int] = {0: 0}
+        self._node_of: dict[int, int] = {0: 0}
+        for entry in read_entries(path, agent):
+            self._remember(entry.digest, entry.measurement)
+            self.entries.append(entry)
+            self._place(entry, self._node_of[entry.parent])
+        self._taken = len(self.entries)
+
+    @property
+    def lanes(self) -> int:
+        """How many schedules may be measured at the same time."""
+        return len(self._backends)
+
+    @property
+    def spent(self) -> int:
+        """Schedules measured so far."""
+        return len(self.entries)
+
+    @property
+    def asked(self) -> int:
+        """Different schedules, the original aside, that were asked for since this ledger was opened, paid for or not."""
+        return len(self._asked)
+
+    @property
+    def spent_by(self) -> str | None:
+        """What is used up, `schedules` or `time`; None while another schedule may be measured."""
+        if self._taken >= self.budget:
+            return "schedules"
+        if self._deadline is not None and self._clock() >= self._deadline:
+            return "time"
+        return None
+
+    def cost(self, schedule: Schedule) -> float:
+        """Return the cost of a schedule relative to the original's.
+
+        Raises:
+            BudgetSpent: it was not measured yet and there is no budget left.
+            UsageError: it has no cost.
+        """
+        relative = self.measured(schedule).relative
+        if relative is None:
+            raise UsageError("wanted a schedule that has a cost, found one that failed; use `measured`")
+        return relative
+
+    def measured(self, schedule: Schedule) -> Measurement:
+        """Return what the backend says of a schedule, and pay for it if it is new. The original is free.
+
+        Raises:
+            BudgetSpent: it is new and there is no budget left.
+        """
+        digest = schedule_digest(schedule)
+        if digest == self._original_digest:
+            return self.original
+        with self._lock:
+            known = self._known.get(digest)
+            if known is None:
+                why = self.spent_by
+                if why is not None:
+                    self.stopped_by = why
+                    raise BudgetSpent(why)
+                self._taken += 1
+                mine: Future[Measurement] = Future()
+                self._known[digest] = mine
+            self._asked.add(digest)
+        if known is not None:
+            return known.result()
+        try:
+            result = self._measure(schedule)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        self._write(digest, schedule, result)
+        mine.set_result(result)
+        return result
+
+    def measured_all(self, schedules: Sequence[Schedule]) -> list[Measurement]:
+        """Return what the backends say of several schedules, measured side by side, in the order given.
+
+        Raises:
+            BudgetSpent: there was not enough budget for all; those before it ended are on record.
+        """
+        if self.lanes == 1 or len(schedules) == 1:
+            return [self.measured(schedule) for schedule in schedules]
+        with ThreadPoolExecutor(self.lanes) as pool:
+            futures = [pool.submit(self.measured, schedule) for schedule in schedules]
+        return [future.result() for future in futures]
+
+    def best(self, count: int = 1) -> list[Entry]:
+        """Return the entries with the least cost that beat the original, best first."""
+        good = [(relative, e) for e in self.entries if (relative := e.measurement.relative) is not None and relative < 1.0]
+        return [entry for _, entry in sorted(good, key=lambda pair: (pair[0], pair[1].number))[:count]]
+
+    def moves_to(self, entry: Entry) -> list[AnyMove]:
+        """Return all moves that lead from the original to an entry's schedule."""
+        moves: list[AnyMove] = []
+        while True:
+            moves[:0] = entry.moves
+            if entry.parent == 0:
+                return moves
+            entry = self.entries[entry.parent - 1]
+
+    def schedule_of(self, entry: Entry) -> Schedule:
+        """Return an entry's schedule, its moves played anew."""
+        schedule = Schedule(self.kernel)
+        for move in self.moves_to(entry):
+            schedule.play(move)
+        return schedule
+
+    def _measure(self, schedule: Schedule) -> Measurement:
+        with self._available:
+            with self._lock:
+                lane = self._free.pop(0)
+            try:
+                return measure(self._backends[lane], schedule)
+            finally:
+                with self._lock:
+                    self._free.append(lane)
+
+    def _remember(self, digest: str, measurement: Measurement) -> None:
+        future: Future[Measurement] = Future()
+        future.set_result(measurement)
+        self._known[digest] = future
+
+    def _write(self, digest: str, schedule: Schedule, measurement: Measurement) -> None:
+        with self._lock:
+            node, parent, played = 0, 0, 0
+            for position, move in enumerate(schedule.history, 1):
+                following = self._nodes.get((node, move))
+                if following is None:
+                    break
+                node = following
+                if node in self._number_at:
+                    parent, played = self._number_at[node], position
+            moves = tuple(schedule.history[played:])
+            entry = Entry(len(self.entries) + 1, self.agent, digest, parent, moves, measurement)
+            self.entries.append(entry)
+            self._place(entry, self._node_of[parent])
+            if self._path is not None:
+                append_line(self._path, entry.to_json())
+        if self._on_entry is not None:
+            self._on_entry(entry)
+
+    def _place(self, entry: Entry, node: int) -> None:
+        """Remember which entry the moves played so far lead to, so that the next one need not repeat them."""
+        for move in entry.moves:
+            node = self._nodes.setdefault((node, move), len(self._nodes) + 1)
+        self._number_at[node] = entry.number
+        self._node_of[entry.number] = node
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON object as a line; a line torn by an earlier kill does not swallow it.
+
+    Raises:
+        InfrastructureError: it cannot be written.
+    """
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(value, separators=(",", ":")) + "\n").encode())
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+def read_entries(path: Path | None, agent: str | None = None) -> Iterator[Entry]:
+    """Yield the whole entries of a file, of one agent or of all; a torn line is work that is still owed."""
+    for values in () if path is None else read_objects(path):
+        try:
+            entry = Entry.from_json(values)
+        except (ValueError, KeyError, TypeError, UsageError):
+            continue
+        if agent is None or entry.agent == agent:
+            yield entry

@@ -1,0 +1,30 @@
+"""Known ways to cheat a judge, finding those that resemble a candidate, and asking for a second opinion.
+
+Nothing here accepts or rejects: a checker's vote only triggers deeper checks by the judge. See `docs/hacks.md`.
+"""
+
+from __future__ import annotations
+
+from kernelwright.contrastive.hacks.checker import AdversarialChecker, Checker, Deeper, Review, StructuralChecker, deeper
+from kernelwright.contrastive.hacks.database import Family, HackDatabase, Pattern
+from kernelwright.contrastive.hacks.opinions import Opinion, Vote
+from kernelwright.contrastive.hacks.profile import Sign, profile
+from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
+
+__all__ = [
+    "AdversarialChecker",
+    "Checker",
+    "Deeper",
+    "Family",
+    "HackDatabase",
+    "Neighbour",
+    "Opinion",
+    "Pattern",
+    "Retriever",
+    "Review",
+    "Sign",
+    "StructuralChecker",
+    "Vote",
+    "deeper",
+    "profile",
+]

@@ -1,0 +1,338 @@
+"""Shapes that cheats have in common, seen in a syntax tree with names taken out.
+
+A shape is a fact such as "writes into something that outlives the call" or "patches a library". Each alone is often
+innocent: a workspace outlives the call too. They are features for finding similar known hacks, never a verdict.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from kernelwright.contrastive.hacks.names import Function, Names, is_self, targets
+
+_WRITERS = frozenset({"append", "extend", "insert", "setdefault", "update", "set", "add", "put", "submit"})
+_FILLS = frozenset(
+    {"full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "eye"}
+)
+_EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+_SHAPES_ONLY = frozenset({"shape", "size", "device", "dtype", "ndim", "dim", "numel", "new_full", "new_zeros", "new_empty"})
+_LOW = frozenset({"half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "qint8"})
+_DERIVING = frozenset({"detach", "t", "data", "contiguous", "clone", "sum", "half"})
+_CLOCKS = frozenset({"time", "monotonic", "perf_counter", "perf_counter_ns", "monotonic_ns", "time_ns", "process_time"})
+LARGE = 1 << 16
+"""A number in an equality test above which the test looks made to fail; our choice."""
+
+
+def shapes(tree: ast.Module, names: Names) -> set[str]:
+    """The names of the shapes that occur in a module."""
+    return set(_Shapes(tree, names).find())
+
+
+class _Shapes:
+    def __init__(self, tree: ast.Module, names: Names) -> None:
+        self.tree = tree
+        self.names = names
+        self._walked: dict[ast.AST, list[ast.AST]] = {}
+        self.functions = [node for node in self._walk(tree) if isinstance(node, Function)]
+
+    def _walk(self, node: ast.AST) -> list[ast.AST]:
+        """Every node below one; kept, since generated functions are long and asked about often."""
+        if node not in self._walked:
+            self._walked[node] = list(ast.walk(node))
+        return self._walked[node]
+
+    def find(self) -> Iterator[str]:
+        yield from self._module_level()
+        for node in self._walk(self.tree):
+            yield from self._anywhere(node)
+        for function in self.functions:
+            if function.name == "__init__":
+                yield from self._constructor(function)
+            else:
+                yield from self._state(function)
+                yield from self._control(function)
+        for function in self.functions:
+            if function.name == "forward":
+                yield from self._forward(function)
+        yield from self._waiting()
+
+    def _module_level(self) -> Iterator[str]:
+        for item in self.tree.body:
+            if isinstance(item, ast.If | ast.While | ast.For | ast.With):
+                yield "acts-at-import"
+            if isinstance(item, ast.Expr) and isinstance(item.value, ast.Call):
+                yield "calls-at-import"
+            if isinstance(item, ast.Try) and not any(isinstance(inner, ast.Import | ast.ImportFrom) for inner in item.body):
+                yield "try-at-import"
+
+    def _anywhere(self, node: ast.AST) -> Iterator[str]:
+        match node:
+            case ast.Assign() | ast.AugAssign():
+                for target in targets(node):
+                    if isinstance(target, ast.Attribute):
+                        yield from self._attribute_set(target, node.value)
+            case ast.Call():
+                yield from self._call(node)
+            case ast.ClassDef():
+                if any(self.names.label(base).rpartition(".")[2] == "Tensor" for base in node.bases):
+                    yield "tensor-subclass"
+                if any(self.names.label(base) == "local" for base in node.bases):
+                    yield "inherits-own-class"
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in node.args.defaults):
+                    yield "mutable-default"
+            case ast.Yield():
+                yield "generator-state"
+            case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=int() as value)]) if abs(value) > LARGE:
+                yield "test-made-to-fail"
+            case ast.BoolOp(op=ast.And()) if any(isinstance(value, ast.Constant) for value in node.values):
+                yield "test-made-to-fail"
+            case ast.Attribute(attr="training"):
+                yield "asks-for-training-mode" if isinstance(node.ctx, ast.Load) else "sets-training-mode"
+
+    def _attribute_set(self, target: ast.Attribute, value: ast.expr) -> Iterator[str]:
+        base = self.names.dotted(target.value)
+        if base is not None:
+            yield "sets-library-flag" if isinstance(value, ast.Constant) else "patches-library"
+        elif not is_self(target.value):
+            made = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and self._is_function(value.id))
+            yield "replaces-method-of-object" if made else "sets-attribute-of-object"
+
+    def _is_function(self, name: str) -> bool:
+        return any(function.name == name for function in self.functions)
+
+    def _call(self, node: ast.Call) -> Iterator[str]:
+        label = self.names.label(node.func)
+        if label == "setattr":
+            base = self.names.dotted(node.args[0]) if node.args else None
+            yield "patches-library" if base else "sets-attribute-by-name"
+        if label in ("exec", "eval", "compile", "__import__") and node.args:
+            yield "runs-built-code"
+        if label == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
+            yield "attribute-by-computed-name"
+        if label in ("id",) or label.endswith(".data_ptr"):
+            yield "uses-address"
+        if label in ("float",) and node.args and isinstance(node.args[0], ast.Subscript):
+            yield "reads-single-elements"
+        if label.endswith(".item"):
+            yield "reads-single-elements"
+        if label == ".eval" and not node.args:
+            yield "switches-to-eval"
+
+    def _constructor(self, function: Function) -> Iterator[str]:
+        for node in self._walk(function):
+            if not isinstance(node, ast.Assign):
+                continue
+            if any(isinstance(item, ast.Attribute) and is_self(item.value) for item in targets(node)):
+                attributes = {item.attr for item in ast.walk(node.value) if isinstance(item, ast.Attribute)}
+                if attributes & {"weight", "bias"} and attributes & _DERIVING:
+                    yield "derives-from-weights-once"
+
+    def _is_state(self, node: ast.expr) -> bool:
+        """Whether an expression is rooted in something that outlives a call: a module variable or a plain attribute."""
+        while True:
+            match node:
+                case ast.Attribute() if is_self(node.value):
+                    return node.attr in self.names.own_attributes and node.attr not in self.names.submodules
+                case ast.Attribute() | ast.Subscript() | ast.Starred():
+                    node = node.value
+                case ast.Call():
+                    if not isinstance(node.func, ast.Attribute):
+                        return False
+                    node = node.func.value
+                case ast.Name():
+                    return node.id in self.names.module_level
+                case _:
+                    return False
+
+    def _state(self, function: Function) -> Iterator[str]:
+        from_state: set[str] = set()
+        for node in self._walk(function):
+            match node:
+                case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                    for target in targets(node):
+                        if not isinstance(target, ast.Name) and self._is_state(target):
+                            yield "counts-calls" if _is_count(node) else "keeps-across-calls"
+                        elif isinstance(target, ast.Name) and node.value is not None and self._is_state(node.value):
+                            from_state.add(target.id)
+                case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in _WRITERS and self._is_state(base):
+                    yield "keeps-across-calls"
+                case ast.Compare() if any(self._is_state(side) for side in (node.left, *node.comparators)):
+                    if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+                        yield "looks-up-state"
+                    elif any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
+                        yield "gate-on-state"
+        for node in self._walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                value = node.value
+                if self._is_state(value) or (isinstance(value, ast.Name) and value.id in from_state):
+                    yield "returns-state"
+            if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Return):
+                yield "returns-early"
+
+    def _control(self, function: Function) -> Iterator[str]:
+        for node in self._walk(function):
+            match node:
+                case ast.Try(handlers=handlers) if handlers:
+                    yield "handles-failure-in-call"
+                case ast.While(test=ast.Constant(value=True)):
+                    yield "endless-loop"
+                case ast.Raise() if function.name == "forward":
+                    yield "raises-in-forward"
+                case ast.Compare():
+                    inside = [self.names.label(item.func) for item in ast.walk(node) if isinstance(item, ast.Call)]
+                    if any(label.rpartition(".")[2] in _CLOCKS and "." in label for label in inside):
+                        yield "gate-on-clock"
+                    if any(label.endswith((".random", ".randint", "urandom")) for label in inside):
+                        yield "gate-on-chance"
+
+    def _forward(self, function: Function) -> Iterator[str]:
+        given = {item.arg for item in function.args.args[1:]}
+        read = {item.id for item in self._walk(function) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
+        if given - read:
+            yield "ignores-an-input"
+        yield from self._mutation(function, given)
+        attributes = [item for item in self._walk(self.tree) if isinstance(item, ast.Attribute)]
+        if self.names.submodules - {item.attr for item in attributes if isinstance(item.ctx, ast.Load)}:
+            yield "never-uses-a-submodule"
+        dependent = _dependent(self._walk(function), given)
+        for node in self._walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield from self._returned(function, node.value, dependent)
+            if isinstance(node, ast.Subscript) and _root(node.value) in given and isinstance(node.ctx, ast.Load):
+                yield from _slices(node.slice)
+        lows = {item.attr for item in self._walk(function) if isinstance(item, ast.Attribute)} & _LOW
+        if lows:
+            yield "lowers-precision-in-call"
+
+    def _mutation(self, function: Function, given: set[str]) -> Iterator[str]:
+        assigned = [item for node in self._walk(function) if isinstance(node, ast.Assign) for item in targets(node)]
+        fresh = {item.id for item in assigned if isinstance(item, ast.Name)}
+        for node in self._walk(function):
+            match node:
+                case ast.Assign() | ast.AugAssign():
+                    for target in targets(node):
+                        stored = isinstance(target, ast.Subscript) or isinstance(node, ast.AugAssign)
+                        if stored and _root(target) in given - fresh:
+                            yield "writes-into-an-input"
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)):
+                    if name in given - fresh and attr.endswith("_") and not attr.endswith("__"):
+                        yield "writes-into-an-input"
+                case ast.keyword(arg="out", value=ast.Name(id=name)) if name in given:
+                    yield "writes-into-an-input"
+
+    def _returned(self, function: Function, value: ast.expr, dependent: dict[str, str]) -> Iterator[str]:
+        if isinstance(value, ast.Name) and dependent.get(value.id) == "input":
+            yield "returns-an-input"
+        kind = _dependence(value, dependent)
+        calls = {self.names.label(item.func).rpartition(".")[2] for item in ast.walk(value) if isinstance(item, ast.Call)}
+        if kind is None:
+            yield "output-ignores-inputs"
+        elif kind == "shape":
+            yield "output-from-shapes-alone"
+        if calls & _FILLS:
+            yield "returns-a-constant-fill"
+        if calls & {"expand", "expand_as", "as_strided", "broadcast_to"}:
+            yield "returns-a-view-of-little"
+        if isinstance(value, ast.List):
+            yield "returns-a-list"
+        empty = calls & _EMPTIES
+        if isinstance(value, ast.Name):
+            assignments = [node for node in self._walk(function) if isinstance(node, ast.Assign)]
+            made = [node for node in assignments if any(_root(item) == value.id for item in targets(node))]
+            uses = sum(isinstance(item, ast.Name) and item.id == value.id for item in self._walk(function))
+            if made and isinstance(made[0].value, ast.Call) and uses <= len(made) + 1:
+                empty = {self.names.label(made[0].value.func).rpartition(".")[2]} & _EMPTIES
+        if empty:
+            yield "returns-uninitialised-memory"
+
+    def _waiting(self) -> Iterator[str]:
+        calls = [self.names.label(node.func) for node in self._walk(self.tree) if isinstance(node, ast.Call)]
+        last = [label.rpartition(".")[2] for label in calls]
+        starts = {"Thread", "submit", "apply_async", "start_new_thread"} & set(last)
+        if starts and not {"join", "result", "get", "wait", "map"} & set(last):
+            yield "starts-and-never-waits"
+        for node in self._walk(self.tree):
+            if isinstance(node, ast.If):
+                called = [self.names.label(item.func) for item in ast.walk(node) if isinstance(item, ast.Call)]
+                inside = {label.rpartition(".")[2] for label in called}
+                if inside & {"join", "result", "wait_stream", "synchronize"}:
+                    yield "waits-sometimes"
+        if "Stream" in last or "ExternalStream" in last:
+            waits = last.count("wait_stream") + last.count("synchronize") + last.count("wait_event")
+            yield "stream-without-two-waits" if waits < 2 else "stream-with-waits"
+
+
+def _is_count(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _slices(index: ast.expr) -> Iterator[str]:
+    for part in ast.walk(index):
+        if isinstance(part, ast.Slice):
+            for bound in (part.lower, part.upper):
+                if isinstance(bound, ast.UnaryOp) and isinstance(bound.op, ast.USub):
+                    yield "reads-the-end-only"
+                elif isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.FloorDiv):
+                    yield "reads-a-share"
+                elif isinstance(bound, ast.Constant):
+                    yield "reads-a-fixed-part"
+            if part.step is not None:
+                yield "reads-every-nth"
+
+
+def _dependence(value: ast.expr, dependent: dict[str, str]) -> str | None:
+    """`input` or `values` when an expression needs the inputs' values, `shape` when only their shapes, else None."""
+    found: str | None = None
+    parents = {child: node for node in ast.walk(value) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name) and node.id in dependent:
+            parent = parents.get(node)
+            if dependent[node.id] == "shape" or _asks_shape(parent):
+                found = "shape"
+            else:
+                return "values"
+    return found
+
+
+def _asks_shape(parent: ast.AST | None) -> bool:
+    """Whether what is done with an input needs its shape alone."""
+    match parent:
+        case ast.Attribute(attr=attr):
+            return attr in _SHAPES_ONLY
+        case ast.Call(func=ast.Attribute(attr=attr)):
+            return attr.endswith("_like")
+    return False
+
+
+def _dependent(nodes: list[ast.AST], given: set[str]) -> dict[str, str]:
+    """How each local variable depends on the inputs: it is one (`input`), on `values`, or on a `shape` alone."""
+    known = dict.fromkeys(given, "input")
+    # Twice, so that what a loop carries backwards is seen.
+    for _ in range(2):
+        for node in nodes:
+            value: ast.expr | None = None
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.For | ast.AnnAssign):
+                value = node.iter if isinstance(node, ast.For) else node.value
+                places = targets(node)
+            elif isinstance(node, ast.Call):
+                places = [item.value for item in node.keywords if item.arg == "out"]
+                match node.func:
+                    case ast.Attribute(value=ast.Name() as changed, attr=attr) if attr.endswith("_"):
+                        places.append(changed)
+                value = node
+            else:
+                continue
+            kind = _dependence(value, known) if value is not None else None
+            for place in places:
+                name = _root(place)
+                if name is not None and kind is not None and known.get(name) not in ("input", "values"):
+                    known[name] = kind
+    return known

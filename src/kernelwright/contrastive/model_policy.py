@@ -1,0 +1,198 @@
+"""A language model as a policy: contrastive prompts in, parsed candidates out.
+
+With a frozen model this is CUDA-L1's fixed-parameter search (section 2.4): the evolutionary loop without a gradient.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, contrastive_prompt
+from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
+from kernelwright.contrastive.techniques import techniques_in
+from kernelwright.errors import PolicyError
+from kernelwright.models.chat import ChatModel, Sampling
+from kernelwright.models.transcript import Recorded, Transcript
+from kernelwright.records import Candidate, sha256_of
+from kernelwright.rewrites import Context
+
+EXEMPLARS = 2
+"""In a prompt: N of CUDA-L1's section 2.4.3."""
+
+PATIENCE = 16
+"""Answers in a row without a new candidate after which a search ends. Our choice."""
+
+
+class NothingUsableError(PolicyError):
+    """A model answered many times and none of it was a new candidate."""
+
+
+class ContrastivePolicy:
+    """Proposes what a model writes when it is shown earlier candidates and their scores.
+
+    A prompt follows from the seed, the number of prompts so far and the exemplars, and every answer is on disk before
+    its candidate is proposed: a search that was killed first proposes what it had been answered and had not judged.
+
+    Args:
+        model: Who answers.
+        database: Where exemplars come from; the search's history is added to it.
+        sampler: Which exemplars a prompt shows.
+        rollouts: Where answers are kept.
+        sampling: How answers are drawn. The seed counts from the search's own.
+        exemplars: At most so many in a prompt.
+        samples: Answers to one prompt, where more are wanted than one. Fewer prompts cost less; each shows less of what
+            has just been learnt.
+        hardware: The device's name for people.
+        patience: Answers in a row without a new candidate after which the search ends.
+        limit_characters: Of a prompt.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        database: ExemplarDatabase,
+        sampler: ExemplarSampler,
+        rollouts: RolloutLog,
+        sampling: Sampling | None = None,
+        exemplars: int = EXEMPLARS,
+        samples: int = 1,
+        hardware: str = "",
+        patience: int = PATIENCE,
+        limit_characters: int = PROMPT_LIMIT_CHARACTERS,
+    ) -> None:
+        self.name = f"{model.name}+{sampler.name}"
+        self._model = model
+        self.database = database
+        self._sampler = sampler
+        self._log = rollouts
+        self._sampling = sampling or Sampling()
+        self._exemplars = exemplars
+        self._samples = samples
+        self._hardware = hardware
+        self._patience = patience
+        self._limit_characters = limit_characters
+        self._rollouts: list[Rollout] | None = None
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """At most `count` candidates that are not in the history.
+
+        Raises:
+            NothingUsableError: `patience` answers in a row held no new candidate.
+            PromptTooLongError: the task does not fit into a prompt.
+            PolicyError: the model cannot be reached, or refuses all work.
+        """
+        self.database.add_all(context.history)
+        if self._rollouts is None:
+            self._rollouts = [found for found in self._log.rollouts() if found.task_sha256 == context.task.sha256]
+        seen = {found.candidate_sha256 for found in context.history}
+        found = self._new_candidates(context, self._rollouts, seen)
+        fruitless: Counter[str] = Counter()
+        while len(found) < count and fruitless.total() < self._patience:
+            answered = self._ask(context, max(count - len(found), self._samples))
+            self._rollouts += answered
+            fresh = self._new_candidates(context, answered, seen)
+            found += fresh
+            if fresh:
+                fruitless.clear()
+            else:
+                fruitless.update(answer.failure or "a candidate that was judged before" for answer in answered)
+        if not found:
+            listed = ", ".join(f"{number} times {what}" for what, number in fruitless.most_common())
+            raise NothingUsableError(
+                f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {fruitless.total()} answers "
+                f"in a row held none ({listed}). Read {self._log.path}; try another model, temperature or token limit."
+            )
+        return found[:count]
+
+    def _new_candidates(self, context: Context, rollouts: list[Rollout], seen: set[str]) -> list[Candidate]:
+        """Candidates of rollouts, each once; takes note of them in `seen`."""
+        found = []
+        for rollout in rollouts:
+            if rollout.candidate_sha256 is None or rollout.candidate_sha256 in seen:
+                continue
+            seen.add(rollout.candidate_sha256)
+            source = rollout.source(context.task)
+            # Another version of the parser may read an old answer otherwise.
+            if source is not None:
+                parent = rollout.exemplars[-1] if rollout.exemplars else None
+                found.append(Candidate(source=source, policy=self.name, techniques=techniques_in(source), parent=parent))
+        return found
+
+    def _ask(self, context: Context, count: int) -> list[Rollout]:
+        """One prompt, `count` answers, all on disk."""
+        step = max((rollout.step for rollout in self._rollouts or ()), default=-1) + 1
+        seed = int(sha256_of([context.task.sha256, context.seed, step])[:8], 16) >> 1
+        prompt = self._prompt(context, random.Random(seed))
+        sampling = replace(self._sampling, seed=seed)
+        (completions,) = self._model.sample([prompt.messages], count=count, sampling=sampling)
+        answered = [
+            Rollout.of(
+                context.task,
+                prompt,
+                completion,
+                stage="search",
+                step=step,
+                sample=sample,
+                model=self._model.name,
+                sampling=sampling,
+            )
+            for sample, completion in enumerate(completions)
+        ]
+        self._log.append(answered)
+        return answered
+
+    def _prompt(self, context: Context, rng: random.Random) -> Prompt:
+        known = self.database.exemplars(context.task.sha256, device=context.device)
+        return contrastive_prompt(
+            context.task,
+            self._sampler.sample(known, self._exemplars, rng),
+            device=context.device,
+            hardware=self._hardware,
+            limit_characters=self._limit_characters,
+        )
+
+
+def policy_for_run(
+    model: ChatModel,
+    directory: Path,
+    *,
+    sampler: str = "bucket",
+    database: Path | None = None,
+    sampling: Sampling | None = None,
+    exemplars: int = EXEMPLARS,
+    samples: int = 1,
+    hardware: str = "",
+    patience: int = PATIENCE,
+) -> ContrastivePolicy:
+    """The policy of a search that keeps everything in its run directory, so that the same directory goes on.
+
+    Writes `rollouts.jsonl`, `transcript.jsonl`, from which paid answers come back after a kill, and `exemplars.sqlite`.
+
+    Args:
+        model: Who answers.
+        directory: The run directory, the same as the search's `out`.
+        sampler: By name.
+        database: Another exemplar database, such as one shared by several searches.
+        sampling, exemplars, samples, hardware, patience: As in `ContrastivePolicy`.
+
+    Raises:
+        ConfigError: there is no such sampler.
+        ExemplarDatabaseError: the database cannot be used.
+    """
+    return ContrastivePolicy(
+        Recorded(model, Transcript(directory / "transcript.jsonl")),
+        database=ExemplarDatabase(database or directory / "exemplars.sqlite"),
+        sampler=sampler_named(sampler),
+        rollouts=RolloutLog(directory),
+        sampling=sampling,
+        exemplars=exemplars,
+        samples=samples,
+        hardware=hardware,
+        patience=patience,
+    )

@@ -1,0 +1,205 @@
+"""What a model is asked: the task, what was tried before with its scores, how to answer, and the judge's rules.
+
+The parts and their order are CUDA-L1's (table 3); the words are our own, and the rules are those of the judge
+(docs/verdicts.md), so that a model is not punished for what nobody told it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kernelwright.contrastive.exemplars import Exemplar
+from kernelwright.errors import UsageError
+from kernelwright.models.chat import Message
+from kernelwright.records import Task, canonical_json, sha256_of
+from kernelwright.records.rewards import conservative
+
+PROMPT_LIMIT_CHARACTERS = 40_000
+"""Of all messages together; about 10,000 tokens of code. Our choice."""
+
+AnswerForm = Literal["module", "subclass"]
+"""`module`: the answer's code is a whole module, as in CUDA-L1. `subclass`: it follows the reference's text, so that
+`class ModelNew(Model)` may stand alone. Short answers are our choice for small models."""
+
+
+class PromptTooLongError(UsageError):
+    """The task alone, with no exemplar, does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation to be answered."""
+
+    messages: tuple[Message, ...]
+    shown: tuple[Exemplar, ...]
+    """The exemplars in it, worst first; fewer than were given where they did not fit."""
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the conversation: the hash of its messages."""
+        return sha256_of(canonical_json([[message.role, message.content] for message in self.messages]))
+
+
+def contrastive_prompt(
+    task: Task,
+    exemplars: Sequence[Exemplar],
+    *,
+    device: str,
+    hardware: str = "",
+    form: AnswerForm = "module",
+    limit_characters: int = PROMPT_LIMIT_CHARACTERS,
+) -> Prompt:
+    """Ask for a better implementation, given earlier ones with their scores.
+
+    Args:
+        task: What to speed up.
+        exemplars: What to show, each with a score. They appear worst first, so that the best stands nearest to the
+            answer. Where not all fit, each is taken in the order of its score, best first, if it still fits.
+        device: `cpu`, `cuda` or `cuda:N`.
+        hardware: The device's name for people, such as `NVIDIA H200`.
+        form: What the answer's code is to be.
+        limit_characters: Of all messages together.
+
+    Raises:
+        PromptTooLongError: it does not fit even without exemplars.
+    """
+    shown: list[Exemplar] = []
+    messages = _messages(task, shown, device, hardware, form)
+    if _length(messages) > limit_characters:
+        raise PromptTooLongError(
+            f"Wanted a prompt of at most {limit_characters} characters for the task {task.id}; found {_length(messages)} "
+            "without any exemplar. Raise the limit or leave the task out."
+        )
+    for exemplar in sorted(exemplars, key=Exemplar.known_score, reverse=True):
+        more = [exemplar, *shown]
+        tried = _messages(task, more, device, hardware, form)
+        if _length(tried) <= limit_characters:
+            shown, messages = more, tried
+    return Prompt(messages, tuple(shown))
+
+
+def plain_prompt(
+    task: Task,
+    *,
+    device: str,
+    hardware: str = "",
+    form: AnswerForm = "module",
+    limit_characters: int = PROMPT_LIMIT_CHARACTERS,
+) -> Prompt:
+    """The same request without exemplars: of supervised training, and of vanilla GRPO."""
+    return contrastive_prompt(task, (), device=device, hardware=hardware, form=form, limit_characters=limit_characters)
+
+
+def whole_source(task: Task, code: str, form: AnswerForm) -> str:
+    """The module that an answer's code stands for."""
+    if form == "module" or _defines_model(code):
+        return code
+    return f"{task.source.rstrip()}\n\n\n{code.lstrip()}"
+
+
+def answer_code(task: Task, source: str, form: AnswerForm) -> str:
+    """The code by which an answer of that form gives a module: the inverse of `whole_source`, where there is one."""
+    head = task.source.rstrip() + "\n\n\n"
+    return source.removeprefix(head) if form == "subclass" else source
+
+
+def _defines_model(code: str) -> bool:
+    return re.search(r"^class Model\b", code, re.MULTILINE) is not None
+
+
+def _length(messages: Sequence[Message]) -> int:
+    return sum(len(message.content) for message in messages)
+
+
+def _messages(task: Task, shown: Sequence[Exemplar], device: str, hardware: str, form: AnswerForm) -> tuple[Message, ...]:
+    gpu = device.startswith("cuda")
+    where = hardware or ("an NVIDIA GPU" if gpu else "a CPU")
+    parts = [
+        f"# Task\n\nMake this PyTorch module faster on {where}. What counts is the time of one call of `forward`, with "
+        f"the inputs and constructor arguments below.\n\n# Reference implementation\n\n{_fenced(task.source)}"
+    ]
+    if shown:
+        parts.append(_earlier(task, shown, form))
+    parts.append(_protocol(bool(shown), form))
+    parts.append(_requirements(gpu))
+    return (Message("system", _SYSTEM), Message("user", "\n\n".join(parts)))
+
+
+_SYSTEM = (
+    "You are an expert in the performance of numerical code. You write drop-in replacements for PyTorch modules that "
+    "compute exactly the same in less time. An independent judge runs what you write."
+)
+
+
+def _earlier(task: Task, shown: Sequence[Exemplar], form: AnswerForm) -> str:
+    parts = [
+        "# Earlier implementations with scores\n\nEach was measured against the reference. The score is the speedup: 1 is "
+        "the reference's own speed, and higher is better."
+    ]
+    for number, exemplar in enumerate(shown, start=1):
+        code = answer_code(task, exemplar.source, form)
+        parts.append(f"Implementation {number} (score {conservative(exemplar.known_score()):.2f})\n\n{_fenced(code)}")
+    return "\n\n".join(parts)
+
+
+def _protocol(contrast: bool, form: AnswerForm) -> str:
+    questions: tuple[str, ...]
+    if contrast:
+        questions = (
+            "Which of the implementations above are better than the others, and what makes them so?",
+            "Which of their ideas can be taken furthest?",
+            "What limits the best of them now?",
+            "Which techniques has none of them tried?",
+            "Where is the most time still to be gained?",
+        )
+    else:
+        questions = (
+            "What does the reference spend its time on: arithmetic, memory traffic, or the launching of many small steps?",
+            "Which of its work is not needed for the result?",
+            "Which techniques apply?",
+            "Where is the most time to be gained?",
+        )
+    asked = "\n".join(f"- {question}" for question in questions)
+    whole = (
+        "one fenced block with a whole Python module, imports included, that defines `class ModelNew(torch.nn.Module)`."
+        if form == "module"
+        else "one fenced block with `class ModelNew(Model)`, and with whatever else it needs. The code is appended to the "
+        "reference module: its imports and its class `Model` are there already, so do not repeat them."
+    )
+    return (
+        "# How to answer\n\nIn three sections, in this order, each under a heading with exactly two `#`:\n\n"
+        f"`## Performance Analysis`: answer briefly:\n{asked}\n\n"
+        "`## Algorithm Design`: describe the implementation that you will write, and why it will be faster"
+        f"{' than every one above' if contrast else ''}.\n\n`## Code Implementation`: {whole}"
+    )
+
+
+def _requirements(gpu: bool) -> str:
+    means = (
+        "PyTorch operators, Triton kernels, or CUDA C++ compiled with `torch.utils.cpp_extension.load_inline`"
+        if gpu
+        else "PyTorch operators, or C++ compiled with `torch.utils.cpp_extension.load_inline`; there is no GPU"
+    )
+    rules = (
+        "`ModelNew` takes the same constructor and `forward` arguments as `Model`, and returns outputs of the same "
+        "values, shapes, dtypes, devices and memory layout. What computes anything else scores 0, however fast it is.",
+        "It has the same `state_dict` as `Model`: the same keys and shapes. New weights may be loaded at any time, so "
+        "nothing may be computed from weights ahead of a call.",
+        "Keep the precision: no half precision or TF32 where the reference has none. Keep every size and hyper-parameter.",
+        "Do all of the work in each call. Do not keep results, inputs or outputs from one call for another, and return "
+        "memory that no later call will overwrite.",
+        "Leave inputs, global settings of PyTorch and the train/eval mode as they are. Work on other streams or threads "
+        "must be finished when `forward` returns.",
+        f"Use {means}. No files, no network, no other packages. It must compile and run as it stands.",
+    )
+    return "# Requirements and restrictions\n\n" + "\n".join(f"- {rule}" for rule in rules)
+
+
+def _fenced(code: str) -> str:
+    """Code in a fence that is longer than any within it."""
+    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}python\n{code.strip()}\n{fence}"

@@ -1,0 +1,154 @@
+"""Suspicious speedups are measured again before they count (CUDA-L1, section 2.4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.records import Candidate, Evaluation, Task
+
+if TYPE_CHECKING:
+    from kernelwright.pools import Evaluator
+
+SUSPICIOUS_SPEEDUP = 3.0
+"""CUDA-L1, section 2.4.4: verify again above 3x ..."""
+
+SUSPICIOUS_LEAP = 2.0
+"""... or above twice the best so far."""
+
+AGREEMENT = 0.10
+"""CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
+
+CLIP = 1.5
+"""k of CUDA-L1's equation 6."""
+
+UPDATE_EVERY = 100
+"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
+
+WINDOW = 1000
+"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
+
+LEAST_DEVIATION = 0.01
+"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
+
+SUSPICIOUS_LEAP = 2.0
+"""... or above twice the best so far."""
+
+AGREEMENT = 0.10
+"""CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
+
+CLIP = 1.5
+"""k of CUDA-L1's equation 6."""
+
+UPDATE_EVERY = 100
+"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
+
+WINDOW = 1000
+"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
+
+LEAST_DEVIATION = 0.01
+"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
+
+AGREEMENT = 0.10
+"""CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
+
+CLIP = 1.5
+"""k of CUDA-L1's equation 6."""
+
+UPDATE_EVERY = 100
+"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
+
+WINDOW = 1000
+"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
+
+LEAST_DEVIATION = 0.01
+"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
+
+
+def is_suspicious(
+    evaluation: Evaluation, best_so_far: float | None, *, above: float = SUSPICIOUS_SPEEDUP, leap: float = SUSPICIOUS_LEAP
+) -> bool:
+    """Whether a speedup must be measured again before it counts.
+
+    Args:
+        evaluation: What was found.
+        best_so_far: The highest speedup of this task that counts already; None when there is none.
+        above: A speedup above it is suspicious,
+        leap: and one that is so many times the best.
+    """
+    if not evaluation.accepted or evaluation.speedup is None or evaluation.confirms:
+        return False
+    leapt = best_so_far is not None and evaluation.speedup > leap * best_so_far
+    return evaluation.speedup > above or leapt
+
+
+@dataclass(frozen=True, slots=True)
+class Reverification:
+    """A suspicious evaluation and its independent re-measurement."""
+
+    task: Task
+    first: Evaluation
+    second: Evaluation
+    """The re-measurement; `confirms` is set."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both were accepted and their speedups are less than 10 % apart, measured by the smaller."""
+        first, second = self.first.speedup, self.second.speedup
+        if first is None or second is None:
+            return False
+        return max(first, second) < (1 + AGREEMENT) * min(first, second)
+
+    @property
+    def settled(self) -> Evaluation:
+        """What counts: the re-measurement where they agree, otherwise the worse of the two.
+
+        The paper says only what is accepted; that a disagreement leaves the worse of the two is our choice.
+        """
+        # A rejected evaluation has no speedup, and is the worse one.
+        return self.second if self.agrees else min(self.second, self.first, key=lambda found: found.speedup or 0.0)
+
+
+def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
+    """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
+
+    Args:
+        cases: What to measure again.
+        judges: A pool for each device, by the device's name; those of one kind take turns.
+
+    Raises:
+        KernelwrightError: a judge failed; what it raised.
+    """
+    queues: dict[str, list[int]] = {device: [] for device in judges}
+    for number, (_, evaluation) in enumerate(cases):
+        kind = evaluation.device.partition(":")[0]
+        same = [device for device in judges if device.partition(":")[0] == kind]
+        others = [device for device in same if device != evaluation.device] or same
+        if not others:
+            raise InfrastructureError(
+                f"Wanted a judge of the kind of {evaluation.device}; there are judges for {', '.join(judges) or 'nothing'}."
+            )
+        queues[min(others, key=lambda device: len(queues[device]))].append(number)
+    found: dict[int, Evaluation] = {}
+    for device, numbers in queues.items():
+        found |= _measure_again([(number, *cases[number]) for number in numbers], judges[device])
+    return [Reverification(task, first, found[number]) for number, (task, first) in enumerate(cases)]
+
+
+def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: Evaluator) -> dict[int, Evaluation]:
+    """Raises what a judge raised."""
+    from kernelwright.pools import Job
+
+    jobs = {}
+    for number, task, first in cases:
+        candidate = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)
+        jobs[number] = Job(task, candidate)
+    found = {}
+    for job, outcome in judge.evaluate(jobs.values()):
+        if isinstance(outcome, KernelwrightError):
+            raise outcome
+        number = next(number for number, other in jobs.items() if other is job)
+        found[number] = outcome.model_copy(update={"confirms": True})
+    return found

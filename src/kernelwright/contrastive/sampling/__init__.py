@@ -1,0 +1,1 @@
+"""Answers of the model in training: drawn, judged, rewarded and written down."""

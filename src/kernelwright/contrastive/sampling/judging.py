@@ -1,0 +1,145 @@
+"""Judging many candidates of a run, each once: what a run directory already holds is not judged again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kernelwright.contrastive.sampling.shared import SharedEvaluations
+from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.judge import Settings
+from kernelwright.pools import Job
+from kernelwright.pools.local import Outcome
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+
+Say = Callable[[str], None]
+"""Told one line about progress."""
+
+FAULTS_TOLERATED = 0.5
+"""A batch of which more than this share could not be judged for the machine's fault ends the run. Our choice."""
+
+
+Key = tuple[str, str]
+"""A candidate of a task: the task's hash and the candidate's."""
+
+
+class Judges(Protocol):
+    """What judges jobs: `JudgePool`, or the same over other machines."""
+
+    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+        """Do the jobs, in any order; yields each as it ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate for a task."""
+
+    task: Task
+    candidate: Candidate
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others: the hashes of both."""
+        return self.task.sha256, self.candidate.sha256
+
+
+class JudgedRun:
+    """Evaluations of a run directory, and a way to get more of them.
+
+    Every evaluation is on disk before `judge` goes on, so a killed run finds them again; the same candidate of the same task
+    is never judged twice, whoever proposes it.
+
+    Args:
+        run: Where evaluations are kept.
+        judges: Who judges.
+        say: Told about candidates that could not be judged.
+        on_evaluation: Called with each new evaluation, once it is on disk.
+        settings: Of the judging; None leaves them to the judges.
+        shared: Evaluations of other runs on this machine, by the same settings: what is there is not judged again.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        judges: Judges,
+        say: Say = lambda line: None,
+        on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
+        *,
+        settings: Settings | None = None,
+        shared: SharedEvaluations | None = None,
+    ) -> None:
+        self.run = run
+        self._judges = judges
+        self._say = say
+        self._on_evaluation = on_evaluation
+        self._settings = settings
+        self._shared = shared
+        self._known: dict[Key, Evaluation] = {}
+        self.confirmed: dict[Key, Evaluation] = {}
+        """Re-measurements by task and candidate."""
+        for evaluation in run.evaluations():
+            self._note(evaluation)
+
+    def _note(self, evaluation: Evaluation) -> None:
+        key = (evaluation.task_sha256, evaluation.candidate_sha256)
+        (self.confirmed if evaluation.confirms else self._known)[key] = evaluation
+
+    def history(self, task: Task) -> tuple[Evaluation, ...]:
+        """First measurements of a task's candidates, oldest first."""
+        return tuple(found for (task_sha256, _), found in self._known.items() if task_sha256 == task.sha256)
+
+    def evaluations(self) -> Iterator[Evaluation]:
+        """First measurements of all candidates, oldest first."""
+        yield from self._known.values()
+
+    def known(self, proposal: Proposal) -> Evaluation | None:
+        """The first measurement of a candidate, if it has been judged."""
+        return self._known.get(proposal.key)
+
+    def keep(self, evaluation: Evaluation) -> None:
+        """Write an evaluation that was made elsewhere, such as a re-measurement."""
+        self.run.append(evaluation)
+        self._note(evaluation)
+        self._on_evaluation(evaluation)
+
+    def judge(self, proposals: Iterable[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
+        """Evaluations of proposals by key, known and new; those that `stop` or a fault left out are missing.
+
+        Args:
+            proposals: Taken one by one, as judges become free, so that making them costs no time in which nobody judges.
+            stop: Asked before each new one; True leaves it and all that follow.
+
+        Raises:
+            InfrastructureError: most of a batch could not be judged.
+        """
+        asked: list[Key] = []
+        fresh: set[Key] = set()
+
+        def jobs() -> Iterator[Job]:
+            for proposal in proposals:
+                asked.append(proposal.key)
+                if proposal.key not in self._known and proposal.key not in fresh:
+                    fresh.add(proposal.key)
+                    elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared else None
+                    if elsewhere is None:
+                        yield Job(proposal.task, proposal.candidate, self._settings)
+                    else:
+                        self.keep(elsewhere)
+
+        faults: list[KernelwrightError] = []
+        for job, outcome in self._judges.evaluate(jobs(), stop):
+            if isinstance(outcome, KernelwrightError):
+                faults.append(outcome)
+                self._say(f"not judged: a candidate of {job.task.id}: {outcome}")
+            else:
+                self.keep(outcome)
+                if self._shared is not None:
+                    self._shared.add(outcome)
+        if len(faults) > FAULTS_TOLERATED * len(fresh):
+            raise InfrastructureError(
+                f"Wanted {len(fresh)} candidates judged; {len(faults)} of them could not be, the last because: {faults[-1]} "
+                "Everything judged so far is kept; run again to go on."
+            ) from faults[-1]
+        return {key: self._known[key] for key in asked if key in self._known}

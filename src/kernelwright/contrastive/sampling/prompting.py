@@ -1,0 +1,87 @@
+"""Which prompt a task gets at a step: the exemplars that the sampler draws from the database, put into words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.prompts import Prompt, contrastive_prompt
+from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
+from kernelwright.contrastive.stages.config import ExemplarSection, PromptSection
+from kernelwright.errors import ConfigError
+from kernelwright.records import RunDirectory, Task, sha256_of
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Makes prompts; a prompt follows from the task, the draw's number, the seed and what the database holds."""
+
+    section: PromptSection
+    device: str
+    """Where candidates run: `cpu` or `cuda...`."""
+    sampler: ExemplarSampler
+    count: int
+    """Exemplars in a prompt, at most."""
+    database: ExemplarDatabase | None
+    seed: int
+    share: float = 1.0
+    """Of prompts that show exemplars; the others are as vanilla GRPO's."""
+
+    def prompt(self, task: Task, draw: int) -> Prompt:
+        """The prompt of a task.
+
+        Args:
+            task: What to speed up.
+            draw: Tells one draw of exemplars from another: a step's number.
+
+        Raises:
+            PromptTooLongError: the task alone is too long.
+        """
+        known = self.database.exemplars(task.sha256, device=self.device) if self.database is not None else []
+        rng = random.Random(sha256_of(f"{self.seed} {draw} {task.sha256}"))
+        if self.share < 1 and rng.random() >= self.share:
+            known = []
+        return contrastive_prompt(
+            task,
+            self.sampler.sample(known, self.count, rng),
+            device=self.device,
+            hardware=self.section.hardware,
+            form=self.section.answer,
+            limit_characters=self.section.limit_characters,
+        )
+
+
+def fill(database: ExemplarDatabase, runs: Sequence[Path]) -> None:
+    """Put the evaluations of earlier runs into a database; a run in which nothing was judged adds nothing.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    for path in runs:
+        if not path.is_dir():
+            raise ConfigError(
+                f"Wanted a run directory to fill the database from (exemplars.seeds) at {path}; there is none."
+            )
+        database.add_all(RunDirectory(path).evaluations())
+
+
+def prompt_maker(
+    section: PromptSection,
+    exemplars: ExemplarSection,
+    *,
+    device: str,
+    database: ExemplarDatabase | None,
+    seed: int,
+    share: float = 1.0,
+) -> PromptMaker:
+    """The maker that a configuration asks for.
+
+    Raises:
+        ConfigError: the sampler's options are out of range.
+    """
+    options = {"temperature": exemplars.temperature} if exemplars.sampler in ("bucket", "island") else {}
+    sampler = sampler_named(exemplars.sampler, **options)
+    return PromptMaker(section, device, sampler, exemplars.count, database, seed, share)

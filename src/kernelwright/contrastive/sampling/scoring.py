@@ -1,0 +1,258 @@
+"""From answers to rewards: parse, judge, measure the suspicious again, keep exemplars, and write every rollout down."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.hacks import Checker, HackDatabase, deeper
+from kernelwright.contrastive.prompts import AnswerForm, Prompt
+from kernelwright.contrastive.reverification import (
+    SUSPICIOUS_LEAP,
+    SUSPICIOUS_SPEEDUP,
+    Reverification,
+    is_suspicious,
+    reverify,
+)
+from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
+from kernelwright.contrastive.sampling.metrics import CHEATING
+from kernelwright.contrastive.smoothing import RewardSmoother
+from kernelwright.judge import Settings
+from kernelwright.models.chat import Completion, Sampling
+from kernelwright.pools import Evaluator
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.rewards import Reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One answer to be scored, and where it belongs."""
+
+    task: Task
+    prompt: Prompt
+    completion: Completion
+    step: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What became of an attempt."""
+
+    attempt: Attempt
+    rollout: Rollout
+    evaluation: Evaluation | None
+    """None for an answer without a candidate, and for one that could not be judged."""
+    reward: float | None
+    """What training maximises; None for what could not be judged, which must not count either way."""
+    copied: bool = False
+    """Whether the candidate is one of those that the prompt showed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """How suspicious candidates are looked at again."""
+
+    pools: Mapping[str, Evaluator]
+    """One for each device, by its name."""
+    checker: Checker | None = None
+    """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
+    settings: Settings | None = None
+    """Of the run's judges: deeper checks are stricter than these."""
+    above: float = SUSPICIOUS_SPEEDUP
+    """Speedups above it are looked at again,"""
+    leap: float = SUSPICIOUS_LEAP
+    """and those that are so many times the best so far."""
+
+
+class Scorer:
+    """Scores the answers of one run.
+
+    Args:
+        judged: Where evaluations come from and are kept.
+        reward: From an evaluation to a number.
+        form: What an answer's code is.
+        stage: The stage's name in rollouts.
+        model: The model's name in rollouts.
+        sampling: How answers were drawn, for the record.
+        database: Where judged candidates go, to be shown in later prompts.
+        smoother: Normalises rewards; None leaves them as they are.
+        copies: What an answer earns that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
+            rollout's own `reward` is its score either way.
+        verification: For candidates too good to be believed at once; None believes the judge's first word.
+    """
+
+    def __init__(
+        self,
+        judged: JudgedRun,
+        reward: Reward,
+        *,
+        form: AnswerForm,
+        stage: str,
+        model: str,
+        sampling: Sampling,
+        database: ExemplarDatabase | None = None,
+        smoother: RewardSmoother | None = None,
+        copies: Literal["score", "floor"] = "score",
+        verification: Verification | None = None,
+    ) -> None:
+        self.judged = judged
+        self.smoother = smoother
+        self._reward = reward
+        self._form = form
+        self._stage = stage
+        self._model = model
+        self._sampling = sampling
+        self._database = database
+        self._copies = copies
+        self._verification = verification
+        self._log = RolloutLog(judged.run.path)
+        self._logged = {_identity(rollout) for rollout in self._log.rollouts()}
+        self._trusted: set[Key] = set()
+        self._hacks = HackDatabase.packaged(judged.run.path / "hacks.jsonl")
+
+    def score(self, attempts: Sequence[Attempt]) -> list[Scored]:
+        """Score a batch of answers; the same candidate gets the same reward each time.
+
+        Raises:
+            InfrastructureError: most of the batch could not be judged.
+        """
+        rollouts = [self._rollout(attempt) for attempt in attempts]
+        proposals = [self._proposal(attempt, rollout) for attempt, rollout in zip(attempts, rollouts, strict=True)]
+        given = [proposal for proposal in proposals if proposal is not None]
+        best = {proposal.task.sha256: self._best(proposal.task) for proposal in given}
+        found = self.judged.judge(given)
+        settled = self._settle({proposal.key: proposal for proposal in given}, found, best)
+        if self._database is not None:
+            self._database.add_all(settled.values())
+        self._note_hacks(settled.values())
+        evaluations = [settled.get(proposal.key) if proposal is not None else None for proposal in proposals]
+        # A candidate without an evaluation met a fault of the machine: it earns nothing, neither good nor bad.
+        plain = [
+            None if proposal is not None and evaluation is None else self._reward(evaluation)
+            for proposal, evaluation in zip(proposals, evaluations, strict=True)
+        ]
+        copied = [is_copy(attempt, proposal) for attempt, proposal in zip(attempts, proposals, strict=True)]
+        smoothed = self._smoothed(
+            [
+                self._reward.floor if reward is not None and self._copies == "floor" and copy else reward
+                for reward, copy in zip(plain, copied, strict=True)
+            ]
+        )
+        scored = []
+        for attempt, rollout, evaluation, raw, value, copy in zip(
+            attempts, rollouts, evaluations, plain, smoothed, copied, strict=True
+        ):
+            kept = rollout if raw is None else rollout.judged(evaluation, self._reward, value if self.smoother else None)
+            scored.append(Scored(attempt, kept, evaluation, value, copy))
+        self._write([item.rollout for item in scored])
+        return scored
+
+    def _rollout(self, attempt: Attempt) -> Rollout:
+        return Rollout.of(
+            attempt.task,
+            attempt.prompt,
+            attempt.completion,
+            stage=self._stage,
+            step=attempt.step,
+            sample=attempt.sample,
+            model=self._model,
+            sampling=self._sampling,
+            form=self._form,
+        )
+
+    def _proposal(self, attempt: Attempt, rollout: Rollout) -> Proposal | None:
+        source = rollout.source(attempt.task)
+        if source is None:
+            return None
+        parent = rollout.exemplars[-1] if rollout.exemplars else None
+        return Proposal(attempt.task, Candidate(source=source, policy=self._model, parent=parent))
+
+    def _best(self, task: Task) -> float | None:
+        """The highest speedup of a task that counts so far."""
+        speedups = [found.speedup for found in self.judged.history(task) if found.accepted and found.speedup is not None]
+        return max(speedups, default=None)
+
+    def _settle(
+        self, proposals: Mapping[Key, Proposal], found: Mapping[Key, Evaluation], best: Mapping[str, float | None]
+    ) -> dict[Key, Evaluation]:
+        """What counts for each candidate: its evaluation or, where that was doubted, what came of looking again."""
+        settled = dict(found)
+        for key, evaluation in found.items():
+            again = self.judged.confirmed.get(key)
+            if again is not None:
+                settled[key] = Reverification(proposals[key].task, evaluation, again).settled
+        if self._verification is None:
+            return settled
+        fresh = [key for key in found if key not in self._trusted and key not in self.judged.confirmed]
+        limits = {"above": self._verification.above, "leap": self._verification.leap}
+        doubtful = [key for key in fresh if is_suspicious(found[key], best[key[0]], **limits)]
+        for case in reverify([(proposals[key].task, found[key]) for key in doubtful], self._verification.pools):
+            self.judged.keep(case.second)
+            settled[case.first.task_sha256, case.first.candidate_sha256] = case.settled
+        left = [key for key in doubtful if settled[key].is_improvement]
+        for key, evaluation in self._checked([proposals[key] for key in left], [settled[key] for key in left]):
+            self.judged.keep(evaluation)
+            settled[key] = evaluation
+        self._trusted |= set(fresh)
+        return settled
+
+    def _checked(self, proposals: Sequence[Proposal], evaluations: Sequence[Evaluation]) -> list[tuple[Key, Evaluation]]:
+        """What deeper checks found of the candidates that the checker does not call clean."""
+        verification = self._verification
+        if verification is None or verification.checker is None or not proposals:
+            return []
+        pool = next(iter(verification.pools.values()))
+        reviews = verification.checker.review_all(
+            [(proposal.task, evaluation) for proposal, evaluation in zip(proposals, evaluations, strict=True)]
+        )
+        decided = []
+        for proposal, review in zip(proposals, reviews, strict=True):
+            deciding = deeper(pool, proposal.task, proposal.candidate, review, settings=verification.settings).deciding
+            if deciding is not None:
+                decided.append((proposal.key, deciding))
+        return decided
+
+    def _note_hacks(self, evaluations: Iterable[Evaluation]) -> None:
+        """Keep what the judge caught cheating in `hacks.jsonl`, for a later run's checker to know."""
+        for evaluation in evaluations:
+            reason = evaluation.reason
+            if reason is not None and reason in CHEATING and evaluation.source:
+                name = f"{reason} on {evaluation.task}"
+                self._hacks.add_confirmed(evaluation, CHEATING[reason], name=name, what=evaluation.detail or str(reason))
+
+    def _smoothed(self, rewards: Sequence[float | None]) -> list[float | None]:
+        known = [reward for reward in rewards if reward is not None]
+        if self.smoother is None or not known:
+            return list(rewards)
+        values = iter(self.smoother.smooth(known))
+        return [None if reward is None else next(values) for reward in rewards]
+
+    def _write(self, rollouts: Sequence[Rollout]) -> None:
+        """Append what is not there yet: a batch that is scored again after a kill was written once."""
+        new = [rollout for rollout in rollouts if _identity(rollout) not in self._logged]
+        self._logged |= {_identity(rollout) for rollout in new}
+        self._log.append(new)
+
+
+def is_copy(attempt: Attempt, proposal: Proposal | None) -> bool:
+    """Whether an answer's candidate is one of those that its prompt showed, but for comments and layout."""
+    if proposal is None or not attempt.prompt.shown:
+        return False
+    said = _structure(proposal.candidate.source)
+    return any(_structure(shown.source) == said for shown in attempt.prompt.shown)
+
+
+def _structure(source: str) -> str:
+    try:
+        return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
+
+
+def _identity(rollout: Rollout) -> tuple[str, int, str, str, int, str]:
+    return rollout.stage, rollout.step, rollout.model, rollout.prompt_sha256, rollout.sample, rollout.completion

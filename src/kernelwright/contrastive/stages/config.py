@@ -1,0 +1,454 @@
+"""Everything that can be set in a training run, read from TOML.
+
+A constant of the paper names its section, by way of the digest in docs/training.md; where the paper is silent it says "our
+choice", or whose choice it was. An unknown key is a `ConfigError` that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kernelwright import config
+from kernelwright.errors import ConfigError
+from kernelwright.judge import Settings
+from kernelwright.models.chat import Sampling
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class LoraSection(_Section):
+    """A low-rank adapter: what is trained when `tuning = "lora"`."""
+
+    rank: int = Field(default=16, ge=1)
+    """Our choice; KernelBench-RLVR-120b uses 16 too."""
+    alpha: int = Field(default=32, ge=1)
+    """Our choice: twice the rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapter."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Which layers get one, by name."""
+
+
+class ModelSection(_Section):
+    """The model to train and where it comes from."""
+
+    base: str = Field(min_length=1)
+    """A hub id, a folder of a Hugging Face model, or a GGUF file."""
+    adapter: Path | None = None
+    """A LoRA adapter to go on from: the previous stage's `final` folder."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights; an adapter is kept in float32."""
+    tuning: Literal["lora", "full"] = "lora"
+    """The paper trains DeepSeek-V3 in full; LoRA is our choice, so that what is learnt fits beside a result."""
+    lora: LoraSection = LoraSection()
+
+
+class TasksSection(_Section):
+    """Which tasks there are, and which of them no training may see."""
+
+    suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
+    """`builtin`: the suite of 100; `families`: generated tasks."""
+    directory: Path | None = None
+    """More tasks: every `*.py` in KernelBench's format in this folder."""
+    exclude: tuple[str, ...] = ()
+    """Ids to leave out altogether."""
+    families_count: int = Field(default=140, ge=1)
+    """How many generated tasks the suite `families` has. Our choice."""
+    families_seed: int = 0
+    """Which of the combinations are drawn, and their sizes."""
+    held_out: int = Field(default=30, ge=0)
+    """Tasks (at least) set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
+    holding tasks out is our choice."""
+    split_seed: int = 0
+    """Which tasks are held out."""
+    similarity: float = Field(default=0.8, gt=0, le=1)
+    """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
+
+
+class JudgeSection(_Section):
+    """Who judges, and how patiently."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
+    per_device: int = Field(default=2, ge=1)
+    """Judges for each GPU: building and checking overlap with another's timing. A CPU gets one."""
+    shared: Path | None = None
+    """A file of evaluations that runs on one machine share, so that no candidate is judged twice. Its folder is made."""
+    quick: bool = True
+    """Start from `Settings.quick()`: the reward may be noisy, what is reported is confirmed with the full settings."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the judge's settings for rewards, as in docs/cli.md."""
+    confirm_settings: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the judge's defaults for the re-measurement of what is reported."""
+
+    def judge_settings(self) -> Settings:
+        """The settings for rewards.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        base = Settings.quick().model_dump() if self.quick else {}
+        return config.build(Settings, base | self.settings)
+
+    def confirming_settings(self) -> Settings:
+        """The settings for the re-measurement of what is reported.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        return config.build(Settings, self.confirm_settings)
+
+
+class PromptSection(_Section):
+    """How a task is put to the model."""
+
+    answer: Literal["module", "subclass"] = "subclass"
+    """`module`: the answer is a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above the
+    answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
+    limit_characters: int = Field(default=12_000, ge=500)
+    """Of a whole prompt; exemplars that do not fit are left out. Our choice, about 3,000 tokens."""
+    hardware: str = ""
+    """The device's name for people, such as `NVIDIA H200`."""
+
+
+class SamplingSection(_Section):
+    """How completions are drawn."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """1, so that what is sampled is what is trained. Not in the paper; field practice."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Share of the probability that is drawn from."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
+    batch: int = Field(default=128, ge=1)
+    """Completions sampled at once."""
+    backend: Literal["local", "generate", "continuous"] = "local"
+    """`local`: the package's own batched sampler. In the contrastive stage also `generate`, TRL's call of transformers'
+    `generate`, and `continuous`, its continuous batching; everywhere else these mean `local`."""
+
+    def of(self, seed: int) -> Sampling:
+        """As a sampler takes it."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=seed)
+
+
+class OptimiserSection(_Section):
+    """The gradient step."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel, KernelBench-RLVR-120b); 1e-4
+    for LoRA of models of a billion parameters and below is our choice."""
+    micro_batch: int = Field(default=4, ge=1)
+    """Examples on the device at once; must divide those of a step."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Longer gradients are scaled down to it."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after the warm-up. Only a constant one lets a finished run be taken further unchanged."""
+    gradient_checkpointing: bool = False
+    """Less memory for more time."""
+
+
+class FittingSection(OptimiserSection):
+    """The gradient steps on a set of examples."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Examples in one step. Our choice."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the examples. Our choice."""
+    max_length: int = Field(default=3072, ge=16)
+    """Tokens of prompt and answer together. A longer example is left out and counted, never cut."""
+
+    @model_validator(mode="after")
+    def _micro_batch_divides(self) -> Self:
+        if self.batch_size % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}")
+        return self
+
+
+class CheckerSection(_Section):
+    """A second opinion on suspicious speedups (the paper's adversarial checker). Its vote leads to deeper checks, which
+    decide."""
+
+    kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
+    """`structural` compares with known hacks; the others ask a model of that kind as well."""
+    confirmed: str = ""
+    """A file of hacks found before, such as an earlier run's `hacks.jsonl`, to be known besides the packaged ones."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the model, as in docs/models.md."""
+
+
+class TeacherSection(_Section):
+    """A language model as a teacher."""
+
+    kind: Literal["api", "local", "vllm"]
+    """As in docs/models.md."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the model, as in docs/models.md."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of its answers."""
+    max_tokens: int = Field(default=4096, ge=1)
+    """Of one answer."""
+
+
+class AugmentationSection(_Section):
+    """Stage 1's data: many correct variations of each task, from teachers."""
+
+    teachers: tuple[str, ...] = ("builtin", "templates")
+    """`builtin`, the package's own policy, and `templates`, the generated families' own variations; each is judged."""
+    models: tuple[TeacherSection, ...] = ()
+    """Language models as teachers. Paper 2.2: six of them."""
+    attempts: int = Field(default=20, ge=1)
+    """For each task and teacher. Paper 2.2: up to 20."""
+    successes: int = Field(default=2, ge=1)
+    """Stop a teacher on a task after so many correct ones. Paper 2.2: 2."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Take what has been judged after so long. None: until every teacher is done with every task."""
+    timed: bool = False
+    """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
+    answer_chars: int = Field(default=2400, ge=50)
+    """Longer answers are not tried. Our choice, about 600 tokens."""
+    exemplars_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
+    paper's stage 1 has none (Table 2); a small model needs to have seen the form."""
+
+
+class SupervisedConfig(_Section):
+    """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
+
+    seed: int = 0
+    """Of everything random in the stage."""
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
+    prompt: PromptSection = PromptSection()
+    augmentation: AugmentationSection = AugmentationSection()
+    optimiser: FittingSection = FittingSection()
+    save_steps: int = Field(default=20, ge=1)
+    """Optimiser steps between checkpoints."""
+
+
+class ExemplarSection(_Section):
+    """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
+
+    sampler: Literal["bucket", "island", "random", "none"] = "bucket"
+    """`none` makes it vanilla GRPO."""
+    count: int = Field(default=2, ge=1)
+    """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
+    temperature: float = Field(default=0.5, gt=0)
+    """tau of Eq. 1. Not in the paper; our choice."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories whose timed evaluations fill the database before the first step."""
+
+
+class SelfSupervisedConfig(_Section):
+    """Stage 2 (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
+
+    REINFORCE with reward 1 for success, 0 otherwise and no baseline is the negative log-likelihood of the successes.
+    """
+
+    seed: int = 0
+    """Of everything random in the stage."""
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
+    prompt: PromptSection = PromptSection()
+    sampling: SamplingSection = SamplingSection()
+    optimiser: FittingSection = FittingSection()
+    rounds: int = Field(default=4, ge=1)
+    """Not in the paper. Our choice."""
+    tasks_per_round: int = Field(default=32, ge=1)
+    """Our choice; every task comes up once before any comes up again."""
+    samples_per_task: int = Field(default=8, ge=1)
+    """Answers to each task of a round. Our choice."""
+    timed: bool = False
+    """Speed is ignored here (paper 2.3)."""
+    exemplars: ExemplarSection = ExemplarSection(sampler="none")
+    exemplars_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers; answers that repeat one are
+    not learnt. The paper's stage 2 has none; a small model that sees plain prompts only forgets the other form before stage
+    3 asks for it. Our choice."""
+    rehearsal: float = Field(default=0.0, ge=0)
+    """Teachers' examples that are learnt again beside each success: from its own successes alone a small model forgets what
+    it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
+    rehearse: Path | None = None
+    """Run directory of stage 1, where those examples are."""
+
+
+class RewardSection(_Section):
+    """From an evaluation's record to a number (paper 2.4.4 and 3.2)."""
+
+    name: str = "speedup"
+    """`speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
+    smoothing: bool = True
+    """Rolling normalisation and clip (Eq. 6)."""
+    copies: Literal["score", "floor"] = "score"
+    """What an answer earns that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
+    floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
+    floor: float | None = None
+    """What failures earn, and the least that anything does, instead of the reward's own floor. With `log`, -5 (the default)
+    makes most of an advantage say whether an answer was right; so did -1, under which a model learnt to repeat the reference
+    (`docs/log.md`). A copy of that earns 0."""
+    reverify: bool = True
+    """Measure suspicious speedups once more. Paper 2.4.4."""
+    suspicious_speedup: float = Field(default=3.0, gt=1)
+    """Which those are: above it. Paper 2.4.4. Tasks from which honest work wins more need a higher one."""
+    suspicious_leap: float = Field(default=2.0, gt=1)
+    """And so many times the best so far of the task. Paper 2.4.4."""
+
+
+class GrpoSection(_Section):
+    """Group-relative policy optimisation (paper 2.4.5, Eq. 4-5); its numbers are not in the paper."""
+
+    group_size: int = Field(default=8, ge=2)
+    """G. Third-party re-implementation: 8; Dr.Kernel: 16."""
+    groups: int = Field(default=4, ge=1)
+    """Prompts in one step. Our choice."""
+    epsilon: float = Field(default=0.2, gt=0)
+    """PPO's clip (PPO, arXiv 1707.06347)."""
+    delta: float | None = Field(default=None, gt=1)
+    """Bound of the ratio of probabilities where the clip has none: where a bad answer has become likelier since it was
+    sampled. Without it one token can be all of an update's gradient. INTELLECT-2 (arXiv 2505.07291): 4; the paper: None."""
+    beta: float = Field(default=1e-3, ge=0)
+    """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
+    iterations: int = Field(default=1, ge=1)
+    """Passes over each batch of rollouts."""
+    minibatches: int = Field(default=1, ge=1)
+    """Updates in each pass. Where judging takes most of the time, several learn more from it; the clip bounds how far they
+    go. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
+    group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
+    mask_truncated: bool = False
+    """Leave answers that reached `max_tokens` out of the loss."""
+    spare_shared_lines: bool = False
+    """Push a failed answer's tokens down only in lines that right answers do not hold (`blame.py`). The paper's is False."""
+
+
+class ContrastiveConfig(_Section):
+    """Stage 3 (paper 2.4): contrastive RL.
+
+    `exemplars.sampler = "none"` is vanilla GRPO; `update = false` is the evolutionary loop: the same prompts, judge and
+    database with a frozen model.
+    """
+
+    seed: int = 0
+    """Of everything random in the stage."""
+    model: ModelSection
+    tasks: TasksSection = TasksSection()
+    judge: JudgeSection = JudgeSection()
+    checker: CheckerSection = CheckerSection()
+    prompt: PromptSection = PromptSection()
+    sampling: SamplingSection = SamplingSection()
+    exemplars: ExemplarSection = ExemplarSection()
+    exemplars_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of prompts that show exemplars. The paper's is 1. Where every prompt shows one, a small model learns to copy the
+    form from there and its weights forget it, which shows on new tasks, where there is none to copy. Our choice."""
+    reward: RewardSection = RewardSection()
+    grpo: GrpoSection = GrpoSection()
+    optimiser: OptimiserSection = OptimiserSection()
+    update: bool = True
+    """False leaves the gradient step out: evolutionary search with a frozen model."""
+    steps: int = Field(default=40, ge=1)
+    """Batches of rollouts. Our choice."""
+    seconds: float | None = Field(default=None, gt=0)
+    """End as if all steps were done before one that would go beyond so much time, restarts included: arms that are compared
+    get the same. None: no limit."""
+    save_steps: int = Field(default=1, ge=1)
+    """Steps between checkpoints; 1 loses the least when killed."""
+    checkpoints_kept: int = Field(default=2, ge=1)
+    """The newest ones."""
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        rollouts = self.grpo.group_size * self.grpo.groups
+        if rollouts % self.optimiser.micro_batch:
+            raise ValueError(
+                f"optimiser.micro_batch {self.optimiser.micro_batch} does not divide {rollouts} rollouts a step"
+            )
+        micro_batches = rollouts // self.optimiser.micro_batch
+        if micro_batches % self.grpo.minibatches:
+            raise ValueError(f"grpo.minibatches {self.grpo.minibatches} does not divide {micro_batches} micro-batches")
+        return self
+
+
+class HeldOutConfig(_Section):
+    """How a model is measured on tasks that training never saw."""
+
+    seed: int = 1000
+    """Apart from training's seeds."""
+    samples: int = Field(default=8, ge=1)
+    """Judged candidates for each task; the best of them counts."""
+    rounds: int = Field(default=1, ge=1)
+    """With exemplars: `samples` are drawn in so many rounds, later ones seeing the earlier ones' scores. Must divide it."""
+    exemplars: ExemplarSection = ExemplarSection(sampler="none")
+    sampling: SamplingSection = SamplingSection(temperature=0.8)
+    confirm: bool = True
+    """Measure each best again, independently; only what that confirms counts as faster."""
+    confirm_tries: int = Field(default=2, ge=1)
+    """Candidates of a task to confirm, best first, until one holds."""
+
+    @model_validator(mode="after")
+    def _rounds_divide(self) -> Self:
+        if self.samples % self.rounds:
+            raise ValueError(f"rounds {self.rounds} does not divide samples {self.samples}")
+        return self
+
+
+StageConfig = SupervisedConfig | SelfSupervisedConfig | ContrastiveConfig
+
+STAGES: dict[str, type[SupervisedConfig] | type[SelfSupervisedConfig] | type[ContrastiveConfig]] = {
+    "sft": SupervisedConfig,
+    "self-supervised": SelfSupervisedConfig,
+    "contrastive": ContrastiveConfig,
+}
+"""The stages by the names that the command line gives them."""
+
+
+def read_stage(stage: str, path: Path) -> StageConfig:
+    """A stage's configuration from a TOML file.
+
+    Raises:
+        ConfigError: no such file or stage, not TOML, an unknown key, or a value out of range.
+    """
+    with config.in_file(path):
+        return stage_from(stage, config.read_toml(path), str(path))
+
+
+def stage_from(stage: str, values: dict[str, Any], where: str = "the configuration") -> StageConfig:
+    """A stage's configuration from a table of values.
+
+    Raises:
+        ConfigError: an unknown stage or key, no model, or a value out of range.
+    """
+    if stage not in STAGES:
+        raise ConfigError(f"Wanted a stage, one of {', '.join(STAGES)}; found {stage!r}.")
+    if not isinstance(values.get("model"), dict) or not values["model"].get("base"):
+        raise ConfigError(
+            f"Wanted a model to train in {where}; found none. Set `base` in its [model] table: a hub id, a folder or a "
+            "GGUF file."
+        )
+    _check_names(STAGES[stage], values, "")
+    return config.build(STAGES[stage], values)
+
+
+def _check_names(section: type[BaseModel], values: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for a key that its table does not have, with the nearest of that table."""
+    for key, value in values.items():
+        if key not in section.model_fields:
+            near = difflib.get_close_matches(key, section.model_fields, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(section.model_fields)}."
+            raise ConfigError(f"Wanted a setting that exists, found `{where}{key}`; {hint}")
+        inner = section.model_fields[key].annotation
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
+            _check_names(inner, value, f"{where}{key}.")

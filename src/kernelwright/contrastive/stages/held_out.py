@@ -1,0 +1,297 @@
+"""How good a model is on tasks that training never saw: best of a few judged answers to each, measured again.
+
+The protocol is the same for every model. Each held-out task gets `samples` judged answers. The best that was accepted is
+measured once more, independently and with full settings; that second measurement is the task's speedup, above 1 or
+below. A task without one counts 1.0. Reported are the geometric mean with a bootstrap interval over tasks, and the share
+of tasks with a correct answer. Without exemplars the answers are drawn at once; with a sampler, in rounds that each see
+the earlier ones' scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.sampling.drawing import draw, drawn
+from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
+from kernelwright.contrastive.sampling.metrics import CHEATING
+from kernelwright.contrastive.sampling.prompting import prompt_maker
+from kernelwright.contrastive.sampling.scoring import Scored, Scorer
+from kernelwright.contrastive.stages.config import HeldOutConfig, PromptSection
+from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.models.chat import ChatModel
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.rewards import reward_named
+
+BOOTSTRAP_DRAWS = 10_000
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskResult(_Record):
+    """What a model made of one held-out task."""
+
+    task: str
+    task_sha256: str
+    answers: int
+    correct: int
+    """Answers that were accepted."""
+    hacks: int
+    """Answers that were rejected for a cheating reason."""
+    candidate_sha256: str | None = None
+    """The best, where its re-measurement was accepted."""
+    speedup: float | None = None
+    """Of the re-measurement; None when there is none, which counts 1.0."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    improvement: bool = False
+    """Whether the re-measurement's lower bound clears the noise floor."""
+
+
+class HeldOutResult(_Record):
+    """A model's results on all held-out tasks."""
+
+    model: str
+    tasks: tuple[TaskResult, ...]
+
+    def correct(self) -> float:
+        """Share of tasks with a correct answer."""
+        return sum(task.correct > 0 for task in self.tasks) / len(self.tasks)
+
+    def hack_rate(self) -> float:
+        """Share of answers that were rejected for a cheating reason."""
+        answers = sum(task.answers for task in self.tasks)
+        return sum(task.hacks for task in self.tasks) / answers if answers else 0.0
+
+    def speedups(self) -> list[float]:
+        """For each task, 1.0 where none was verified."""
+        return [task.speedup or 1.0 for task in self.tasks]
+
+    def improvements_only(self) -> list[float]:
+        """For each task, 1.0 unless a re-measurement confirmed an improvement: what a user gets who keeps what is slower."""
+        return [task.speedup if task.improvement and task.speedup else 1.0 for task in self.tasks]
+
+
+class Geomean(_Record):
+    """A geometric mean over tasks with its 95 % bootstrap interval."""
+
+    estimate: float
+    low: float
+    high: float
+    tasks: int
+
+
+def geomean(speedups: Sequence[float], seed: int = 0) -> Geomean:
+    """Geometric mean over tasks; tasks are the sampling unit of the interval.
+
+    Raises:
+        ValueError: there are no speedups, or one is not above 0.
+    """
+    if not speedups or min(speedups) <= 0:
+        raise ValueError("wanted speedups above 0")
+    logs = np.log(np.asarray(speedups, dtype=np.float64))
+    draws = np.random.default_rng(seed).choice(logs, (BOOTSTRAP_DRAWS, logs.size)).mean(axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return Geomean(
+        estimate=math.exp(float(logs.mean())), low=math.exp(float(low)), high=math.exp(float(high)), tasks=len(speedups)
+    )
+
+
+def advantage(one: HeldOutResult, other: HeldOutResult, seed: int = 0) -> Geomean:
+    """How many times faster one model's results are than another's, task by task; beyond noise when the interval is above 1.
+
+    Raises:
+        ValueError: the tasks differ.
+    """
+    if [task.task_sha256 for task in one.tasks] != [task.task_sha256 for task in other.tasks]:
+        raise ValueError("wanted results on the same tasks in the same order")
+    return geomean([mine / theirs for mine, theirs in zip(one.speedups(), other.speedups(), strict=True)], seed)
+
+
+def evaluate_held_out(
+    name: str,
+    chat: ChatModel,
+    tasks: Sequence[Task],
+    config: HeldOutConfig,
+    prompt: PromptSection,
+    run: RunDirectory,
+    equipment: Equipment,
+) -> HeldOutResult | None:
+    """Measure a model; several may share a run directory, and then the same candidate is judged once for all of them.
+
+    Args:
+        name: Of the model's results in `run`: letters, digits and dashes.
+        chat: Who answers.
+        tasks: Held out from its training.
+        config: The protocol.
+        prompt: How tasks are put.
+        run: Where evaluations, answers and results are kept.
+        equipment: Judges and the clock.
+
+    Returns:
+        The results, which are also in `results/NAME.json`; None when the time was up, and the same call goes on.
+
+    Raises:
+        PolicyError: the model cannot be sampled from.
+        InfrastructureError: candidates cannot be judged.
+    """
+    place = run.path / "models" / name
+    kept = read_result(run, name)
+    if kept is not None:
+        return kept
+    judged = equipment.judged(run)
+    place.mkdir(parents=True, exist_ok=True)
+    database = ExemplarDatabase(place / "exemplars.sqlite")
+    scorer = Scorer(
+        judged,
+        reward_named("speedup"),
+        form=prompt.answer,
+        stage="held-out",
+        model=chat.name,
+        sampling=config.sampling.of(config.seed),
+        database=database,
+    )
+    prompts = prompt_maker(prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
+    scored: list[Scored] = []
+    for number in range(config.rounds):
+        if equipment.must_stop():
+            return None
+        attempts = drawn(
+            place / f"attempts-{number}.json",
+            lambda number=number: draw(  # type: ignore[misc]
+                chat,
+                [(task, prompts.prompt(task, number)) for task in tasks],
+                config.samples // config.rounds,
+                config.sampling,
+                step=number,
+                seed=config.seed,
+            ),
+        )
+        scored += scorer.score(attempts)
+    verified = _verify(scored, tasks, judged, config, equipment)
+    if verified is None:
+        return None
+    result = HeldOutResult(model=name, tasks=tuple(_result(task, scored, verified.get(task.sha256)) for task in tasks))
+    RunDirectory(run.path / "results").write_json(f"{name}.json", result.model_dump(mode="json"))
+    return result
+
+
+def read_result(run: RunDirectory, name: str) -> HeldOutResult | None:
+    """A finished model's results; None when it is not finished."""
+    kept = RunDirectory(run.path / "results").read_json(f"{name}.json")
+    return HeldOutResult.model_validate(kept) if kept is not None else None
+
+
+def _verify(
+    scored: Sequence[Scored], tasks: Sequence[Task], judged: JudgedRun, config: HeldOutConfig, equipment: Equipment
+) -> dict[str, Evaluation] | None:
+    """For each task's hash the accepted re-measurement of its best candidate; None when the time was up.
+
+    All tasks' best are measured again together; where one is rejected then, the task's next best has its turn.
+    """
+    ranked: dict[str, list[Evaluation]] = {}
+    for task in tasks:
+        distinct = {
+            item.evaluation.candidate_sha256: item.evaluation
+            for item in scored
+            if item.attempt.task.sha256 == task.sha256 and item.evaluation is not None and item.evaluation.accepted
+        }
+        ranked[task.sha256] = sorted(distinct.values(), key=lambda found: found.speedup_low or 0.0, reverse=True)
+    if not config.confirm:
+        return {task: found[0] for task, found in ranked.items() if found}
+    by_hash = {task.sha256: task for task in tasks}
+    verified: dict[str, Evaluation] = {}
+    again = equipment.confirming(RunDirectory(judged.run.path / "confirmations"))
+    for turn in range(config.confirm_tries):
+        wanted = {
+            task_sha256: Proposal(by_hash[task_sha256], _candidate(accepted[turn]))
+            for task_sha256, accepted in ranked.items()
+            if task_sha256 not in verified and len(accepted) > turn
+        }
+        found = again.judge(list(wanted.values()), stop=equipment.must_stop)
+        if equipment.must_stop() and len(found) < len(wanted):
+            return None
+        for task_sha256, proposal in wanted.items():
+            second = found.get(proposal.key)
+            if second is not None and second.accepted:
+                verified[task_sha256] = second
+    return verified
+
+
+def _candidate(evaluation: Evaluation) -> Candidate:
+    return Candidate(
+        source=evaluation.source, policy=evaluation.policy, techniques=evaluation.techniques, parent=evaluation.parent
+    )
+
+
+def _result(task: Task, scored: Sequence[Scored], verified: Evaluation | None) -> TaskResult:
+    own = [item for item in scored if item.attempt.task.sha256 == task.sha256]
+    return TaskResult(
+        task=task.id,
+        task_sha256=task.sha256,
+        answers=len(own),
+        correct=sum(item.evaluation is not None and item.evaluation.accepted for item in own),
+        hacks=sum(item.evaluation is not None and item.evaluation.reason in CHEATING for item in own),
+        candidate_sha256=verified.candidate_sha256 if verified is not None else None,
+        speedup=verified.speedup if verified is not None else None,
+        speedup_low=verified.speedup_low if verified is not None else None,
+        speedup_high=verified.speedup_high if verified is not None else None,
+        improvement=verified is not None and verified.is_improvement,
+    )
+
+
+def summary(results: Mapping[str, HeldOutResult], samplers_on_training_tasks: Mapping[str, float]) -> dict[str, object]:
+    """The summary of a whole campaign.
+
+    Args:
+        results: By arm: `zero-shot`, `sft`, `self-supervised`, `evolutionary`, `vanilla-grpo`, `contrastive-random`,
+            `contrastive-bucket`, `contrastive-island`; those that are missing are left out.
+        samplers_on_training_tasks: Geometric mean of the best speedup on training tasks, by contrastive sampler: what the
+            best sampler is chosen by, so that held-out tasks choose nothing.
+    """
+    keys = {
+        "sft": "speedup_sft",
+        "self-supervised": "speedup_self_supervised",
+        "evolutionary": "speedup_evolutionary",
+        "vanilla-grpo": "speedup_vanilla_grpo",
+        "contrastive-random": "speedup_contrastive_random",
+        "contrastive-bucket": "speedup_contrastive_bucket",
+        "contrastive-island": "speedup_contrastive_island",
+    }
+    correct = {
+        "zero-shot": "correct_zero_shot",
+        "sft": "correct_after_sft",
+        "self-supervised": "correct_after_self_supervised",
+    }
+    intervals: dict[str, list[float]] = {}
+    told: dict[str, object] = {}
+    for arm, key in keys.items():
+        if arm in results:
+            mean = geomean(results[arm].speedups())
+            told[key] = mean.estimate
+            intervals[key] = [mean.low, mean.high]
+            told[f"{key}_improvements_only"] = geomean(results[arm].improvements_only()).estimate
+    told |= {key: results[arm].correct() for arm, key in correct.items() if arm in results}
+    tried = {name: value for name, value in samplers_on_training_tasks.items() if f"contrastive-{name}" in results}
+    if tried:
+        chosen = max(tried, key=lambda name: tried[name])
+        best = results[f"contrastive-{chosen}"]
+        told |= {"speedup_contrastive": geomean(best.speedups()).estimate, "contrastive_sampler": chosen}
+        intervals["speedup_contrastive"] = intervals[keys[f"contrastive-{chosen}"]]
+        told["contrastive_sampler_chosen_by"] = dict(samplers_on_training_tasks)
+        for arm in ("sft", "vanilla-grpo"):
+            if arm in results:
+                ratio = advantage(best, results[arm])
+                told[f"contrastive_over_{arm.replace('-', '_')}"] = ratio.estimate
+                intervals[f"contrastive_over_{arm.replace('-', '_')}"] = [ratio.low, ratio.high]
+    told["hack_rate"] = {arm: result.hack_rate() for arm, result in results.items()}
+    told["intervals"] = intervals
+    told["held_out_tasks"] = max((len(result.tasks) for result in results.values()), default=0)
+    told["tasks"] = {arm: len(result.tasks) for arm, result in results.items()}
+    return told

@@ -1,0 +1,56 @@
+"""A stage of training from its configuration file to its result: what the command and the recipes call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kernelwright.contrastive.stages.config import ContrastiveConfig, SelfSupervisedConfig, StageConfig, SupervisedConfig
+from kernelwright.contrastive.stages.context import Equipment, StageResult, equipped
+from kernelwright.contrastive.stages.split import TaskSplit, split_of
+from kernelwright.contrastive.updates.extra import require_training_packages
+from kernelwright.contrastive.updates.models import require_base
+from kernelwright.records import RunDirectory
+
+
+def train(
+    config: StageConfig, out: Path, *, say: Callable[[str], None] = lambda line: None, limit_s: float | None = None
+) -> StageResult:
+    """Train one stage on the tasks that its configuration leaves to training; the same directory goes on where it was.
+
+    Args:
+        config: What to do, as from `config.read_stage`.
+        out: The run directory.
+        say: Told about progress.
+        limit_s: Seconds after which it saves and returns unfinished.
+
+    Raises:
+        UsageError: the directory belongs to another run, or something in the configuration does not exist.
+        InfrastructureError: packages, a device or a model are missing, or candidates cannot be judged.
+    """
+    require_training_packages()
+    split = split_of(config.tasks)
+    with equipped(config.judge, config.checker, say=say, limit_s=limit_s) as equipment:
+        if not (out / "final").is_dir():
+            require_base(config.model)
+        return train_with(config, split, RunDirectory(out), equipment)
+
+
+def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+    """Train one stage with judges, models and tasks that the caller brings.
+
+    Raises:
+        UsageError, InfrastructureError: as `train`.
+    """
+    # Imported only now: these know their configuration, and so need neither TRL nor transformers before a stage runs.
+    from kernelwright.contrastive.stages.contrastive import train_contrastive
+    from kernelwright.contrastive.stages.self_supervised import train_self_supervised
+    from kernelwright.contrastive.stages.supervised import train_supervised
+
+    match config:
+        case SupervisedConfig():
+            return train_supervised(config, split, run, equipment)
+        case SelfSupervisedConfig():
+            return train_self_supervised(config, split, run, equipment)
+        case ContrastiveConfig():
+            return train_contrastive(config, split, run, equipment)

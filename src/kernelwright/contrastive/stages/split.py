@@ -1,0 +1,140 @@
+"""Which tasks train and which are held out: no task, family or near-duplicate stands on both sides.
+
+Tasks are joined into kins: those of one family, and those whose models are near-duplicates. A kin goes to one side as a
+whole. The split follows from the tasks and the seed alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernelwright.contrastive.stages.config import TasksSection
+from kernelwright.errors import ConfigError
+from kernelwright.records import Task
+from kernelwright.tasks.families import family_of, family_tasks
+from kernelwright.tasks.loading import task_from_file
+from kernelwright.tasks.suites import builtin_tasks
+
+SHINGLE = 4
+"""Tokens in a row that are compared. Our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSplit:
+    """The tasks of a run, by side, each in a fixed order."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+
+
+def split_of(section: TasksSection) -> TaskSplit:
+    """The tasks that a configuration names, split.
+
+    Raises:
+        ConfigError: there are no tasks, a folder is missing, or too few tasks would be left to train on.
+    """
+    tasks = [task for task in _tasks(section) if task.id not in section.exclude]
+    if not tasks:
+        raise ConfigError("Wanted tasks to train on; found none. Set tasks.suites or tasks.directory.")
+    return split(tasks, held_out=section.held_out, seed=section.split_seed, similarity=section.similarity)
+
+
+def _tasks(section: TasksSection) -> list[Task]:
+    tasks: list[Task] = []
+    if "builtin" in section.suites:
+        tasks += builtin_tasks()
+    if "families" in section.suites:
+        tasks += family_tasks(section.families_count, section.families_seed)
+    if section.directory is not None:
+        if not section.directory.is_dir():
+            raise ConfigError(f"Wanted a folder of tasks at tasks.directory = {section.directory}; there is none.")
+        tasks += [task_from_file(path) for path in sorted(section.directory.glob("*.py"))]
+    return tasks
+
+
+def split(tasks: Sequence[Task], *, held_out: int, seed: int, similarity: float) -> TaskSplit:
+    """Draw whole kins at random for the held-out side until it has `held_out` tasks.
+
+    Kins larger than a third of `held_out` are left to training, so that no single idea decides the evaluation.
+
+    Raises:
+        ConfigError: there are too few tasks, or too few separate kins.
+    """
+    kins = kins_of(tasks, similarity)
+    random.Random(seed).shuffle(kins)
+    chosen: set[str] = set()
+    for kin in kins:
+        if len(chosen) >= held_out:
+            break
+        if len(kin) <= max(1, held_out // 3):
+            chosen |= {task.sha256 for task in kin}
+    train = tuple(task for task in tasks if task.sha256 not in chosen)
+    if len(chosen) < held_out or not train:
+        raise ConfigError(
+            f"Wanted {held_out} held-out tasks and others to train on; found {len(tasks)} tasks in {len(kins)} kins. "
+            "Lower tasks.held_out or add tasks."
+        )
+    return TaskSplit(train, tuple(task for task in tasks if task.sha256 in chosen))
+
+
+def kins_of(tasks: Sequence[Task], similarity: float) -> list[list[Task]]:
+    """Tasks joined where they share a family or are near-duplicates; transitively."""
+    shingles = [shingles_of(task) for task in tasks]
+    families = [family_of(task) for task in tasks]
+    leader = list(range(len(tasks)))
+
+    def find(index: int) -> int:
+        while leader[index] != index:
+            index = leader[index]
+        return index
+
+    for one in range(len(tasks)):
+        for other in range(one):
+            related = families[one] is not None and families[one] == families[other]
+            if related or resemblance(shingles[one], shingles[other]) >= similarity:
+                leader[find(one)] = find(other)
+    kins: dict[int, list[Task]] = {}
+    for index, task in enumerate(tasks):
+        kins.setdefault(find(index), []).append(task)
+    return list(kins.values())
+
+
+def resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+    """Shared share of two sets (Jaccard), from 0 to 1."""
+    return len(one & other) / len(one | other) if one or other else 1.0
+
+
+def shingles_of(task: Task) -> frozenset[tuple[str, ...]]:
+    """Token runs of the task's `Model`, without docstrings, numbers and the names of its variables."""
+    tree = ast.parse(task.source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    plain = _Anonymous()
+    text = "\n".join(ast.unparse(plain.visit(node)) for node in classes)
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    if len(tokens) < SHINGLE:
+        return frozenset({tuple(tokens)})
+    return frozenset(tuple(tokens[start : start + SHINGLE]) for start in range(len(tokens) - SHINGLE + 1))
+
+
+class _Anonymous(ast.NodeTransformer):
+    """Drops docstrings and type hints; numbers become 0, variables and upper-case constants become `v`."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        numeric = isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        return ast.copy_location(ast.Constant(0), node) if numeric else node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(arg=node.arg if node.arg == "self" else "v")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        known = node.id in {"self", "super", "torch", "nn", "F", "Model"}
+        return node if known else ast.copy_location(ast.Name("v", node.ctx), node)

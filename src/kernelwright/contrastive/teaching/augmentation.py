@@ -1,0 +1,179 @@
+"""Stage 1's data (paper 2.2): teachers write variations of every training task until each has a few that are correct."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.prompts import AnswerForm, Prompt, contrastive_prompt, plain_prompt
+from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
+from kernelwright.contrastive.stages.config import SupervisedConfig
+from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.teaching.examples import Example, example_of, write_examples
+from kernelwright.contrastive.teaching.teachers import ChatTeacher, teacher_named
+from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
+from kernelwright.rewrites import Context, Policy
+
+PASS = 2
+"""Variations of a task that a teacher is asked for in one pass over the tasks, so that a time limit leaves no task out."""
+
+Make = Callable[[str, AnswerForm, int, int], Policy]
+
+
+def augment(
+    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, equipment: Equipment, *, make: Make = teacher_named
+) -> list[Example] | None:
+    """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
+
+    Stopped at any moment, it goes on with what is not judged yet. A teacher is asked about a task until it has
+    `successes` correct variations or has made `attempts`, or until `augmentation.seconds` have gone by.
+
+    Returns:
+        The examples; None when the time was up.
+
+    Raises:
+        ConfigError: there is no such teacher.
+        InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
+    """
+    settings = config.augmentation
+    judged = equipment.judged(run, timed=settings.timed)
+    teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
+    teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
+    exhausted: set[tuple[str, str]] = set()
+    enough = None if settings.seconds is None else time.monotonic() + settings.seconds
+
+    def stop() -> bool:
+        return equipment.must_stop() or (enough is not None and time.monotonic() >= enough)
+
+    while not equipment.must_stop():
+        batch: list[Proposal] = []
+        history = {task.sha256: judged.history(task) for task in tasks}
+        made = _proposals(config, tasks, teachers, history, equipment.device, exhausted, batch)
+        found = judged.judge(_ahead(made), stop=stop)
+        if not batch or (enough is not None and time.monotonic() >= enough):
+            break
+        equipment.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
+        # A candidate that could not be judged would be proposed for ever.
+        exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in found)
+    else:
+        return None
+    examples = _examples(config, tasks, judged, run, equipment.device)
+    write_examples(run.path / "examples.jsonl", examples)
+    solved = len({example.task for example in examples})
+    equipment.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
+    return examples
+
+
+def _proposals(
+    config: SupervisedConfig,
+    tasks: Sequence[Task],
+    teachers: Sequence[Policy],
+    histories: Mapping[str, tuple[Evaluation, ...]],
+    device: str,
+    exhausted: set[tuple[str, str]],
+    batch: list[Proposal],
+) -> Iterator[Proposal]:
+    """What each teacher that is not done with a task proposes next; kept in `batch`, and in `exhausted` where nothing."""
+    settings = config.augmentation
+    for teacher, task in itertools.product(teachers, tasks):
+        if (task.sha256, teacher.name) in exhausted:
+            continue
+        history = histories[task.sha256]
+        wanted = min(PASS, _wanted(history, teacher, settings.attempts, settings.successes))
+        context = Context(task=task, device=device, history=history, seed=config.seed)
+        proposed = [Proposal(task, candidate) for candidate in (teacher.propose(context, wanted) if wanted else [])]
+        if not proposed:
+            exhausted.add((task.sha256, teacher.name))
+        batch += proposed
+        yield from proposed
+
+
+def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    """The same, made in a thread while others are judged: some teachers take a second for each task."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Where torch has CUDA and the machine no GPU, the first fake mode leaves a device guard in its thread's own memory (seen
+    # in torch 2.11), and training crashes once that thread has ended. So the first one belongs to the thread that trains.
+    with FakeTensorMode():
+        pass
+    made: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
+    unwanted = threading.Event()
+
+    def make() -> None:
+        try:
+            for proposal in proposals:
+                if unwanted.is_set():
+                    return
+                made.put(proposal)
+        finally:
+            made.put(None)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        making = thread.submit(make)
+        try:
+            while (proposal := made.get()) is not None:
+                yield proposal
+            making.result()  # raises what making them raised
+        finally:
+            unwanted.set()
+
+
+def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:
+    own = [found for found in history if found.policy == teacher.name]
+    return max(0, min(attempts - len(own), successes - sum(found.accepted for found in own)))
+
+
+def _examples(
+    config: SupervisedConfig, tasks: Sequence[Task], judged: JudgedRun, run: RunDirectory, device: str
+) -> list[Example]:
+    share = config.augmentation.exemplars_share
+    database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
+    if database is not None:
+        database.add_all(judged.evaluations())
+    examples = []
+    for task in tasks:
+        accepted = [found for found in judged.history(task) if found.accepted]
+        for evaluation in accepted:
+            prompt = _prompt(config, task, evaluation, database, device, share)
+            examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
+    return examples
+
+
+def _prompt(
+    config: SupervisedConfig,
+    task: Task,
+    evaluation: Evaluation,
+    database: ExemplarDatabase | None,
+    device: str,
+    share: float,
+) -> Prompt:
+    """A plain prompt or, for a share of the examples, one that shows slower variations than the answer."""
+    section = config.prompt
+    rng = random.Random(sha256_of(f"{config.seed} {evaluation.candidate_sha256}"))
+    if database is not None and rng.random() < share:
+        slower = [
+            exemplar
+            for exemplar in database.exemplars(task.sha256, device=device)
+            if exemplar.candidate_sha256 != evaluation.candidate_sha256
+            and evaluation.speedup_low is not None
+            and (exemplar.score or 0.0) < evaluation.speedup_low
+        ]
+        if slower:
+            shown = rng.sample(slower, min(2, len(slower)))
+            return contrastive_prompt(
+                task,
+                shown,
+                device=device,
+                hardware=section.hardware,
+                form=section.answer,
+                limit_characters=section.limit_characters,
+            )
+    return plain_prompt(
+        task, device=device, hardware=section.hardware, form=section.answer, limit_characters=section.limit_characters
+    )

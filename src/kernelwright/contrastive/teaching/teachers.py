@@ -1,0 +1,187 @@
+"""Teachers of the supervised stage: policies whose answers are put in the form that the model is to learn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kernelwright.contrastive.answers import parse_completion
+from kernelwright.contrastive.prompts import AnswerForm, plain_prompt, whole_source
+from kernelwright.contrastive.stages.config import PromptSection, TeacherSection
+from kernelwright.contrastive.teaching.shortening import copied_forward, graphed, shortened
+from kernelwright.errors import ConfigError
+from kernelwright.models.chat import ChatModel, Sampling
+from kernelwright.models.factory import chat_model
+from kernelwright.models.transcript import Recorded, Transcript
+from kernelwright.records import Candidate, Task
+from kernelwright.rewrites import Context, Policy, policy_named, wrappers
+from kernelwright.tasks.families import variations
+
+
+def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:
+    """A teacher by its name: `builtin` or `templates`.
+
+    Args:
+        name: Of the teacher.
+        form: In which to put its answers.
+        answer_chars: Longer answers are left out.
+        attempts: How far into the built-in policy's plan to look.
+
+    Raises:
+        ConfigError: there is no such teacher.
+    """
+    if name == "templates":
+        return TemplatePolicy(form, answer_chars)
+    if name == "builtin":
+        return CompactPolicy(policy_named(name), form, answer_chars, attempts)
+    raise ConfigError(
+        f"Wanted a teacher in augmentation.teachers; found '{name}'. Known are builtin and templates; a language model "
+        "has a table [[augmentation.models]] of its own."
+    )
+
+
+KINDS = {"spelling": 6, "kernel": 2, "graph": 1}
+"""How often the templates offer each kind: PyTorch's operators in other words, Triton kernels, either of them replayed from
+a CUDA graph. Our choice: the paper's teachers, language models, mostly wrote what was right and no faster (table 5)."""
+
+
+class TemplatePolicy:
+    """The variations that a generated task's family knows, plain and replayed from a CUDA graph; of any other task, a copy
+    of the reference, likewise. In a random order, so that few attempts are not all of one kind, and whatever their speed."""
+
+    name = "templates"
+
+    def __init__(self, form: AnswerForm, answer_chars: int) -> None:
+        self._form = form
+        self._answer_chars = answer_chars
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """Candidates that the history does not have."""
+        dice = random.Random(f"{context.seed} {context.task.sha256}")
+        kinds: dict[str, list[Candidate]] = {}
+        for kind, techniques, code in self._codes(context.task, context.device):
+            if len(code) <= self._answer_chars:
+                source = whole_source(context.task, code, self._form)
+                kinds.setdefault(kind, []).append(Candidate(source=source, policy=self.name, techniques=techniques))
+        plan = []
+        for found in kinds.values():
+            dice.shuffle(found)
+        while kinds:
+            (kind,) = dice.choices(list(kinds), [KINDS[name] for name in kinds])
+            plan.append(kinds[kind].pop())
+            if not kinds[kind]:
+                del kinds[kind]
+        return _unseen(plan, context, count)
+
+    def _codes(self, task: Task, device: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
+        """Kind, techniques and answer of each."""
+        on_gpu = device.startswith("cuda")
+        plain = [(variation.techniques, variation.answer) for variation in variations(task, device)]
+        if not plain and (copied := copied_forward(task)) is not None:
+            plain = [(("copy-of-reference",), copied)]
+        for techniques, code in plain:
+            yield "kernel" if "triton" in code else "spelling", techniques, code
+            if on_gpu and techniques != ("in-double",) and (replayed := graphed(code)) is not None:
+                yield "graph", (*techniques, "cuda-graph"), replayed
+
+
+class CompactPolicy:
+    """A policy whose candidates are cut down to what a small model can say: without docstrings, guards and the
+    reference's own text. Its wrappers are left out; a CUDA graph in few words takes their place. In a random order, so that
+    single rewrites come up as well as all of them together."""
+
+    def __init__(self, policy: Policy, form: AnswerForm, answer_chars: int, attempts: int) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._form = form
+        self._answer_chars = answer_chars
+        self._attempts = attempts
+        self._plans: dict[tuple[str, str], list[Candidate]] = {}
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """Candidates that the history does not have."""
+        key = (context.task.sha256, context.device)
+        if key not in self._plans:
+            # The policy's own hashes differ from the shortened ones, so its fixed plan is asked for at once.
+            proposed = self._policy.propose(replace(context, history=()), _PLAN * self._attempts)
+            plan = list(self._shortened(context, proposed))
+            random.Random(f"{context.seed} {context.task.sha256}").shuffle(plan)
+            self._plans[key] = plan
+        return _unseen(self._plans[key], context, count)
+
+    def _shortened(self, context: Context, proposed: list[Candidate]) -> Iterator[Candidate]:
+        for candidate in proposed:
+            if set(candidate.techniques) & set(wrappers.WRAPPERS):
+                continue
+            code = shortened(context.task, candidate.source)
+            versions = [(candidate.techniques, code)]
+            if context.device.startswith("cuda") and (replayed := graphed(code)) is not None:
+                versions.append(((*candidate.techniques, "cuda-graph"), replayed))
+            for techniques, text in versions:
+                if len(text) <= self._answer_chars:
+                    source = whole_source(context.task, text, self._form)
+                    yield Candidate(source=source, policy=self.name, techniques=techniques)
+
+
+_PLAN = 4
+"""How many of the built-in policy's proposals are looked at for each attempt: on a GPU most of them are wrappers."""
+
+_DRAWS = 3
+"""How often a model is asked in a row before it counts as having nothing new. Our choice."""
+
+
+class ChatTeacher:
+    """A language model, asked as the student will be. What it answers is recorded, so a kill costs nothing twice."""
+
+    def __init__(self, model: ChatModel, prompt: PromptSection, sampling: Sampling) -> None:
+        self.name = model.name
+        self._model = model
+        self._prompt = prompt
+        self._sampling = sampling
+
+    @classmethod
+    def open(cls, section: TeacherSection, prompt: PromptSection, directory: Path) -> ChatTeacher:
+        """The teacher of a configuration; its transcript goes into `directory`.
+
+        Raises:
+            ConfigError: an option of the model is wrong.
+            PolicyError: it cannot be reached or loaded.
+        """
+        model = Recorded(chat_model(section.kind, **section.options), Transcript(directory / "transcript.jsonl"))
+        return cls(model, prompt, Sampling(temperature=section.temperature, max_tokens=section.max_tokens))
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """What the model answers to the plain prompt; answers without a candidate are dropped."""
+        section = self._prompt
+        prompt = plain_prompt(
+            context.task,
+            device=context.device,
+            hardware=section.hardware,
+            form=section.answer,
+            limit_characters=section.limit_characters,
+        )
+        for attempt in range(_DRAWS):
+            seed = context.seed * 1_000_003 + len(context.history) * _DRAWS + attempt
+            sampling = replace(self._sampling, seed=seed)
+            (completions,) = self._model.sample([prompt.messages], count=count, sampling=sampling)
+            sources = [parse_completion(completion).source for completion in completions]
+            plan = [
+                Candidate(source=whole_source(context.task, source, section.answer), policy=self.name)
+                for source in sources
+                if source is not None
+            ]
+            if fresh := _unseen(plan, context, count):
+                return fresh
+        return []
+
+
+def _unseen(plan: list[Candidate], context: Context, count: int) -> list[Candidate]:
+    seen = {evaluation.candidate_sha256 for evaluation in context.history}
+    fresh: list[Candidate] = []
+    for candidate in plan:
+        if len(fresh) < count and candidate.sha256 not in seen:
+            seen.add(candidate.sha256)
+            fresh.append(candidate)
+    return fresh

@@ -1,0 +1,92 @@
+"""The model that is trained: from a hub id, a folder or a GGUF file, whole or with a LoRA adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kernelwright.contrastive.stages.config import ModelSection
+from kernelwright.contrastive.updates.extra import require_training_packages
+from kernelwright.errors import ConfigError
+
+GPU_ATTENTION = "eager"
+"""How attention is computed while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
+batches can give gradients that are not numbers (pytorch/pytorch issue 178251)."""
+
+
+def require_base(section: ModelSection) -> None:
+    """See that there is a model to train, without loading it: what comes before that may take hours.
+
+    Raises:
+        ConfigError, PolicyError, InfrastructureError: as `load_for_training`.
+    """
+    require_training_packages()
+    from kernelwright.models.pretrained import Weights, require_pretrained
+
+    _check(section)
+    require_pretrained(Weights(path=section.base))
+
+
+def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
+    """The model, ready to be trained, and its tokenizer.
+
+    Args:
+        section: What to load.
+        seed: Of a new adapter's random weights.
+
+    Raises:
+        ConfigError: a path does not exist, or an adapter was named for full tuning.
+        PolicyError: it cannot be loaded.
+        InfrastructureError: the packages for training are missing.
+    """
+    require_training_packages()
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import set_seed
+
+    from kernelwright.models.pretrained import Weights, load_pretrained
+
+    _check(section)
+    set_seed(seed)
+    model, tokenizer = load_pretrained(Weights(path=section.base, dtype=section.dtype))
+    if model.device.type == "cuda":
+        model.set_attn_implementation(GPU_ATTENTION)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if section.tuning == "lora":
+        if section.adapter is not None:
+            model = PeftModel.from_pretrained(model, str(section.adapter), is_trainable=True)
+        else:
+            targets = section.lora.targets
+            model = get_peft_model(
+                model,
+                LoraConfig(
+                    r=section.lora.rank,
+                    lora_alpha=section.lora.alpha,
+                    lora_dropout=section.lora.dropout,
+                    target_modules=targets if isinstance(targets, str) else list(targets),
+                    task_type="CAUSAL_LM",
+                ),
+            )
+    return model, tokenizer
+
+
+def _check(section: ModelSection) -> None:
+    """Raises ConfigError for an adapter that cannot be used, and for a path without a model; a hub id is left to the hub."""
+    if section.adapter is not None and section.tuning == "full":
+        raise ConfigError(
+            'Wanted full tuning, found an adapter to go on from; set model.tuning = "lora", or merge it first.'
+        )
+    if section.adapter is not None and not section.adapter.is_dir():
+        raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
+    base = section.base
+    path = Path(base)
+    # `owner/name` is a hub id unless such a folder exists; anything with more of a path is a folder.
+    local = path.suffix == ".gguf" or path.is_absolute() or base.startswith((".", "~")) or base.count("/") > 1
+    if local and not path.exists():
+        raise ConfigError(f"Wanted a model's folder or GGUF file at model.base = {base}; there is none. Check the path.")
+
+
+def model_name(section: ModelSection) -> str:
+    """What records call the model, such as `local:Qwen2.5-Coder-0.5B+sft`."""
+    name = Path(section.base).stem if section.base.endswith(".gguf") else Path(section.base).name
+    return f"local:{name}" + (f"+{section.adapter.parent.name}" if section.adapter is not None else "")

@@ -1,0 +1,95 @@
+"""What a candidate needs to run tuned code that it carries: the text of this module is pasted into it.
+
+Only the standard library, torch and Triton are there when it runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernelwright.gpu.triton_kernels import jit_function, load, put_in_place, with_cubin
+from kernelwright.sass.code.identity import cubin_identity, transplant
+
+
+class CarriedKernel:
+    """A Triton function whose launches use tuned code for what Triton compiles here, if it is for this GPU.
+
+    The first launch of each specialisation runs what Triton compiled.
+
+    Args:
+        function: decorated with `@triton.jit`, and possibly with more of Triton's decorators.
+        tuned: code for each identity of a cubin: section name -> base64 of the zlib-compressed section.
+        gpu: name of the GPU it was tuned on.
+    """
+
+    def __init__(self, function: Any, tuned: Mapping[str, Mapping[str, str]], gpu: str) -> None:
+        self.fn = function
+        self._tuned = tuned
+        self._gpu = gpu
+        self._jit = jit_function(function)
+        self._decided: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fn":
+            # Asked for before it is there, by what copies objects.
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch as Triton would."""
+        kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+        if not warmup and kernel is not None and id(kernel) not in self._decided and not _is_recorded():
+            self._decided[id(kernel)] = kernel
+            self._decide(kernel)
+        return kernel
+
+    def _decide(self, kernel: Any) -> None:
+        try:
+            original = kernel.asm["cubin"]
+            packed = self._tuned.get(cubin_identity(original))
+            if packed is None or _gpu_name() != self._gpu:
+                warnings.warn(f"tuned code for {self._jit.__name__} is for another build or GPU", stacklevel=3)
+                return
+            code = {name: zlib.decompress(base64.b64decode(text)) for name, text in packed.items()}
+            tuned = with_cubin(kernel, transplant(original, code))
+            self._decided[id(tuned)] = tuned
+            load(tuned)
+            put_in_place(self._jit, kernel, tuned)
+        # A launch that has worked must not fail for lack of its faster twin.
+        except (OSError, RuntimeError, ValueError, zlib.error) as error:
+            warnings.warn(f"tuned code for {self._jit.__name__} is not used: {error}", stacklevel=3)
+
+
+def install_carried(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Mapping[str, str]]], gpu: str) -> None:
+    """Wrap the Triton functions of a module for which there is tuned code.
+
+    Args:
+        module: the module's `globals()`.
+        tuned: function name -> what `CarriedKernel` takes.
+        gpu: name of the GPU it was tuned on.
+    """
+    for name, value in list(module.items()):
+        try:
+            function = jit_function(value)
+        except TypeError:
+            continue
+        if function.__name__ in tuned and not isinstance(value, CarriedKernel):
+            module[name] = CarriedKernel(value, tuned[function.__name__], gpu)
+
+
+def _is_recorded() -> bool:
+    """Whether launches are being recorded into a CUDA graph, where nothing may be loaded."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _gpu_name() -> str:
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""

@@ -1,0 +1,192 @@
+"""A decorator over `@triton.jit` that runs tuned machine code where there is some.
+
+    @kernelwright.jit
+    @triton.autotune(configs=..., key=...)     # or without
+    @triton.jit
+    def kernel(...): ...
+
+The first launch of each specialisation runs what Triton compiled. Then the cache is asked for a tuned schedule of that
+very code, for this GPU and signature. One that is found is proven legal again where a fitting disassembler is
+installed, and compared with the original on copies of the launch's own arguments, once for each GPU and driver;
+later launches run it. Whatever does not fit is logged once, and the original stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelwright.deploy.cache import CacheEntry, TunedCache
+from kernelwright.deploy.deploy import find_tuned
+from kernelwright.errors import KernelwrightError, ToolchainError, UsageError
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.driver import GpuIdentity, gpu_identity
+from kernelwright.gpu.launch_spec import signature_of
+from kernelwright.gpu.triton_kernels import jit_function, load, put_in_place, with_cubin
+from kernelwright.sass import check
+
+_log = logging.getLogger(__name__)
+
+
+class TunedFunction:
+    """A Triton function whose launches use tuned machine code; it is launched like the function itself.
+
+    Args:
+        function: decorated with `@triton.jit`, and possibly with `@triton.autotune` or `@triton.heuristics`.
+        cache: where tuned kernels are.
+
+    Raises:
+        TypeError: there is no `@triton.jit` function in it.
+    """
+
+    def __init__(self, function: Any, cache: TunedCache) -> None:
+        self.fn = function
+        self.cache = cache
+        self._jit = jit_function(function)
+        self._decided: dict[int, Any] = {}
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fn":
+            # Asked for before it is there, by what copies objects.
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Compile without launching, as Triton's own `warmup` does."""
+        return self.fn.warmup(*args, grid=grid, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch as Triton would, with the tuned kernel from the second launch on."""
+        kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+        # The identity of an object that is kept alive here, so no other kernel can have it.
+        if warmup or kernel is None or id(kernel) in self._decided or _is_capturing():
+            return kernel
+        with self._lock:
+            if id(kernel) not in self._decided:
+                self._decided[id(kernel)] = kernel
+                self._decide(kernel, args, grid, kwargs)
+        return kernel
+
+    def _decide(self, kernel: Any, args: Sequence[Any], grid: Any, kwargs: dict[str, Any]) -> None:
+        """Replace `kernel` by its tuned schedule if there is one and it holds; else say why not."""
+        if hasattr(kernel, "result"):
+            kernel = kernel.result()
+            self._decided[id(kernel)] = kernel
+        name = kernel.metadata.name
+        try:
+            gpu = gpu_identity(_device())
+            original = kernel.asm["cubin"]
+            found = find_tuned(self.cache, original, gpu.architecture, gpu.name, signature_of(kernel))
+            if found is None:
+                self._say_missing(name, gpu)
+                return
+            tuned = with_cubin(kernel, found.cubin)
+            self._decided[id(tuned)] = tuned
+            wrong = None
+            if not self.cache.is_verified(found.entry, gpu):
+                wrong = self._not_proven(original, found.cubin)
+                wrong = wrong or self._compared(kernel, tuned, found.entry, args, grid, kwargs)
+            if wrong is not None:
+                self._say(f"the tuned kernel for {name} is not used: {wrong}")
+                return
+            self.cache.mark_verified(found.entry, gpu)
+            # Now and not at the next launch, which may be recorded into a graph.
+            load(tuned)
+            if not put_in_place(self._jit, kernel, tuned):
+                self._say(f"the tuned kernel for {name} is not used: Triton no longer holds the original")
+        # A lookup must never take a launch down that has worked without it.
+        except (KernelwrightError, OSError, ValueError, RuntimeError) as error:
+            self._say(f"the tuned kernel for {name} is not used: {type(error).__name__}: {error}")
+
+    def _not_proven(self, original: bytes, tuned: bytes) -> str | None:
+        try:
+            violations = check(original, tuned, disassemble)
+        except ToolchainError as error:
+            _log.info("the proof made when the kernel was deployed stands: %s", error)
+            return None
+        return f"it is not a legal schedule of the original: {violations[0]}" if violations else None
+
+    def _compared(
+        self, original: Any, tuned: Any, entry: CacheEntry, args: Sequence[Any], grid: Any, kwargs: dict[str, Any]
+    ) -> str | None:
+        """Run both on copies of the same arguments and say how they differ, or return None."""
+        from kernelwright.deploy.tensors import CopiedArguments
+
+        copies = []
+        current = original
+        try:
+            for kernel in (original, tuned):
+                copied = CopiedArguments(args, kwargs)
+                if kernel is not current and not put_in_place(self._jit, current, kernel):
+                    return "Triton no longer holds the original"
+                current = kernel
+                if self.fn.run(*copied.args, grid=grid, warmup=False, **copied.kwargs) is not kernel:
+                    return "copies of the arguments are launched with another kernel"
+                copies.append(copied)
+        finally:
+            if current is not original:
+                put_in_place(self._jit, current, original)
+        return copies[0].difference(copies[1], None if entry.deterministic else (entry.rtol, entry.atol))
+
+    def _say_missing(self, name: str, gpu: GpuIdentity) -> None:
+        others = [found.entry for found in self.cache.entries() if found.entry.entry == name]
+        if others:
+            self._say(
+                f"no tuned kernel fits {name}: {len(others)} are kept for other code, signatures or GPUs than {gpu.name}'s; "
+                "the compiler, the source or the configuration has changed since"
+            )
+        else:
+            _log.info("no tuned kernel for %s in %s", name, self.cache.root)
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _log.warning("%s", message)
+
+
+def jit(function: Any = None, *, cache: Path | str | TunedCache | None = None) -> Any:
+    """Decorate a Triton function so that its launches use tuned machine code where there is some.
+
+    Under Triton's interpreter there is no machine code, and the function stays as it is.
+
+    Args:
+        function: decorated with `@triton.jit`, and possibly with `@triton.autotune` or `@triton.heuristics`.
+        cache: where tuned kernels are; the default cache when None.
+
+    Raises:
+        TypeError: `function` is not decorated with `@triton.jit`.
+        UsageError: `cache` is none of what it may be.
+    """
+    from triton import knobs
+
+    if not isinstance(cache, Path | str | TunedCache | None):
+        raise UsageError(
+            f"Wanted `cache` to be a directory's path, a TunedCache, or None for the default; found {cache!r}. Name the "
+            "directory that `kernelwright sass deploy` wrote to."
+        )
+    store = cache if isinstance(cache, TunedCache) else TunedCache(Path(cache) if cache is not None else None)
+    if function is None:
+        return lambda decorated: jit(decorated, cache=store)
+    return function if knobs.runtime.interpret else TunedFunction(function, store)
+
+
+def _device() -> int:
+    from triton.runtime import driver
+
+    device: int = driver.active.get_current_device()
+    return device
+
+
+def _is_capturing() -> bool:
+    """Whether launches are being recorded into a CUDA graph, where nothing else may run."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

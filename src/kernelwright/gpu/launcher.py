@@ -1,0 +1,266 @@
+"""Running a kernel again and again: what measuring needs, and how the CUDA driver does it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kernelwright.gpu.buffers import POISON, initial_contents
+from kernelwright.gpu.driver import CudaDriver, GpuIdentity, KernelArguments, LoadedKernel
+from kernelwright.gpu.launch_spec import LaunchSpec, NullArgument, ScalarArgument, TensorArgument
+
+_CHECK_SET = 0
+_FLUSH_FACTOR = 2
+"""The level-2 cache is emptied by writing this many times its size."""
+_SEEDS_KEPT = 2
+"""Inputs of this many seeds stay on the GPU, so that checking many schedules on them draws and uploads them once."""
+_CALIBRATION_LAUNCHES = 64
+_CALIBRATION_BYTES = 4 << 20
+_WARM_UP_US = 10_000.0
+"""A warm-up goes on in steps of this much GPU time until none is faster than the one before it."""
+_WARM_UP_STEPS = range(3, 26)
+"""Least and most steps; an idle GPU reaches its working clocks within a quarter of a second. These are our choice."""
+_WARM_UP_GAIN = 0.01
+_HOST_MARGIN = 2.0
+"""A kernel is long enough if it takes this many times as long as the host needs to queue a launch; our choice."""
+_QUEUED_BESIDES = 3
+"""Calls queued beside the timed launches: one launch ahead and two events."""
+_LONGEST_HOLD_BYTES = 16 << 20
+_CTYPES: dict[str, Any] = {
+    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "i1": ctypes.c_uint8,
+    "fp32": ctypes.c_float, "fp64": ctypes.c_double,
+}  # fmt: skip
+
+
+class Launcher(Protocol):
+    """Runs schedules of one kernel on one device. A handle stands for a loaded cubin."""
+
+    def identity(self) -> GpuIdentity:
+        """Return what the kernel runs on."""
+
+    def load(self, cubin: bytes) -> Any:
+        """Return a handle of a cubin."""
+
+    def unload(self, handle: Any) -> None:
+        """Forget a handle."""
+
+    def sample_us(self, handle: Any, launches: int) -> float:
+        """Return the mean time of `launches` launches, each on the next of the input sets."""
+
+    def outputs(self, handle: Any, seed: int) -> list[bytes]:
+        """Return the outputs of one launch on fresh inputs."""
+
+
+LauncherFactory = Callable[[LaunchSpec], Launcher]
+"""Makes the launcher in the process that runs schedules; must be importable by name."""
+
+
+class CudaLauncher:
+    """A launcher on the CUDA driver.
+
+    Args:
+        spec: how to launch.
+        driver: the GPU; the first one when None.
+
+    Raises:
+        DeviceError: there is no GPU, or not enough memory on it.
+    """
+
+    def __init__(self, spec: LaunchSpec, driver: CudaDriver | None = None) -> None:
+        self._spec = spec
+        self._driver = CudaDriver() if driver is None else driver
+        # Set 0 is for checks, so that checking does not disturb what is timed.
+        self._pointers = [self._allocate() for _ in range(spec.input_sets + 1)]
+        self._arguments = [self._pack(pointers) for pointers in self._pointers]
+        # Allocated now, so that too little memory is not taken for a schedule's fault later.
+        self._kept: list[tuple[int | None, dict[str, int]]] = [
+            (None, self._allocate(filled_only=True)) for _ in range(_SEEDS_KEPT)
+        ]
+        for number in range(1, spec.input_sets + 1):
+            self._upload(self._pointers[number], seed=number)
+            self._poison(self._pointers[number])
+        self._begin, self._end = self._driver.event(), self._driver.event()
+        self._launches: dict[int, list[Callable[[], None]]] = {}
+        self._next = 0
+        self._flush_bytes = _FLUSH_FACTOR * self._driver.identity().l2_bytes if spec.cold_l2 else 0
+        self._flush = self._driver.allocate(self._flush_bytes) if self._flush_bytes else 0
+        self._hold: _Hold | None = None
+        self._driver.synchronize()
+
+    def identity(self) -> GpuIdentity:
+        """Return the GPU."""
+        return self._driver.identity()
+
+    def load(self, cubin: bytes) -> LoadedKernel:
+        """Load a cubin; the driver's refusal raises `CudaError`."""
+        kernel = self._driver.load(cubin, self._spec.entry, self._spec.shared_bytes)
+        self._launches[kernel.module] = [
+            self._driver.launcher(kernel, self._spec.grid, self._spec.block, arguments) for arguments in self._arguments
+        ]
+        return kernel
+
+    def unload(self, handle: LoadedKernel) -> None:
+        """Unload a cubin."""
+        # The driver would free the code of a busy GPU later, and what is loaded next would lie elsewhere.
+        self._driver.synchronize()
+        del self._launches[handle.module]
+        self._driver.unload(handle)
+
+    def sample_us(self, handle: LoadedKernel, launches: int) -> float:
+        """Return the mean time of a launch between two events; with a cold cache, of one launch each."""
+        driver, prepared = self._driver, self._launches[handle.module]
+        if self._hold is None:
+            self._hold = self._calibrated(prepared)
+        if self._flush_bytes:
+            return sum(self._cold_us(prepared) for _ in range(launches)) / launches
+        # What is queued ahead keeps the GPU busy while the host queues the timed launches: one launch, and before
+        # kernels that are shorter than the host's own work a copy to the host, which leaves the caches nearly alone.
+        held_bytes = self._hold.bytes_for(launches)
+        if held_bytes:
+            driver.queue_download(self._hold.host, self._hold.device, held_bytes)
+        self._step(prepared)
+        driver.record(self._begin)
+        for _ in range(launches):
+            self._step(prepared)
+        driver.record(self._end)
+        return driver.elapsed_us(self._begin, self._end) / launches
+
+    def outputs(self, handle: LoadedKernel, seed: int) -> list[bytes]:
+        """Return the outputs of one launch on inputs drawn from `seed`."""
+        driver, pointers, kept = self._driver, self._pointers[_CHECK_SET], self._kept_inputs(seed)
+        for tensor in self._spec.tensors:
+            if tensor.name in kept:
+                # Inputs too, lest an earlier schedule has written to them.
+                driver.copy(pointers[tensor.name], kept[tensor.name], tensor.size_bytes)
+        self._poison(pointers)
+        self._launches[handle.module][_CHECK_SET]()
+        driver.synchronize()
+        return [driver.download(pointers[tensor.name], tensor.size_bytes) for tensor in self._spec.outputs]
+
+    def _kept_inputs(self, seed: int) -> dict[str, int]:
+        """Return the device copies of what is read from `seed`; the seed that was not asked for longest makes room."""
+        for position, (known, pointers) in enumerate(self._kept):
+            if known == seed:
+                self._kept.append(self._kept.pop(position))
+                return pointers
+        _, pointers = self._kept.pop(0)
+        self._upload(pointers, seed)
+        self._kept.append((seed, pointers))
+        return pointers
+
+    def _calibrated(self, prepared: list[Callable[[], None]]) -> _Hold:
+        """Bring the GPU to its working clocks, then compare the host's time for queueing a launch with the kernel's.
+
+        Returns:
+            By how much the GPU must be held back before what is timed.
+        """
+        driver = self._driver
+        earlier_us = math.inf
+        for step in range(_WARM_UP_STEPS.stop):
+            batches = 0
+            total_us = queued_us = 0.0
+            while total_us < _WARM_UP_US:
+                begin_s = time.perf_counter()
+                driver.record(self._begin)
+                for _ in range(_CALIBRATION_LAUNCHES):
+                    self._step(prepared)
+                driver.record(self._end)
+                queued_us = 1e6 * (time.perf_counter() - begin_s) / _CALIBRATION_LAUNCHES
+                total_us += driver.elapsed_us(self._begin, self._end)
+                batches += 1
+            kernel_us = total_us / batches / _CALIBRATION_LAUNCHES
+            if step >= _WARM_UP_STEPS.start and kernel_us > earlier_us * (1 - _WARM_UP_GAIN):
+                break
+            earlier_us = kernel_us
+        if kernel_us > _HOST_MARGIN * queued_us:
+            return _Hold(0, 0, 0.0)
+        host, device = driver.allocate_host(_LONGEST_HOLD_BYTES), driver.allocate(_LONGEST_HOLD_BYTES)
+        driver.queue_download(host, device, _CALIBRATION_BYTES)
+        driver.record(self._begin)
+        driver.queue_download(host, device, _CALIBRATION_BYTES)
+        driver.record(self._end)
+        copied_us = max(1.0, driver.elapsed_us(self._begin, self._end))
+        return _Hold(host, device, _HOST_MARGIN * queued_us * _CALIBRATION_BYTES / copied_us)
+
+    def _cold_us(self, prepared: list[Callable[[], None]]) -> float:
+        self._driver.fill(self._flush, 0, self._flush_bytes)
+        self._driver.record(self._begin)
+        self._step(prepared)
+        self._driver.record(self._end)
+        return self._driver.elapsed_us(self._begin, self._end)
+
+    def _step(self, prepared: list[Callable[[], None]]) -> None:
+        self._next = self._next % self._spec.input_sets + 1
+        prepared[self._next]()
+
+    def _allocate(self, *, filled_only: bool = False) -> dict[str, int]:
+        tensors = [tensor for tensor in self._spec.tensors if tensor.role != "output" or not filled_only]
+        return {tensor.name: self._driver.allocate(tensor.size_bytes) for tensor in tensors}
+
+    def _upload(self, pointers: dict[str, int], seed: int) -> None:
+        for tensor in self._spec.tensors:
+            if tensor.role != "output":
+                self._driver.upload(pointers[tensor.name], initial_contents(tensor, seed))
+
+    def _poison(self, pointers: dict[str, int]) -> None:
+        for tensor in self._spec.tensors:
+            if tensor.role == "output":
+                self._driver.fill(pointers[tensor.name], POISON, tensor.size_bytes)
+
+    def _pack(self, pointers: dict[str, int]) -> KernelArguments:
+        values: list[Any] = []
+        for argument in self._spec.arguments:
+            match argument:
+                case TensorArgument():
+                    values.append(ctypes.c_uint64(pointers[argument.name]))
+                case NullArgument():
+                    values.append(ctypes.c_uint64(0))
+                case ScalarArgument():
+                    values.append(_scalar(argument))
+        return KernelArguments(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """A copy to page-locked memory that keeps the GPU from starting before the host has queued all launches.
+
+    Attributes:
+        host: address of page-locked memory.
+        device: address of device memory.
+        bytes_per_call: bytes whose copy takes as long as queueing one call; 0 when nothing need be held.
+    """
+
+    host: int
+    device: int
+    bytes_per_call: float
+
+    def bytes_for(self, launches: int) -> int:
+        """Return how much to copy before so many launches."""
+        return min(_LONGEST_HOLD_BYTES, round(self.bytes_per_call * (launches + _QUEUED_BESIDES)))
+
+
+def cuda_launcher(spec: LaunchSpec) -> Launcher:
+    """Make a `CudaLauncher` on the first GPU."""
+    return CudaLauncher(spec)
+
+
+def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:
+    """Make a `CudaLauncher` on one GPU of several."""
+    return CudaLauncher(spec, CudaDriver(device))
+
+
+def _scalar(argument: ScalarArgument) -> Any:
+    if argument.type == "fp16":
+        import numpy as np
+
+        return ctypes.c_uint16(int(np.float16(argument.value).view(np.uint16)))
+    if argument.type == "bf16":
+        bits = int.from_bytes(ctypes.c_float(argument.value), "little")
+        return ctypes.c_uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    value = argument.value if argument.type in ("fp32", "fp64") else int(argument.value)
+    return _CTYPES[argument.type](value)

@@ -1,0 +1,1 @@
+"""Is the candidate right? Inputs, references, tolerances, and what the source admits to."""

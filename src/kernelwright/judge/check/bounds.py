@@ -1,0 +1,391 @@
+"""What is right for given inputs, and how far from it an answer may be: the part of the check that timing asks too."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernelwright.judge.check.compare import (
+    LEGAL_ERRORS,
+    Distance,
+    Tolerance,
+    apart,
+    calibrate,
+    combined,
+    farthest,
+    lower_precisions,
+    of_outputs,
+)
+from kernelwright.judge.check.oracle import OutOfDomain, State, tensors_of
+from kernelwright.judge.check.subject import Subject
+from kernelwright.tasks import is_inexact
+
+_UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
+"""Operators that may name any of several equal elements, by PyTorch's documentation."""
+_FLOAT32_BITS = 23
+_DISTURBANCES = 2
+"""Random directions in which a question is moved to see what rounding does to its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Inputs, and all that is known about the answer."""
+
+    inputs: list[Any]
+    state: State
+    training: bool
+    truth: list[torch.Tensor]
+    tolerance: Tolerance
+    uses_tf32: bool = False
+    """Whether the tolerance is that of cuDNN in TF32."""
+
+    @property
+    def between(self) -> Distance:
+        """How far a candidate's answer may be from the reference's, for inputs like these."""
+        return (self.tolerance.allowed + self.tolerance.reference) * 2.0
+
+
+class Bounds:
+    """Of one task.
+
+    Args:
+        subject: The task, its weights and settings.
+        operators: Tells which of PyTorch's operators the reference runs; asked once, where that matters.
+    """
+
+    def __init__(self, subject: Subject, operators: Callable[[], list[str]]) -> None:
+        self._subject = subject
+        self._oracle = subject.oracle
+        self._operators = operators
+        self._has_answered = False
+        self._is_rebuilt = False
+        """Whether the float64 module was built anew, since its first one did not run."""
+        self._unordered: bool | None = None
+        """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
+        self.has_float64 = not subject.stochastic
+        """Whether the module runs in float64 and gives there what it gives in its own precision."""
+        self.has_cudnn: bool | None = None
+        """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
+        self._calibrated = Counter[int]()
+        """For every output, how many inputs told the task's precision from the next lower one."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether some inputs told the task's precision from the next lower one, in every output that is rounded."""
+        return all(self._calibrated[index] for index in self._rounded)
+
+    @property
+    def _rounded(self) -> list[int]:
+        """Outputs with elements that are rounded."""
+        pairs = zip(self._subject.output_dtypes, self._subject.shapes.outputs, strict=True)
+        return [index for index, (dtype, spec) in enumerate(pairs) if dtype.is_floating_point and 0 not in spec.shape]
+
+    def truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
+        """Outputs in float64; None where the module does not run in it or draws random numbers.
+
+        Raises:
+            OutOfDomain: it runs in float64, but not on these inputs.
+        """
+        if not self.has_float64:
+            return None
+        try:
+            found = self._oracle.truth(drawn, state, training=training)
+        except OutOfDomain as error:
+            if self._has_answered or "NaN" in str(error):
+                raise
+            if not self._is_rebuilt:
+                self._is_rebuilt = True
+                self._oracle.build_anew()
+                return self.truth(drawn, state, training)
+            # The very first set: this module does not run in float64 at all.
+            self.has_float64 = False
+            self._subject.checks["truth"] = f"reference: {error}"
+            return None
+        self._has_answered = True
+        return found
+
+    def around(
+        self,
+        drawn: list[Any],
+        state: State,
+        training: bool,
+        truth: list[torch.Tensor] | None,
+        outputs: list[torch.Tensor],
+    ) -> Question:
+        """Set the tolerance.
+
+        Args:
+            drawn: Inputs.
+            state: Weights and buffers.
+            training: Mode of the module.
+            truth: What `truth` returned for them.
+            outputs: What the reference's worker answers.
+
+        Raises:
+            OutOfDomain: the reference's answer is of no use here.
+        """
+        subject = self._subject
+        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+            raise OutOfDomain("the reference gives NaN in its own precision")
+        if truth is not None and [output.shape for output in truth] != [output.shape for output in outputs]:
+            # A view of the bits, say, has another shape in float64.
+            self.has_float64 = False
+            subject.checks["truth"] = "reference: its output has another shape in float64"
+            truth = None
+        if truth is None:
+            truth = [output.double() if output.is_floating_point() else output for output in outputs]
+        own = apart(outputs, truth)
+        if not math.isfinite(own.rms) or own.differing > 0.5:
+            raise OutOfDomain("the reference's infinities or integers are not those of float64")
+        if self.has_float64 and torch.float64 in subject.output_dtypes:
+            # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
+            rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
+            own = farthest([own, rounding.without("differing")])
+        if self.has_float64:
+            tolerance = self._calibrate(own, self._lower(drawn, state, training, truth))
+        else:
+            # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
+            loose = of_outputs([_loose(dtype) for dtype in subject.output_dtypes])
+            tolerance = Tolerance(loose, own, None, calibrated=False)
+        if self.has_float64 and not all(map(is_inexact, truth)):
+            differing = farthest([own, self._unsettled(drawn, state, training, truth)])
+            allowed = combined(
+                lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing
+            )
+            tolerance = replace(tolerance, allowed=allowed)
+        self._calibrated.update(tolerance.calibrated_outputs)
+        return Question(drawn, state, training, truth, tolerance)
+
+    def permitted(self, question: Question) -> Question:
+        """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference's use it: the same convolution
+        or recurrent network may or may not, by its layout or by cuDNN's choice, and neither is a fault of the candidate.
+
+        It costs float64 runs, so that it is asked for only when an answer is about to be rejected.
+        """
+        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_cudnn_use_tf32
+        if not usable or self.has_cudnn is False:
+            return question
+        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
+        try:
+            outputs = self._oracle.with_tf32_in_cudnn(inputs, state, training=training)
+        except OutOfDomain:
+            return question
+        self.has_cudnn = outputs is not None
+        if outputs is None:
+            return question
+        before = question.tolerance
+        error = farthest([before.reference, apart(outputs, truth)])
+        lower = self._lower(inputs, state, training, truth)
+        wider = self._calibrate(error, lower)
+        allowed = combined(_never_narrower, before.allowed, wider.allowed)
+        return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
+
+    def summed_otherwise(self, question: Question) -> Question:
+        """The question with a tolerance for what the reference itself makes of it where its normalisations sum otherwise, as
+        PyTorch's do with channels last in memory, and as who fuses them does.
+
+        Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times
+        as much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the
+        precision of every output must have been told from the next lower one on another set, which a candidate in that
+        precision does not pass.
+
+        It costs a run of the reference, so that it is asked for only when an answer is about to be rejected.
+        """
+        told = question.tolerance.calibrated_outputs
+        if not self.has_float64 or not all(self._calibrated[index] > (index in told) for index in self._rounded):
+            return question
+        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
+        try:
+            outputs = self._oracle.with_other_sums_in_norms(inputs, state, training=training)
+        except OutOfDomain:
+            return question
+        if outputs is None:
+            return question
+        before, error = question.tolerance, apart(outputs, truth)
+        if not math.isfinite(error.rms):
+            return question
+        wider = self._calibrate(farthest([before.reference, error]), self._lower(inputs, state, training, truth))
+        # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
+        legal = error * LEGAL_ERRORS
+        limits = [(wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(truth))]
+        allowed = combined(_never_narrower, before.allowed, of_outputs(limits))
+        return replace(question, tolerance=replace(before, allowed=allowed))
+
+    def conditioned(self, question: Question) -> Question:
+        """The question with a tolerance for single elements that takes the task's condition into account: what rounding the
+        inputs does to an element is no error of an algorithm. A Fourier transform of a constant is exactly 0 by one
+        algorithm and rounding by another. The mean error over all elements keeps its limit: where a task is discontinuous,
+        this one says nothing.
+
+        It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
+        """
+        dtype = self.float_dtype
+        if dtype is None or not self.has_float64:
+            return question
+        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
+
+        def effect(noise: float) -> Distance:
+            return apart(self._oracle.truth(inputs, state, training=training, noise=noise), truth)
+
+        try:
+            rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
+            emulated_errors = self._lower(inputs, state, training, truth)
+            lower = [(bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors]
+        except OutOfDomain:
+            return question
+        if not math.isfinite(rounding.rms):
+            return question
+        before = question.tolerance
+        wider = self._calibrate(farthest([before.reference, rounding]), lower)
+        allowed = combined(lambda old, new: replace(old, worst=max(old.worst, new.worst)), before.allowed, wider.allowed)
+        return replace(question, tolerance=replace(before, allowed=allowed))
+
+    def settles(
+        self,
+        drawn: list[Any],
+        wanted: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        training: bool,
+        state: State | None = None,
+    ) -> bool:
+        """Whether outputs that are far from the reference's are right all the same, by the truth of these very inputs.
+
+        What may lie between two answers is known from other inputs. Where few elements of an output are not zero, or
+        most of it cancels, one draw is worse conditioned than another.
+
+        Args:
+            drawn: Inputs.
+            wanted: What the reference answers.
+            outputs: What the candidate does.
+            training: Mode of both.
+            state: What both modules hold, if it is not the subject's.
+        """
+        subject = self._subject
+        state = subject.state if state is None else state
+        try:
+            truth = self.truth(drawn, state, training)
+            if truth is None:
+                return False
+            question = self.around(drawn, state, training, truth, wanted)
+        except OutOfDomain:
+            return False
+        found = apart(outputs, question.truth)
+        return found.within(self.widened(question, found).tolerance.allowed)
+
+    def widened(self, question: Question, found: Distance) -> Question:
+        """The question with what may be said for an answer that is so far from the truth."""
+        if not found.within(question.tolerance.allowed):
+            question = self.permitted(question)
+        if not found.within(question.tolerance.allowed):
+            question = self.summed_otherwise(question)
+        if only_worst_exceeds(found, question.tolerance.allowed):
+            question = self.conditioned(question)
+        return question
+
+    @property
+    def float_dtype(self) -> torch.dtype | None:
+        """Of the first output that has a rounding error; None where all are integers."""
+        return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
+
+    def _calibrate(self, reference: Distance, lower: Iterable[tuple[int, Distance]]) -> Tolerance:
+        """The tolerance of every output, by its own dtype and its own error.
+
+        Args:
+            reference: The reference's distance from the truth.
+            lower: Mantissa bits and error of lower precisions, from the highest down.
+        """
+        dtypes, settings = self._subject.output_dtypes, self._subject.settings
+        remaining, known = iter(lower), list[tuple[int, Distance]]()
+
+        def errors(index: int, dtype: torch.dtype) -> Iterator[Distance]:
+            at, wanted = 0, lower_precisions(dtype)
+            while wanted:
+                if at == len(known):  # each costs a run in float64, and serves all outputs
+                    one = next(remaining, None)
+                    if one is None:
+                        return
+                    known.append(one)
+                if known[at][0] in wanted:
+                    yield known[at][1].of(index)
+                if known[at][0] <= wanted[-1]:
+                    return
+                at += 1
+
+        found = [calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)]
+        lowers = [one.lower for one in found if one.lower is not None]
+        return Tolerance(
+            of_outputs([one.allowed for one in found]),
+            reference,
+            replace(of_outputs(lowers), each=()) if lowers else None,
+            calibrated=all(one.calibrated for one, dtype in zip(found, dtypes, strict=True) if dtype.is_floating_point)
+            and bool(lowers),
+            calibrated_outputs=frozenset(index for index, one in enumerate(found) if one.calibrated),
+        )
+
+    def _lower(
+        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]
+    ) -> Iterator[tuple[int, Distance]]:
+        """Mantissa bits and errors of lower precisions, highest first, each computed only when asked for."""
+        precisions = {bits for dtype in self._subject.output_dtypes for bits in lower_precisions(dtype)}
+        for bits in sorted(precisions, reverse=True):
+            try:
+                error = apart(self._oracle.truth(drawn, state, training=training, mantissa_bits=bits), truth)
+            except OutOfDomain:
+                return
+            if bits == _FLOAT32_BITS:
+                # Inputs that were drawn in float32 lose nothing when they are rounded to it.
+                error = farthest([error, self._moved(drawn, state, training, truth, 2.0**-bits)])
+            yield bits, error
+
+    def _moved(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float) -> Distance:
+        """How far outputs move with inputs and weights that move by a share of themselves; 0 outside the domain."""
+        try:
+            moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)
+        except OutOfDomain:
+            return Distance(0.0, 0.0)
+        return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
+
+    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Distance:
+        """Share of integers in the output that nothing settles: which of several equal elements `topk` names, say, is
+        promised nowhere (but `argmax` promises the first)."""
+        if self._unordered is None:
+            self._unordered = not _UNORDERED.isdisjoint(self._operators())
+        if not self._unordered:
+            return Distance(0.0, 0.0)
+        dtype = next((tensor.dtype for tensor in tensors_of(drawn) if tensor.is_floating_point()), None)
+        if dtype is None:
+            return Distance(0.0, 0.0)
+        try:
+            moved = [
+                apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
+                for _ in range(_DISTURBANCES)
+            ]
+        except OutOfDomain:
+            return Distance(0.0, 0.0)
+        return farthest(moved)
+
+
+def _never_narrower(old: Distance, new: Distance) -> Distance:
+    """The wider of two limits of one output, number by number; of integers the old one."""
+    return replace(farthest([old, new]), differing=old.differing)
+
+
+def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
+    """Whether single elements are all that is too far."""
+    others = found.without("worst")
+    return not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst)
+
+
+def _loose(dtype: torch.dtype) -> Distance:
+    """What an output may be off where no float64 truth says more."""
+    if not dtype.is_floating_point:
+        return Distance(0.0, 0.0)
+    eps = torch.finfo(dtype).eps
+    # Of 16 bits, 64 eps would be half of all there is.
+    return Distance(64 * eps, 4096 * eps) if eps < 1e-4 else Distance(8 * eps, 64 * eps)

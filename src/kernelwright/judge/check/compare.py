@@ -1,0 +1,267 @@
+"""How far an output is from the truth, and how far it may be.
+
+The truth is float64. What is allowed is calibrated on every input set by two errors: the reference's own, and the one
+that the next lower precision would make, so that a candidate may sum in another order but not compute in less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernelwright.judge.settings import Settings
+from kernelwright.tasks import is_inexact
+
+TF32_MANTISSA_BITS = 10
+_LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
+"""Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
+LEGAL_ERRORS = 4.0
+"""Two results may be so many times the error of legal rounding apart: each has one, and each may have twice that of the
+other. Our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one output is from another; all numbers are relative, 0 is equal. Of several outputs, the largest numbers."""
+
+    rms: float
+    """Root mean square of the error over that of the truth."""
+    worst: float
+    """Largest error over the size of its element and its row, which is along the last dimension of more than one element."""
+    differing: float = 0.0
+    """Share of the elements that differ, of integers and booleans, which have no other distance."""
+    each: tuple[Distance, ...] = ()
+    """Where there are several outputs, that of each: what one of them may be off says nothing of another."""
+
+    def __str__(self) -> str:
+        text = f"{self.rms:.2e} rms, {self.worst:.2e} worst"
+        return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
+
+    def within(self, other: Distance) -> bool:
+        """Whether no number exceeds the other's, of any output. A NaN never does not exceed."""
+        count = len(self.each) or len(other.each)
+        if count:
+            return all(self.of(index).within(other.of(index)) for index in range(count))
+        return self.rms <= other.rms and self.worst <= other.worst and self.differing <= other.differing
+
+    def __add__(self, other: Distance) -> Distance:
+        return combined(lambda a, b: Distance(a.rms + b.rms, a.worst + b.worst, a.differing + b.differing), self, other)
+
+    def __mul__(self, factor: float) -> Distance:
+        return combined(lambda one: Distance(one.rms * factor, one.worst * factor, one.differing * factor), self)
+
+    def without(self, *numbers: str) -> Distance:
+        """With these numbers 0, of every output."""
+        return combined(lambda one: replace(one, **dict.fromkeys(numbers, 0.0)), self)
+
+    def of(self, index: int) -> Distance:
+        """That of one output."""
+        return self.each[index] if self.each else self
+
+    def to_json(self) -> dict[str, float | None]:
+        """As JSON, which has no infinity."""
+        numbers = {"rms": self.rms, "worst": self.worst, "differing": self.differing}
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def of_outputs(distances: Sequence[Distance]) -> Distance:
+    """One distance for all outputs of a call."""
+    rms, worst, differing = (
+        max((getattr(d, name) for d in distances), default=0.0) for name in ("rms", "worst", "differing")
+    )
+    return Distance(rms, worst, differing, tuple(distances) if len(distances) > 1 else ())
+
+
+def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
+    """What a rule makes of distances, output by output where there are several."""
+    count = max((len(one.each) for one in distances), default=0)
+    if not count:
+        return rule(*distances)
+    return of_outputs([rule(*(one.of(index) for one in distances)) for index in range(count)])
+
+
+INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
+
+
+def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
+    """Distance of `actual` from `truth`, which has the same shape and no NaN.
+
+    Of integers and booleans it is counted how many differ. Infinities must be equal and then count as no error. NaN is
+    infinitely far.
+    """
+    if truth.numel() == 0:
+        return Distance(0.0, 0.0)
+    if not is_inexact(truth):
+        return Distance(0.0, 0.0, float((actual.to(truth.dtype) != truth).double().mean()))
+    if truth.is_complex():
+        return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
+    # One answer for all: to wait for a GPU that many processes share takes longer than the arithmetic.
+    rms, worst, size = torch.stack(_relative(actual, truth)).tolist()
+    if not math.isfinite(size):
+        infinite = torch.isinf(truth)
+        if infinite.any():
+            if not torch.equal(actual[infinite].double(), truth[infinite].double()):
+                return INFINITELY_FAR
+            rms, worst, _ = torch.stack(
+                _relative(actual.masked_fill(infinite, 0.0), truth.masked_fill(infinite, 0.0))
+            ).tolist()
+    return INFINITELY_FAR if math.isnan(rms) or math.isnan(worst) else Distance(rms, worst)
+
+
+_PART = 1 << 26
+"""Elements that are compared at once, in float64: several copies of a whole output would fill a GPU. Our choice."""
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The two numbers of a `Distance` and the root mean square of what was expected, where the tensors are. In place where
+    a tensor is ours: this is most of what a judge computes itself."""
+    along = max((index for index, length in enumerate(expected.shape) if length > 1), default=0)
+    pairs = list(zip(_parts(found), _parts(expected), strict=True))
+    if along > 0:
+        rows = [theirs.double().square().mean(dim=along, keepdim=True) for _, theirs in pairs]
+        size = (torch.stack([row.sum() for row in rows]).sum() / sum(row.numel() for row in rows)).sqrt()
+        rows = [row.sqrt_() for row in rows]
+    else:  # a row is all there is
+        squares = [theirs.double().square().sum() for _, theirs in pairs]
+        size = (torch.stack(squares).sum() / expected.numel()).sqrt()
+        rows = [size] * len(pairs)
+    # Where nothing but zeros is wanted there is no size: then both numbers are the error itself.
+    scale, least = torch.where(size > 0, size, 1.0), torch.where(size > 0, 1e-3 * size, 1.0)
+    sums, largest = [], []
+    for (mine, theirs), row in zip(pairs, rows, strict=True):
+        exact = theirs.double()
+        error = (mine.double() - exact).abs_()
+        largest.append((error / exact.abs().add_(row).add_(least)).max())
+        sums.append(error.square_().sum())
+    rms = (torch.stack(sums).sum() / expected.numel()).sqrt() / scale
+    return rms, torch.stack(largest).max(), size
+
+
+def _parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Along the first dimension, of `_PART` elements or of one row."""
+    if x.numel() <= _PART:
+        return [x]
+    count = max(1, _PART * x.shape[0] // x.numel())
+    return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
+
+
+def farthest(distances: Sequence[Distance]) -> Distance:
+    """The larger of each number over several answers, output by output."""
+    return combined(lambda *some: replace(of_outputs(some), each=()), *distances)
+
+
+def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
+    """How far every output of one call is from its counterpart in another."""
+    return of_outputs([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What one input set allows, and what it was derived from."""
+
+    allowed: Distance
+    reference: Distance
+    lower: Distance | None
+    """Error of the next lower precision, where it is known."""
+    calibrated: bool
+    """Whether the next lower precision would be rejected, by every output that is rounded."""
+    calibrated_outputs: frozenset[int] = frozenset()
+    """By which."""
+
+
+def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
+    """The tolerance of one output on one input set.
+
+    Args:
+        reference: The reference's distance from the truth.
+        lower: Distances of lower precisions, from the highest down. The first that is clearly worse than the
+            reference is the next lower one: a reference that uses TF32 itself is compared with bfloat16.
+        dtype: Of the output.
+        settings: The three constants of the rule.
+    """
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    floor = Distance(settings.error_floor_eps * eps, 4 * settings.error_floor_eps * eps)
+    ratio = settings.error_ratio
+    rms, worst = max(floor.rms, ratio * reference.rms), max(floor.worst, ratio * reference.worst)
+    for candidate in lower:
+        limit = settings.lower_precision_share * candidate.rms
+        if limit > 2 * reference.rms and limit > floor.rms:
+            between = Distance(math.sqrt(reference.rms * candidate.rms), math.sqrt(reference.worst * candidate.worst))
+            allowed = Distance(min(max(rms, between.rms), limit), max(worst, between.worst))
+            return Tolerance(allowed, reference, candidate, calibrated=True)
+    return Tolerance(Distance(rms, worst), reference, None, calibrated=False)
+
+
+def lower_precisions(dtype: torch.dtype) -> tuple[int, ...]:
+    """Mantissa bits of the precisions below a dtype, highest first."""
+    return _LOWER_MANTISSA_BITS.get(str(dtype).removeprefix("torch."), ())
+
+
+def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Round a floating tensor to `bits` explicit mantissa bits, ties to even; the exponent range stays.
+
+    What is subnormal in float64, where fewer bits are explicit, keeps fewer.
+    """
+    wide = x.double()
+    dropped = 52 - bits
+    pattern = wide.view(torch.int64)
+    # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
+    summed = (pattern >> dropped).bitwise_and_(1).add_(pattern).add_((1 << (dropped - 1)) - 1)
+    rounded = summed.bitwise_and_(-1 << dropped).view(torch.float64)
+    return torch.where(wide.isnan(), wide, rounded).to(x.dtype)
+
+
+def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Outputs of the right shape that need no computation."""
+    made = {"zeros": torch.zeros_like(truth), "ones": torch.ones_like(truth)}
+    if truth.is_floating_point() and truth.numel() > 1:
+        made["mean"] = truth.mean().expand(truth.shape)
+    if truth.dim() > 1 and truth.shape[0] > 1:
+        made["first-row"] = truth[:1].expand(truth.shape)
+    for tensor in inputs:
+        if tensor.shape == truth.shape:
+            made.setdefault("input-copy", tensor)
+    return made
+
+
+class VacuityGate:
+    """Finds trivial outputs that would pass every input set: such a task's check proves little."""
+
+    def __init__(self) -> None:
+        self._sets = 0
+        self._passed: dict[str, int] = {}
+        self._earlier: list[torch.Tensor] | None = None
+
+    def observe(self, truth: list[torch.Tensor], inputs: Sequence[torch.Tensor], allowed: Distance) -> None:
+        """Try every trivial output on one more input set."""
+        tried = [trivial_outputs(tensor, inputs) for tensor in truth]
+        if self._earlier is not None:
+            for made, other in zip(tried, self._earlier, strict=True):
+                made["other-output"] = other
+        for name in set.intersection(*(set(made) for made in tried)) if tried else ():
+            if self._has_passed_all(name):
+                self._count(name, apart([made[name] for made in tried], truth).within(allowed))
+        # Integers that nothing settles, such as indices of equal elements, may go unchecked beside other outputs.
+        integers = [index for index, t in enumerate(truth) if not is_inexact(t)]
+        for index in integers if len(truth) > 1 else ():
+            for trivial, output in tried[index].items():
+                name = f"{trivial} for output {index}"
+                if self._has_passed_all(name):
+                    self._count(name, distance(output, truth[index]).within(allowed.of(index)))
+        self._sets += 1
+        self._earlier = truth
+
+    def _has_passed_all(self, name: str) -> bool:
+        # The other input's output cannot be tried on the first.
+        return self._passed.get(name, 0) == self._sets - name.startswith("other-output")
+
+    def _count(self, name: str, passed: bool) -> None:
+        self._passed[name] = self._passed.get(name, 0) + passed
+
+    @property
+    def passing(self) -> tuple[str, ...]:
+        """Names of the trivial outputs that passed every set."""
+        return tuple(sorted(name for name, count in self._passed.items() if count and self._has_passed_all(name)))

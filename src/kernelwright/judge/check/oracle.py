@@ -1,0 +1,349 @@
+"""The float64 truth, computed in the judge's own process from the task's own code."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernelwright.errors import TaskError
+from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
+from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
+from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
+
+State = dict[str, torch.Tensor]
+_HARDLY_SEEN = 0.01
+"""Parameters of this size and less may scale or shift by less than rounding does, and ..."""
+_SEEN = 0.5
+"""... are then loaded in this size once. Our choice."""
+_SPARE_BYTES = 8 << 30
+"""Of a GPU's memory that PyTorch keeps for later: of one task whose output takes 1 GiB a judge had 90 of 140 GiB, which the
+workers on the same GPU need next. To give it back makes all streams wait. Our choice."""
+
+
+class OutOfDomain(Exception):
+    """The reference raised, or is not finite, on this input set."""
+
+
+class Oracle:
+    """Computes what is right, and what lower precision would make of it."""
+
+    def __init__(self, live: LiveTask, device: torch.device, seed: int) -> None:
+        self.device = device
+        self._live, self._seed = live, seed
+        self.model = live.model(seed, device)
+        self.training = self.model.training
+        self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
+        owners: dict[int, str] = {}
+        self._owner = {
+            name: owners.setdefault(id(parameter), name)
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if name in self.initial_state  # which a module may keep some out of
+        }
+        """For every name of a parameter the first one: tied parameters have several."""
+        self.parameter_names = set(self._owner)
+        try:
+            with _float64_default():
+                self._double = _widened(copy.deepcopy(self.model))
+        except RuntimeError as error:
+            if device_is_full(error):
+                raise
+            self.build_anew()  # no module with `nn.utils.weight_norm` can be copied: it keeps a tensor that has a gradient
+
+    def owners(self) -> list[set[str]]:
+        """The names of each parameter: tied ones have several."""
+        firsts = sorted(set(self._owner.values()))
+        return [{name for name, owner in self._owner.items() if owner == first} for first in firsts]
+
+    def build_anew(self) -> None:
+        """Another float64 module, for one whose copy does not run: built from the seed, so that functions which it keeps are
+        its own and not the original's, and with tensors converted that it keeps beside its parameters and buffers.
+
+        Tensors that share memory with those stay: converted they would miss the next `load_state_dict`.
+        """
+        built = self._live.model(self._seed, self.device)
+        shared = {tensor.untyped_storage().data_ptr() for tensor in (*built.parameters(), *built.buffers())}
+        for module in built.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and is_inexact(value):
+                    is_shared = value.untyped_storage().data_ptr() in shared
+                    vars(module)[name] = value if is_shared else _wide(value)
+        self._double = _widened(built)
+
+    def truth(
+        self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None, noise: float = 0.0
+    ) -> list[torch.Tensor]:
+        """Outputs in float64, flat.
+
+        Args:
+            inputs: As drawn; floating tensors are converted.
+            state: Weights and buffers.
+            training: Mode of the module.
+            mantissa_bits: Round inputs and weights to this precision first.
+            noise: Move inputs and parameters at random by this share of themselves and of their tensor's size first.
+                Buffers stay, since they may be masks.
+
+        Raises:
+            OutOfDomain: the reference raised or gave NaN.
+        """
+
+        def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
+            if not is_inexact(tensor):
+                return tensor
+            if mantissa_bits is None:
+                exact = _wide(tensor)
+            elif tensor.is_complex():
+                parts = torch.view_as_real(_wide(tensor).resolve_conj())
+                exact = torch.view_as_complex(round_mantissa(parts, mantissa_bits))
+            else:
+                exact = round_mantissa(tensor, mantissa_bits).double()
+            return _disturbed(exact, noise) if noise else exact
+
+        skeleton, tensors = flatten(inputs)
+        with _float64_default():
+            self._double.load_state_dict(
+                {key: convert(value, noise if key in self.parameter_names else 0.0) for key, value in state.items()}
+            )
+            self._double.train(training)
+            return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
+
+    def state_after(self) -> State:
+        """The float64 module's state as the latest call left it."""
+        return {key: value.clone() for key, value in self._double.state_dict().items()}
+
+    def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+        """As `truth`, with what goes into convolutions and cuDNN's recurrent networks rounded to TF32, as PyTorch lets cuDNN
+        do by default; None where the reference has neither. Raises as `truth`."""
+        with _TF32InCudnn() as rounding:
+            outputs = self.truth(inputs, state, training=training)
+        return outputs if rounding.happened else None
+
+    def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+        """Outputs of the reference in its own dtype and without TF32, where every batch, instance or group norm finds its
+        input with channels last in memory, for which PyTorch sums otherwise; flat. None where there is none of an image.
+        Raises as `truth`."""
+        with (
+            torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False),
+            _NormsWithChannelsLast() as layout,
+        ):
+            outputs = self.own_precision(inputs, state, training=training, seed=self._seed)
+        return outputs if layout.happened else None
+
+    def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
+        """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
+        self.model.load_state_dict(state)
+        self.model.train(training)
+        skeleton, tensors = flatten(inputs)
+        fresh = unflatten(skeleton, [tensor.clone() for tensor in tensors])
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed_generators(seed)
+            return self._run(self.model, fresh)
+
+    def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
+        try:
+            with torch.no_grad():
+                _, outputs = flatten(model(*inputs))
+        except StructureError as error:
+            raise TaskError(
+                f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
+            ) from error
+        except Exception as error:
+            if device_is_full(error):
+                raise  # by others, as it may be: the judge makes room, for no check may be left out because of them
+            raise OutOfDomain(f"the reference raised {type(error).__name__}: {error}") from error
+        if not outputs:
+            raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
+        _give_back_spare_memory(self.device)
+        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+            raise OutOfDomain("the reference gives NaN")
+        return outputs
+
+    def output_skeleton(self, inputs: list[Any]) -> tuple[Any, list[torch.Tensor]]:
+        """Structure and tensors that the reference returns in its own dtype, in the mode it was built in."""
+        self.model.load_state_dict(self.initial_state)
+        self.model.train(self.training)
+        skeleton, tensors = flatten(inputs)
+        try:
+            with torch.no_grad():
+                return flatten(self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors])))
+        except StructureError as error:
+            raise TaskError(
+                f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
+            ) from error
+        except Exception as error:
+            if device_is_full(error):
+                raise
+            raise TaskError(
+                f"Wanted the reference to run on its own inputs; it raised {type(error).__name__}: {error}"
+            ) from error
+
+    def random_state(self, generator: torch.Generator) -> State:
+        """New weights of the same size: scaled, shifted and nowhere at a default such as 0 or 1.
+
+        Parameters and batch-norm statistics are drawn anew; other buffers (masks, tables, counters) stay, since a
+        module may rely on what it built.
+        """
+        return self.tied({key: self._redraw(key, value, generator) for key, value in self.initial_state.items()})
+
+    def tied(self, state: State) -> State:
+        """The same with one value under all names of one parameter: otherwise the order of loading would decide."""
+        return {key: state[self._owner.get(key, key)] for key in state}
+
+    def other_defaults(self, generator: torch.Generator) -> State:
+        """New values for the floating and boolean buffers whose elements are all alike, such as zeros: those stand for what
+        is loaded later. Elements of a mask or a table differ, and a module may rely on those. Integers stay: they may be
+        places in memory, and a wrong one takes the device away from everybody.
+
+        And larger values for parameters that are so small that what they scale is hardly seen, such as 1e-6 in front of a
+        residual branch."""
+        larger = {
+            key: (value * (_SEEN / size)).to(value.dtype)
+            for key, value in self.initial_state.items()
+            if key in self.parameter_names and is_inexact(value) and 0 < (size := _size(value)) < _HARDLY_SEEN
+        }
+        return larger | {
+            key: _some_flipped(value, generator) if value.dtype == torch.bool else self._drawn(key, value, generator)
+            for key, value in self.initial_state.items()
+            if (is_inexact(value) or value.dtype == torch.bool)
+            and value.numel()
+            and not self._is_redrawn(key)
+            and torch.isfinite(value).all()
+            and (value == value.flatten()[0]).all()
+        }
+
+    def _is_redrawn(self, key: str) -> bool:
+        return key in self.parameter_names or key.rpartition(".")[2] in ("running_mean", "running_var")
+
+    def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        if not is_inexact(value) or not self._is_redrawn(key):
+            return value.clone()
+        return self._drawn(key, value, generator)
+
+    def _drawn(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        leaf = key.rpartition(".")[2]
+        factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
+        if leaf == "running_var":
+            return (value * factor).to(value.dtype)
+        size = _size(value)
+        kind = torch.complex64 if value.is_complex() else torch.float32
+        noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=kind)
+        return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
+
+
+_aten = torch.ops.aten
+
+
+class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Some of PyTorch's operators get other arguments than they were called with."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.happened = False
+
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What an operator gets instead; None where it keeps what it was called with."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        other = self.other(func, args)
+        self.happened |= other is not None
+        return func(*(args if other is None else other), **(kwargs or {}))
+
+
+class _TF32InCudnn(_OtherArguments):  # type: ignore[no-untyped-call]
+    """What goes into convolutions and into cuDNN's recurrent networks loses what TF32 does not hold; sums stay exact, and so
+    do hidden states between steps."""
+
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if func is _aten.convolution.default:
+            return (*map(_in_tf32, args[:2]), *args[2:])
+        if func is _aten._cudnn_rnn.default:
+            return recurrent_in_tf32(args)
+        return None
+
+
+_NORMS = frozenset(
+    {
+        _aten.native_batch_norm,
+        _aten._native_batch_norm_legit,
+        _aten._batch_norm_with_update,
+        _aten.cudnn_batch_norm,
+        _aten.native_group_norm,
+    }
+)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
+
+
+class _NormsWithChannelsLast(_OtherArguments):  # type: ignore[no-untyped-call]
+    """What goes into a normalisation of images lies with channels last."""
+
+    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
+            return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
+        return None
+
+
+def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments of `aten::_cudnn_rnn`, rounded: input, weights and first states. The weights' flat buffer, which would be
+    taken in their place, is left out."""
+    x, weights, stride, _, hidden, cell, *others = args
+    rounded = [_in_tf32(weight) for weight in weights]
+    return (_in_tf32(x), rounded, stride, None, _in_tf32(hidden), None if cell is None else _in_tf32(cell), *others)
+
+
+def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    return round_mantissa(tensor, TF32_MANTISSA_BITS)
+
+
+def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among inputs, flat."""
+    return flatten(list(inputs))[1]
+
+
+def _size(x: torch.Tensor) -> float:
+    return float(x.abs().float().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """As float64, or as two of them."""
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
+
+
+def _widened(module: torch.nn.Module) -> torch.nn.Module:
+    """A module's own `double` leaves complex parameters as they are."""
+    return module._apply(_wide)  # type: ignore[no-any-return, no-untyped-call]  # what `double` and `to` do, too
+
+
+def _some_flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x ^ (torch.rand(x.shape, generator=generator, device=x.device) < 0.25)
+
+
+def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
+    finite = torch.isfinite(x)
+    size = x.masked_fill(~finite, 0.0).abs().square().mean().sqrt()
+    return torch.where(finite, x + noise * (x.abs() + size) * torch.randn_like(x), x)
+
+
+def _give_back_spare_memory(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _SPARE_BYTES:
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _float64_default() -> Iterator[None]:
+    """Constants that a module creates in `forward` must be float64 too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,334 @@
+"""The parent's handle on one worker process: start it, ask it, clock it from outside, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.judge.isolation.zygote import Zygote, session_members, signal_each
+from kernelwright.judge.settings import Settings
+from kernelwright.judge.worker.arena import Arena
+from kernelwright.judge.worker.channel import (
+    Channel,
+    ChannelClosed,
+    ChannelGarbage,
+    ChannelTimeout,
+    decode,
+    encode,
+)
+from kernelwright.records import Reason
+
+
+class WorkerFailure(Exception):
+    """A worker did not do what was asked. For a candidate this becomes the verdict's reason and detail."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+_FORGET_LIMIT_S = 20.0
+_EXIT_GRACE_S = 0.2
+"""A worker that has closed its channel may be on its way out: how it leaves tells more than how it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallClocks:
+    """One call as three clocks saw it."""
+
+    inner_us: float
+    """Claimed by the worker: CUDA events or its monotonic clock around the module's call."""
+    outer_us: float
+    """The parent's clock from sending the request to receiving the answer."""
+    busy_us: float
+    """Processor time of the worker's process inside that window."""
+    idle_us: float
+    """Processor time of the worker's process between the previous answer and this request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is to run and in what."""
+
+    role: str
+    """`reference` (trusted, but behind the same walls), `baseline` (this package's own wrapper around it) or `candidate`."""
+    source: str
+    class_name: str
+    device: str
+    directory: Path
+    """Parent of the private directories of one evaluation."""
+    build: Path
+    """Compiler caches, shared by the fresh processes of one candidate so that each is compiled once. Inputs never
+    repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
+    arena_bytes: dict[str, int]
+    kept_as: str | None = None
+    """What kind of process it is to those that may take it over from one task to the next; None for one that nobody may."""
+
+
+class Worker:
+    """A running worker process."""
+
+    def __init__(self, zygote: Zygote, spec: WorkerSpec, settings: Settings) -> None:
+        self._zygote = zygote
+        self._settings = settings
+        self._take(spec)
+        spec.build.mkdir(mode=0o700, exist_ok=True)
+        self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
+        self._private.mkdir(mode=0o700)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        config = self._task | {
+            "device": spec.device,
+            "private": str(self._private),
+            "build": str(spec.build),
+            **_of_the_process(settings),
+        }
+        start_ns = time.perf_counter_ns()
+        try:
+            self.pid = zygote.spawn(config, [theirs.fileno(), *self._files])
+        finally:
+            theirs.close()
+        self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
+        """How long its start and its requests have taken so far, by kind and the parent's clock."""
+        self._channel = Channel(ours)
+        self._cpu_clock = _process_clock(self.pid)
+        self._answered_cpu_us: float | None = None
+        self._still = False
+        self._paused: list[int] = []
+        self._ended = False
+
+    def _take(self, spec: WorkerSpec) -> None:
+        """Make the memory that a task needs."""
+        self.spec = spec
+        device = torch.device(spec.device)
+        self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+
+    @property
+    def _task(self) -> dict[str, Any]:
+        """The part of a worker's configuration that changes with the task."""
+        arenas = {name: arena.describe() for name, arena in self.arenas.items()}
+        return {"role": self.spec.role, "source": self.spec.source, "class": self.spec.class_name, "arenas": arenas}
+
+    @property
+    def _files(self) -> list[int]:
+        return [handle for arena in self.arenas.values() for handle in arena.files]
+
+    def fits(self, spec: WorkerSpec, settings: Settings) -> bool:
+        """Whether the process is of the kind wanted, and what these settings would start."""
+        return spec.kept_as == self.spec.kept_as and _of_the_process(settings) == _of_the_process(self._settings)
+
+    def forget(self) -> bool:
+        """Let a trusted worker drop its module and its memory, to `adopt` another of its kind later.
+
+        Returns:
+            Whether it may: it lives, and its module has left no trace in the process.
+        """
+        if self._ended:
+            return False
+        try:
+            clean = self._exchange("forget", _FORGET_LIMIT_S, {})[0].get("clean") is True
+        except WorkerFailure:
+            return False
+        self._free()
+        return clean
+
+    def adopt(self, spec: WorkerSpec) -> None:
+        """Give a worker that has forgotten its module another one; raises as `request`."""
+        self._take(spec)
+        self._answered_cpu_us = None
+        self.spent_us.clear()
+        self._exchange("adopt", _FORGET_LIMIT_S, {"config": self._task, "files": len(self._files)}, self._files)
+
+    def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer.
+
+        Raises:
+            WorkerFailure: the worker raised, died, hung or answered out of turn.
+        """
+        return self._exchange(op, timeout_s, fields)[0]
+
+    def call(self, layout: int, timeout_s: float, *, seed: int | None) -> tuple[dict[str, Any], CallClocks]:
+        """One call of the module on inputs that lie in its arena; raises as `request`."""
+        return self._exchange("call", timeout_s, {"layout": layout, "seed": seed})
+
+    def repeat(self, layout: int, timeout_s: float, *, seed: int | None, calls: int) -> CallClocks:
+        """Calls whose results nobody looks at; raises as `request`."""
+        return self._exchange("repeat", timeout_s * calls, {"layout": layout, "seed": seed, "calls": calls})[1]
+
+    def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
+        """Several calls under one request; the clocks are of all of them together. Raises as `request`."""
+        return self._exchange("series", timeout_s, {"layouts": layouts, "seeds": seeds})
+
+    def _exchange(
+        self, op: str, timeout_s: float, fields: dict[str, Any], files: list[int] | None = None
+    ) -> tuple[dict[str, Any], CallClocks]:
+        nonce = secrets.token_hex(8)
+        data = encode({"op": op, "nonce": nonce, **fields})
+        if self._channel.pending():
+            # A harness speaks only when spoken to; an answer prepared in advance is a forgery.
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
+        cpu_before = self._cpu_us()
+        deadline = time.monotonic() + timeout_s
+        if self._still:
+            self.resume()
+        try:
+            start_ns = time.perf_counter_ns()
+            self._channel.send_encoded(data)
+            if files is not None:
+                self._channel.send_files(files)
+            body = self._channel.receive_encoded(deadline)
+            stop_ns = time.perf_counter_ns()
+            answer = decode(body)
+        except ChannelTimeout:
+            reason = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
+            raise self._failure(reason, f"no answer to `{op}` within {timeout_s:g} s") from None
+        except ChannelGarbage as error:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, str(error)) from None
+        except ChannelClosed:
+            raise self._death(op) from None
+        if answer.get("nonce") != nonce:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
+        cpu_after = self._cpu_us()
+        if self._still:
+            self.pause()
+        outer_us = (stop_ns - start_ns) / 1e3
+        self.spent_us[op] += outer_us
+        if "error" in answer:
+            raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
+        idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
+        self._answered_cpu_us = cpu_after
+        inner = answer.get("inner_us", 0.0)
+        if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
+            raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
+        return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
+
+    @property
+    def asked_us(self) -> float:
+        """How long its requests have taken so far."""
+        return sum(us for op, us in self.spent_us.items() if op != "start")
+
+    def _cpu_us(self) -> float:
+        try:
+            return time.clock_gettime_ns(self._cpu_clock) / 1e3
+        except OSError:
+            return self._answered_cpu_us or 0.0  # it has died; the next read of the channel says so
+
+    def helpers_cpu_us(self) -> float:
+        """Processor time so far of other processes in the worker's session."""
+        total = 0.0
+        for pid in session_members(self.pid):
+            if pid != self.pid:
+                try:
+                    total += time.clock_gettime_ns(_process_clock(pid)) / 1e3
+                except OSError:
+                    continue  # it ended while we looked
+        return total
+
+    def run_on(self, cores: Iterable[int]) -> None:
+        """Keep every thread of the worker on these cores."""
+        for pid in session_members(self.pid):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), cores)
+
+    def keep_still(self) -> None:
+        """From now on nothing of the worker runs but while it is being asked: inputs lie in its memory before a call
+        begins, and what it does between calls is seen by neither clock."""
+        self._still = True
+        self.pause()
+
+    def pause(self) -> None:
+        """Stop every process of the worker: it must not disturb what is timed beside it."""
+        signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes longer
+        self._paused = session_members(self.pid)
+        signal_each(self._paused, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused worker go on."""
+        signal_each(self._paused, signal.SIGCONT)
+
+    def _failure(self, reason: Reason, detail: str) -> WorkerFailure:
+        self.close()
+        return WorkerFailure(reason, detail)
+
+    def _raised(self, op: str, error: dict[str, str]) -> WorkerFailure:
+        kind, text = str(error.get("type")), str(error.get("message"))
+        detail = f"{kind}: {text}"
+        if kind == "SyntaxError" and op == "build":
+            return WorkerFailure(Reason.SYNTAX_ERROR, detail)
+        if kind == "SystemExit":
+            return WorkerFailure(Reason.EXITED, text)
+        # The driver's own "CUDA error: out of memory" comes under more general names.
+        if kind in ("MemoryError", "OutOfMemoryError") or "CUDA error: out of memory" in text:
+            return WorkerFailure(Reason.OUT_OF_MEMORY, detail)
+        where = {"build": Reason.BUILD_FAILED, "load_state": Reason.STATE_MISMATCH, "save_state": Reason.STATE_MISMATCH}
+        return WorkerFailure(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
+
+    def _death(self, op: str) -> WorkerFailure:
+        ending = self._finish(_EXIT_GRACE_S)
+        if ending.cause == "memory":
+            limit = self._settings.memory_limit_bytes / (1 << 30)
+            return WorkerFailure(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
+        if ending.cause == "processes":
+            return WorkerFailure(Reason.TOO_MANY_PROCESSES, f"more than {self._settings.process_limit} during `{op}`")
+        if ending.signal is not None and ending.signal != signal.SIGKILL:
+            return WorkerFailure(Reason.CRASHED, f"{signal.Signals(ending.signal).name} during `{op}`")
+        if ending.signal is not None:
+            return WorkerFailure(Reason.CRASHED, f"killed or closed its channel during `{op}`")
+        return WorkerFailure(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
+
+    def _finish(self, grace_s: float = 0.0) -> Any:
+        self._ended = True
+        ending = self._zygote.end(self.pid, grace_s)
+        self._channel.close()
+        return ending
+
+    def close(self) -> None:
+        """End the session and free the arenas' memory. Safe to call twice."""
+        if not self._ended:
+            self._finish()
+        self._free()
+
+    def _free(self) -> None:
+        for arena in self.arenas.values():
+            arena.close()
+        self.arenas = {}
+
+    def discard(self) -> None:
+        """Close and remove the private directory."""
+        self.close()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+
+def _of_the_process(settings: Settings) -> dict[str, Any]:
+    """The part of a worker's configuration that holds as long as its process."""
+    return {
+        "threads": settings.threads or len(os.sched_getaffinity(0)),
+        "strict_fp32": settings.strict_fp32,
+        "memory_limit_bytes": settings.memory_limit_bytes,
+        "device_memory_limit_bytes": settings.device_memory_limit_bytes,
+        "process_limit": settings.process_limit,
+        "file_limit_bytes": settings.file_limit_bytes,
+    }
+
+
+def _process_clock(pid: int) -> int:
+    """The kernel's clock of another process's processor time (clock_getcpuclockid(3))."""
+    clock = ctypes.c_int()
+    status = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
+    if status != 0:
+        raise OSError(status, os.strerror(status))
+    return clock.value

@@ -1,0 +1,399 @@
+"""One side of a comparison: a worker with its arenas, fed inputs and read from memory."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.errors import DeviceError, TaskError
+from kernelwright.judge.check.oracle import State
+from kernelwright.judge.isolation.process import CallClocks, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.replies import Built, Described, Inspection, Mode, Operators, R, Series, parse
+from kernelwright.judge.isolation.workers import Workers
+from kernelwright.judge.settings import Settings
+from kernelwright.judge.worker.arena import TensorSpec, plan
+from kernelwright.judge.worker.structure import flatten
+from kernelwright.records import Reason
+
+SLOTS = 2
+"""Places for a set of inputs at least. Same place and other values, other place and same values: both are tried."""
+
+SERIES_CALLS_MAX = 16
+SERIES_BYTES_MAX = 256 << 20
+"""Calls under one request, as far as their inputs and outputs fit into this much memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a task's tensors need, measured once on the reference."""
+
+    slot_bytes: int
+    outputs: tuple[TensorSpec, ...]
+    """Contiguous, in the reference's dtypes."""
+    output_bytes: int
+    state: tuple[tuple[str, TensorSpec], ...]
+    state_bytes: int
+
+    @property
+    def series_calls(self) -> int:
+        """How many calls one request may hold. One, where outputs are large: the five processes of a task with outputs of
+        4 GiB had 20 GiB of a GPU for a second call's, and long calls need no company."""
+        return max(1, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
+
+    @property
+    def slots(self) -> int:
+        """Places for a set of inputs."""
+        return max(SLOTS, self.series_calls)
+
+    @property
+    def regions(self) -> list[list[TensorSpec]]:
+        """Where the outputs of each call of a series go."""
+        return [
+            [
+                TensorSpec(
+                    spec.dtype, spec.shape, spec.stride, spec.offset_bytes + index * self.output_bytes, spec.span_bytes
+                )
+                for spec in self.outputs
+            ]
+            for index in range(self.series_calls)
+        ]
+
+    @classmethod
+    def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> Shapes:
+        """From one set of inputs, what came out, and the module's state."""
+        _, slot = plan([tensor.contiguous() for tensor in inputs])
+        output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
+        state_specs, state_bytes = plan([tensor.contiguous() for tensor in state.values()])
+        return cls(slot, output_specs, output_bytes, tuple(zip(state, state_specs, strict=True)), state_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call left behind."""
+
+    outputs: list[torch.Tensor]
+    """Copies of the output arena's tensors, in the reference's dtypes; what was not written is NaN."""
+    described: Described
+    """The worker's description of its outputs: types, shapes, strides. Checked for being a good drop-in."""
+    clocks: CallClocks
+    inputs_intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where inputs are to lie."""
+
+    layout: int
+    slot: int
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    """A view of the arena, and what belongs there."""
+
+
+class Side:
+    """The reference, the candidate, or the second reference of an A/A comparison."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        settings: Settings,
+        shapes: Shapes,
+        *,
+        role: str,
+        source: str,
+        class_name: str,
+        device: torch.device,
+        directory: Path,
+        build: Path,
+        kept_as: str | None = None,
+    ) -> None:
+        self.role = role
+        self._settings = settings
+        self._shapes = shapes
+        self._device = device
+        spec = WorkerSpec(
+            role=role,
+            source=source,
+            class_name=class_name,
+            device=str(device),
+            directory=directory,
+            build=build,
+            arena_bytes={
+                "inputs": shapes.slots * shapes.slot_bytes,
+                "outputs": shapes.series_calls * shapes.output_bytes,
+                "state": shapes.state_bytes,
+            },
+            kept_as=kept_as,
+        )
+        self._workers = workers
+        self.worker = workers.start(spec, settings)
+        self._layouts: dict[str, int] = {}
+        self._called = False
+        self._latest: tuple[int, int | None] | None = None
+        """Layout and seed of the latest call."""
+        self.latency_us = math.inf
+        """Of the latest timed call, by the clock of the worker: to be believed of a reference only."""
+        self._idle_us = 0.0
+        """Of the processor, between the latest call and what was asked since then."""
+        self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        """By slot."""
+        self._holds_views = False
+        """Whether the next outputs that are held are held by views."""
+
+    def build(self, arguments: Any, seed: int) -> Built:
+        """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
+        answer = self._asked(Built, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
+        if answer.missing is None:
+            regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
+            self._ask("outputs", self._settings.run_limit_s, regions=regions)
+        return answer
+
+    def load_state(self, state: State) -> None:
+        """Put weights into the module through `load_state_dict`."""
+        self._place_state(state)
+        self._ask("load_state", self._settings.build_limit_s, state=self._state_json())
+
+    def step(self, state: State, parameters: set[str]) -> None:
+        """Change parameters where they are, as an optimiser does."""
+        self._place_state(state)
+        chosen = [entry for entry in self._state_json() if entry[0] in parameters]
+        self._ask("step", self._settings.run_limit_s, state=chosen)
+
+    def _place_state(self, state: State) -> None:
+        for key, spec in self._shapes.state:
+            spec.view(self.worker.arenas["state"].memory).copy_(state[key])
+        self._settle()
+
+    def read_state(self) -> State:
+        """The module's state as it is now."""
+        memory = self.worker.arenas["state"].memory
+        self.worker.arenas["state"].poison()
+        self._settle()
+        self._ask("save_state", self._settings.run_limit_s, state=self._state_json())
+        return {key: spec.view(memory).clone() for key, spec in self._shapes.state}
+
+    def set_mode(self, *, training: bool) -> bool:
+        """Switch mode; returns the mode the module says it is in."""
+        return self._asked(Mode, "mode", self._settings.run_limit_s, training=training).training
+
+    def inspect(self) -> Inspection:
+        """Process-wide settings before and after, and the module's interface."""
+        return self._asked(Inspection, "inspect", self._settings.run_limit_s)
+
+    def operators(self, layout: int) -> list[str]:
+        """PyTorch operators that one call on a placed layout runs, by the worker's own account."""
+        return list(self._asked(Operators, "trace", self._settings.run_limit_s, layout=layout).operators)
+
+    def place(self, inputs: list[Any], slot: int) -> int:
+        """Write inputs into a slot and poison the outputs; returns the layout's number for `call`."""
+        layout = self._put(inputs, slot)
+        self._poison_outputs()
+        return layout
+
+    def _poison_outputs(self) -> None:
+        """Those of one call: there is room for a series, and to write all of it each time takes milliseconds."""
+        self.worker.arenas["outputs"].poison(self._shapes.output_bytes)
+
+    def _put(self, inputs: list[Any], slot: int) -> int:
+        placement = self._prepare(inputs, slot)
+        self._write(placement)
+        return placement.layout
+
+    def _prepare(self, inputs: list[Any], slot: int) -> _Placement:
+        """All of placing inputs but the writing, which a worker may not see too early."""
+        skeleton, tensors = flatten(inputs)
+        laid_out = [_without_overlap(tensor) for tensor in tensors]
+        specs, size = plan(laid_out)
+        if size > self._shapes.slot_bytes:
+            raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
+        base = slot * self._shapes.slot_bytes
+        placed = [
+            TensorSpec(spec.dtype, spec.shape, spec.stride, spec.offset_bytes + base, spec.span_bytes) for spec in specs
+        ]
+        key = repr((skeleton, placed))
+        if key not in self._layouts:
+            self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
+            self._layouts[key] = len(self._layouts)
+        memory = self.worker.arenas["inputs"].memory
+        views = [spec.view(memory) for spec in placed]
+        return _Placement(self._layouts[key], slot, list(zip(views, laid_out, strict=True)))
+
+    def _write(self, placement: _Placement) -> None:
+        for view, tensor in placement.pairs:
+            view.copy_(tensor)
+        self._placed[placement.slot] = placement.pairs
+
+    def timed_call(
+        self, inputs: list[Any], flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int = 0
+    ) -> Answer:
+        """One call on fresh inputs with cold caches of the device, and a host as warm as repeating the latest call makes it.
+
+        A process that has slept takes two to four times as long to launch the same kernels as in a program that calls again
+        and again, and half of that after a fifth of a millisecond. So nothing lies between the repetitions and the call that
+        could be done before them; the inputs are written in between, where nobody has seen them while repeating.
+        """
+        placement = self._prepare(inputs, random.randrange(SLOTS))
+        if repeats:
+            self._repeat(repeats)
+        self._write(placement)
+        self._poison_outputs()
+        flush()
+        answer = self.call(placement.layout, seed=seed, hold=hold)
+        self.latency_us = answer.clocks.inner_us
+        return answer
+
+    def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
+        """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
+
+        Args:
+            layout: Of the inputs, as `place` said.
+            seed: For the random generators.
+            hold: Have the worker keep the outputs, for `recopy`.
+        """
+        self._settle()
+        limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
+        answer, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed))
+        clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
+        self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
+        described = self._parsed(Described, answer)
+        found = Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+        if hold:
+            self._hold()
+        return found
+
+    def _hold(self) -> None:
+        """Have the worker keep what the latest call returned.
+
+        It is told so only now, when all that those outputs could be made of again is gone for a moment, the inputs and the
+        copy that the harness made: whoever hands out empty memory, and does the work in the place of that copy, cannot know
+        which calls will be looked at once more. By turns the tensors themselves are kept, which a module may take back, and
+        views of them, which somebody may have while nobody has the tensors.
+        """
+        placed = [pair for pairs in self._placed.values() for pair in pairs]
+        self._take_away([view for view, _ in placed])
+        self._settle()
+        self._ask("hold", self._settings.run_limit_s, views=self._holds_views)
+        self._holds_views = not self._holds_views
+        for view, tensor in placed:
+            view.copy_(tensor)
+
+    def _take_away(self, inputs: list[torch.Tensor]) -> None:
+        for view in inputs:
+            view.zero_()
+        self._poison_outputs()
+
+    def _repeat(self, calls: int) -> None:
+        """The latest call again, on inputs that lie there still.
+
+        The results are not looked at: whoever does work here that belongs to the next call is slower in a series, where
+        none is repeated.
+        """
+        if self._latest is None:
+            return
+        layout, seed = self._latest
+        clocks = self._guarded(lambda: self.worker.repeat(layout, self._settings.run_limit_s, seed=seed, calls=calls))
+        self._idle_us += clocks.idle_us
+
+    def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
+        """Calls on at most `Shapes.series_calls` inputs under one request; each answer carries the clocks of all."""
+        layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
+        self.worker.arenas["outputs"].poison()
+        self._settle()
+        limit = self._settings.run_limit_s * len(draws)
+        self._latest = None  # its inputs may be overwritten now
+        answer, clocks = self._guarded(lambda: self.worker.series(layouts, limit, seeds=seeds))
+        intact = self._intact()
+        described = self._parsed(Series, answer).answers
+        if len(described) != len(draws):
+            raise WorkerFailure(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
+        return [
+            Answer(self._read_outputs(region), one, clocks, intact)
+            for one, region in zip(described, self._shapes.regions, strict=False)
+        ], clocks
+
+    def _intact(self) -> bool:
+        """Whether inputs in every slot are still what was placed there."""
+        pairs = [pair for placed in self._placed.values() for pair in placed]
+        # One question for all, as in compare.py; where something differs it may be NaN.
+        differing = [(view != tensor).any() for view, tensor in pairs]
+        return not differing or not torch.stack(differing).any() or all(_same_bits(view, tensor) for view, tensor in pairs)
+
+    def recopy(self, index: int) -> list[torch.Tensor]:
+        """The output of an earlier held call, as it is in the worker's memory now."""
+        self._poison_outputs()
+        self._settle()
+        self._ask("recopy", self._settings.run_limit_s, index=index)
+        return self._read_outputs(self._shapes.outputs)
+
+    def release(self) -> None:
+        """Let the worker drop held outputs."""
+        self._ask("release", self._settings.run_limit_s)
+
+    def rest(self) -> None:
+        """Let the worker give back the memory of what ran so far."""
+        self._ask("rest", self._settings.run_limit_s)
+
+    def close(self) -> None:
+        """Give the worker back."""
+        self._workers.stop(self.worker)
+
+    def _read_outputs(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        memory = self.worker.arenas["outputs"].memory
+        return [spec.view(memory).clone() for spec in specs]
+
+    def _state_json(self) -> list[Any]:
+        return [[key, spec.to_json()] for key, spec in self._shapes.state]
+
+    def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        return self._guarded(lambda: self.worker.request(op, timeout_s, **fields))  # type: ignore[no-any-return]
+
+    def _asked(self, kind: type[R], op: str, timeout_s: float, **fields: Any) -> R:
+        return self._parsed(kind, self._ask(op, timeout_s, **fields))
+
+    def _parsed(self, kind: type[R], answer: dict[str, Any]) -> R:
+        reply = parse(kind, answer)
+        if reply is None:
+            raise WorkerFailure(
+                Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}"
+            )
+        return reply
+
+    def _guarded(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except WorkerFailure as failure:
+            if self.role != "reference":
+                raise
+            if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:
+                raise DeviceError(
+                    f"Wanted memory on {self._device} for the reference; {failure.detail} "
+                    "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes."
+                ) from failure
+            raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _without_overlap(tensor: torch.Tensor) -> torch.Tensor:
+    """Expanded tensors cannot be written to; lay them out in full."""
+    overlapping = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.contiguous() if overlapping or (tensor.numel() and span > tensor.numel()) else tensor
+
+
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second):
+        return True
+    # Equal except for NaN, which equals nothing?
+    return (
+        first.is_floating_point()
+        and bool(torch.equal(torch.isnan(first), torch.isnan(second)))
+        and bool(torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)))
+    )

@@ -1,0 +1,94 @@
+"""Who starts workers, and which of them are kept.
+
+On a GPU a fresh process is dear: its context takes about a second to make, under a lock of the driver that all processes of
+the machine share (measured on H200s: 0.7 s alone, 4 s each when twelve start at once, on one GPU or on four). Most processes
+of an evaluation run the reference, which is trusted, or one of the baselines around it. There they are kept: each forgets
+its module, gives back all its memory and later builds another module anew, so that memory is laid out afresh each time.
+Each baseline has a process of its own, whose compiler is as good as new for each task. A candidate's process is never kept.
+
+On a processor a fork costs milliseconds, and every process is fresh.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+from kernelwright.judge.isolation.process import Worker, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.settings import Settings
+
+KEPT = 3
+"""Of each kind. One for the checks and two for timing: what one evaluation uses at the same time."""
+
+
+class Workers:
+    """Starts the workers of one judge.
+
+    Args:
+        zygote: Forks them.
+        keep: How many trusted workers of one kind may wait for another task.
+    """
+
+    def __init__(self, zygote: Zygote, keep: int) -> None:
+        self._zygote = zygote
+        self._keep = keep
+        self._lock = threading.Lock()
+        """Of what follows: the sides of a process triple start beside one another."""
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        """What workers that are stopped have taken, by role and request."""
+        self._waiting: list[Worker] = []
+        self._directory: Path | None = None
+
+    def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
+        """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
+        if not self._keep or spec.kept_as is None:
+            return Worker(self._zygote, spec, settings)
+        with self._lock:
+            if self._directory is None:
+                self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-kept-"))
+            spec = replace(spec, directory=self._directory, build=self._directory / spec.build.name)
+        return self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
+
+    def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
+        with self._lock:
+            fitting = [worker for worker in self._waiting if worker.fits(spec, settings)]
+            if not fitting:
+                return None
+            self._waiting.remove(fitting[0])
+        try:
+            fitting[0].adopt(spec)
+        except WorkerFailure:  # it died while it waited
+            fitting[0].discard()
+            return None
+        return fitting[0]
+
+    def stop(self, worker: Worker) -> None:
+        """End a worker, or keep it if it may be."""
+        start_s = time.perf_counter()
+        spent_s = {op: us / 1e6 for op, us in worker.spent_us.items()}
+        with self._lock:
+            alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
+            keep = worker.spec.kept_as is not None and alike < self._keep
+        kept = keep and worker.forget()
+        if not kept:
+            worker.discard()
+        spent_s["end"] = time.perf_counter() - start_s
+        with self._lock:
+            if kept:
+                self._waiting.append(worker)
+            for op, seconds in spent_s.items():
+                self.spent_s[f"{worker.spec.role} {op}"] += seconds
+
+    def close(self) -> None:
+        """End those that wait."""
+        while self._waiting:
+            self._waiting.pop().discard()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None

@@ -1,0 +1,307 @@
+"""A process that has imported torch and does nothing but fork workers, watch them and end them.
+
+Importing torch takes seconds and a judge needs a dozen fresh processes for every candidate; a fork takes milliseconds.
+The zygote is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the
+workers' parent, so it sees how they ended, and it measures memory and process counts from outside without
+disturbing the judge's clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelwright.errors import SandboxError
+from kernelwright.judge.worker.channel import Channel, ChannelClosed
+
+_WATCH_S = 0.05
+_SESSION_WATCH_EVERY = 10
+"""Looking through all processes takes longer the more of them the machine has."""
+_KILL_ROUNDS = 100
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+INHERITED_VARIABLES = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",  # with 1 a context takes a third of the time to make, and streams share one queue
+    "LANG",
+    "LC_ALL",
+    "CC",
+    "CXX",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "TZ",
+    "TORCH_CUDA_ARCH_LIST",
+    "MAX_JOBS",
+)
+"""Environment that workers see. Nothing else, keys and tokens above all, reaches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker process ended."""
+
+    status: int
+    """As `os.waitpid` reports it."""
+    cause: str | None
+    """`memory` or `processes` when the watch ended it; None otherwise."""
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, if one did."""
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status, if it left by itself."""
+        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
+
+
+class Zygote:
+    """The parent's handle on the fork server.
+
+    Args:
+        off: The core of the processor that it and its forks are to leave free.
+    """
+
+    def __init__(self, off: int | None = None) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
+        # The pools of idle threads must not spin beside the worker that is being timed.
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        program = (
+            "import json, sys; "
+            "sys.path[:] = json.loads(sys.argv[2]); "
+            "from kernelwright.judge.isolation import zygote; zygote.main(int(sys.argv[1]))"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(sys.path)],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C at the terminal is the parent's to handle
+        )
+        if off is not None:
+            os.sched_setaffinity(self.process.pid, os.sched_getaffinity(0) - {off})  # before it has any other thread
+        theirs.close()
+        self._channel = Channel(ours)
+        self._turn = threading.Lock()
+        """Workers of one process triple start beside one another; the channel serves one request at a time."""
+
+    def spawn(self, config: dict[str, Any], files: list[int]) -> int:
+        """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
+        try:
+            with self._turn:
+                self._channel.send({"spawn": config, "files": len(files)})
+                self._channel.send_files(files)
+                answer = self._channel.receive(time.monotonic() + 120)
+        except (ChannelClosed, OSError) as error:
+            raise self._gone(error) from error
+        return int(answer["pid"])
+
+    def end(self, pid: int, grace_s: float = 0.0) -> Ending:
+        """Kill a worker with its whole session, if it still lives after `grace_s`, and say how it ended."""
+        try:
+            with self._turn:
+                self._channel.send({"end": pid, "grace_s": grace_s})
+                answer = self._channel.receive(time.monotonic() + 60)
+        except (ChannelClosed, OSError) as error:
+            raise self._gone(error) from error
+        return Ending(answer["status"], answer["cause"])
+
+    def _gone(self, error: Exception) -> SandboxError:
+        return SandboxError(
+            f"Wanted a worker from the process that forks them; it is gone ({error}, exit status {self.process.poll()}). "
+            "Is there memory left? Try again."
+        )
+
+    def close(self) -> None:
+        """End the zygote; workers still alive die with it."""
+        self._channel.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+# --- inside the zygote --------------------------------------------------------------------------------------------
+
+
+class _Watched:
+    def __init__(self, pid: int, config: dict[str, Any]) -> None:
+        self.pid = pid
+        self.memory_limit_bytes: int = config["memory_limit_bytes"]
+        self.process_limit: int = config["process_limit"]
+        self.cause: str | None = None
+        self.ticks = 0
+
+
+def main(handle: int) -> None:
+    """Serve the parent until it closes its end."""
+    # The point of this process: a worker that is forked off has imported torch.
+    from kernelwright.judge.isolation import sandbox
+
+    sandbox.adopt_orphans()
+    channel = Channel(socket.socket(fileno=handle))
+    watched: dict[int, _Watched] = {}
+    gc.collect()
+    gc.freeze()
+    try:
+        while True:
+            ready, _, _ = select.select([channel.socket], [], [], _WATCH_S if watched else None)
+            if ready:
+                message = channel.receive()
+                if "spawn" in message:
+                    pid = _fork(channel, message)
+                    watched[pid] = _Watched(pid, message["spawn"])
+                    channel.send({"pid": pid})
+                else:
+                    channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
+            for one in watched.values():
+                _watch(one)
+    except ChannelClosed:
+        pass
+    finally:
+        for one in watched.values():
+            _end(one)
+
+
+def _fork(channel: Channel, message: dict[str, Any]) -> int:
+    files = channel.receive_files(message["files"])
+    pid = os.fork()
+    if pid:
+        for handle in files:
+            os.close(handle)
+        return pid
+    status = 1
+    try:
+        _become_worker(channel, message["spawn"], files)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
+    from kernelwright.judge.isolation import sandbox
+    from kernelwright.judge.worker import harness as worker
+
+    # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
+    os.setsid()
+    sandbox.die_with_parent()
+    channel.close()
+    private = Path(config["private"])
+    log = os.open(private / "output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    worker.prepare_directories(private, Path(config["build"]))
+    # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than one
+    # without them, so both sides must stand behind the same.
+    sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
+    worker.serve(socket.socket(fileno=files[0]), config, files[1:])
+
+
+def _watch(one: _Watched) -> None:
+    """End a session that has grown beyond its limits."""
+    if one.cause is not None:
+        return
+    one.ticks += 1
+    members = [one.pid] if one.ticks % _SESSION_WATCH_EVERY else session_members(one.pid)
+    if len(members) > one.process_limit:
+        one.cause = "processes"
+    elif sum(_anonymous_bytes(pid) for pid in members) > one.memory_limit_bytes:
+        one.cause = "memory"
+    if one.cause is not None:
+        _kill_session(one.pid)
+
+
+def session_members(session: int, *, zombies: bool = False) -> list[int]:
+    """Processes of a worker's session, which is all it started: seccomp refuses setsid."""
+    members = []
+    for name in os.listdir("/proc"):
+        try:
+            if not name.isdigit() or os.getsid(int(name)) != session:
+                continue
+            if not zombies:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+                        continue
+        except OSError:
+            continue  # it ended while we looked
+        members.append(int(name))
+    return members
+
+
+def signal_each(pids: list[int], number: int) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def _kill_session(session: int) -> None:
+    """Kill until nothing is left: a process may fork while it is being looked for, but stopped ones may not."""
+    signal_each(session_members(session), signal.SIGSTOP)
+    for _ in range(_KILL_ROUNDS):
+        members = session_members(session)
+        if not members:
+            return
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
+    found, status = 0, 0
+    deadline_s = time.monotonic() + grace_s
+    while not found and time.monotonic() < deadline_s:
+        found, status = os.waitpid(one.pid, os.WNOHANG)
+        time.sleep(0.002)
+    _kill_session(one.pid)
+    if not found:
+        signal_each([one.pid], signal.SIGKILL)  # one that was just forked is in no session of its own yet
+        _, status = os.waitpid(one.pid, 0)
+    # Orphans of the session come to us; none may outlive the worker.
+    for _ in range(_KILL_ROUNDS):
+        left = session_members(one.pid, zombies=True)
+        if not left:
+            break
+        _kill_session(one.pid)
+        for pid in left:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue  # its own parent has not died or not reaped it yet
+    return {"status": status, "cause": one.cause}

@@ -1,0 +1,378 @@
+"""The judge: one task, one candidate, one verdict."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+from kernelwright.errors import DeviceError
+from kernelwright.gpu.device_state import device_state
+from kernelwright.judge.check import guard
+from kernelwright.judge.check.bounds import Bounds
+from kernelwright.judge.check.check import Checker
+from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory
+from kernelwright.judge.isolation.process import WorkerFailure
+from kernelwright.judge.isolation.side import Side
+from kernelwright.judge.isolation.workers import KEPT, Workers
+from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.settings import GIB, Settings
+from kernelwright.judge.timing.cache import CacheFlush
+from kernelwright.judge.timing.pairs import Timing, time_candidate
+from kernelwright.judge.timing.rotation import Failure, Rotated, rotate
+from kernelwright.judge.timing.timing_core import timing_core
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
+
+_SPENT_S = 0.01
+"""What takes less is not worth a line in the record."""
+Progress = Callable[[str], None]
+T = TypeVar("T")
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise DeviceError(f"Wanted a device auto, cpu, cuda or cuda:N; found `{name}`.")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "Wanted a CUDA device; torch finds none on this machine. Choose `cpu`, or see `kernelwright doctor`."
+            )
+        index = device.index or 0
+        if index >= torch.cuda.device_count():
+            raise DeviceError(f"Wanted {name}; this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def devices_of(name: str) -> list[str]:
+    """Every device that a name stands for: `cuda`, and `auto` where there are GPUs, mean all visible ones.
+
+    Raises:
+        DeviceError: as `resolve_device`.
+    """
+    resolved = resolve_device(name)
+    if resolved.type == "cuda" and ":" not in name:
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [str(resolved)]
+
+
+class Judge:
+    """Evaluates candidates on one device. Keep one for many evaluations: it holds the process that forks workers.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        settings: How strict and how precise.
+        progress: Told in words what is going on.
+
+    Raises:
+        DeviceError: there is no such device, or its memory is full.
+    """
+
+    def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
+        self.device = resolve_device(device)
+        self._core = timing_core(self.device)
+        self.settings = settings or Settings()
+        self._progress = progress or (lambda text: None)
+        # Before anything secret exists here: workers are forks of a process that never saw it.
+        self._zygote = Zygote(off=self._core)
+        self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
+        sandbox.hide_memory()
+        try:
+            self._flush = CacheFlush(self.device)
+        except RuntimeError as error:
+            self.close()
+            if not device_is_full(error):
+                raise
+            raise DeviceError(
+                f"Wanted a judge on {self.device}; others have filled the GPU's memory: {str(error).splitlines()[0]} "
+                "Let fewer programs share it."
+            ) from error
+        self._memory = DeviceMemory(self.device)
+        self._live: dict[str, LiveTask] = {}
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+        self._zygote.close()
+
+    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
+        """Judge one candidate, with other settings than the judge's own where given.
+
+        Raises:
+            TaskError: the reference itself does not work.
+            InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
+        """
+        started = time.monotonic()
+        began = _now()
+        settings = settings or self.settings
+        verdict = self._with_memory(
+            lambda: self._verdict(task, candidate, settings), lambda verdict: verdict.reason is Reason.OUT_OF_MEMORY
+        )
+        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+    def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool]) -> T:
+        """Beside others first. Where a GPU's memory ran out they may have had it, a candidate of theirs all of it: then once
+        more, alone."""
+        if self.device.type != "cuda":
+            return attempt()
+        with contextlib.suppress(DeviceError), self._memory():
+            found = attempt()
+            if not ran_out(found):
+                return found
+        with self._memory(alone=True):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            try:
+                found = attempt()
+            except DeviceError as error:
+                held, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+                raise DeviceError(
+                    f"{error} The judge's own tensors took {held / GIB:.1f} GiB at most, of {reserved / GIB:.1f} reserved, "
+                    "arenas not counted."
+                ) from error
+            if ran_out(found):
+                self._require_half_was_left()
+            return found
+
+    def _require_half_was_left(self) -> None:
+        """Nobody is to blame for having found a device full of the judge's own truths."""
+        total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+        own_bytes = torch.cuda.max_memory_reserved(self.device)
+        if own_bytes > total_bytes / 2:
+            raise DeviceError(
+                f"Wanted at least half of {self.device}'s {total_bytes / GIB:.1f} GiB for the reference and the candidate; "
+                f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
+            )
+
+    def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
+        self._workers.spent_s.clear()
+        verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
+        verdict.checks["advice"] = list(guard.advice(candidate.source))
+        verdict.checks["strict_fp32"] = settings.strict_fp32
+        with self._workplace(task) as directory:
+            try:
+                self._examine(task, candidate, directory, verdict, settings)
+            except (Rejection, WorkerFailure) as failure:
+                verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+        spent_s = self._workers.spent_s
+        verdict.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
+        return verdict
+
+    def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
+        """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
+
+        Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
+        how many were in its own.
+
+        Args:
+            task: What they wrap.
+            baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
+                process that has served one of them may serve another.
+            settings: Other than the judge's own; one process of each side answers `blocks` rounds.
+
+        Raises:
+            TaskError: the reference itself does not work.
+            InfrastructureError: this machine failed.
+        """
+        started = time.monotonic()
+        began = _now()
+        settings = (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})})
+
+        def attempt() -> dict[str, Rotated | Failure]:
+            with self._workplace(task) as directory:
+                subject = Subject(
+                    self._live_task(task),
+                    baselines[0],
+                    settings,
+                    self.device,
+                    self._workers,
+                    directory,
+                    DeviceGate(self.device),
+                    self._core,
+                )
+                return rotate(subject, baselines, self._flush)
+
+        def ran_out(found: dict[str, Rotated | Failure]) -> bool:
+            return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
+
+        found = None
+        try:
+            found = self._with_memory(attempt, ran_out)
+        except DeviceError:
+            if len(baselines) == 1:
+                raise
+        if found is None or (ran_out(found) and len(baselines) > 1):
+            # Six modules of one task may not fit where three do.
+            middle = len(baselines) // 2
+            return [
+                record
+                for part in (baselines[:middle], baselines[middle:])
+                for record in self.rotate(task, part, settings=settings)
+            ]
+        records = []
+        for baseline in baselines:
+            one = found[baseline.sha256]
+            verdict = _Verdict(labels=guard.static_labels(baseline.source, task.source))
+            if isinstance(one, Rotated):
+                verdict.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
+                verdict.checks["allowed"] = one.allowed.to_json()
+            else:
+                verdict.reason, verdict.detail = one.reason, one.detail.strip()
+            verdict.checks["rotation"] = len(baselines)
+            verdict.checks["strict_fp32"] = settings.strict_fp32
+            records.append(verdict.record(task, baseline, str(self.device), began, time.monotonic() - started))
+        return records
+
+    @contextlib.contextmanager
+    def _workplace(self, task: Task) -> Iterator[Path]:
+        """A directory of one evaluation; whatever it used is given back afterwards."""
+        directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
+        try:
+            with _one_thread(self.device), printing_aside():
+                yield directory
+        except RuntimeError as error:
+            if not device_is_full(error):
+                raise
+            raise DeviceError(
+                f"Wanted to judge a candidate of {task.id}; the judge's own share of the GPU's memory ran out: "
+                f"{str(error).splitlines()[0]} Let fewer judges share the GPU."
+            ) from error
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings) -> None:
+        live = self._live_task(task)
+        try:
+            ast.parse(candidate.source)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
+        gate = DeviceGate(self.device)
+        subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate, self._core)
+        subject.checks, subject.labels = verdict.checks, verdict.labels
+        for label in sorted(verdict.labels):
+            subject.label(label, "by its source")
+        self._progress("checking")
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: verdict.checks.update(device_s=gate.held_s, waited_s=gate.waited_s))
+            sides = []
+            for role in ("reference", "candidate"):
+                side = subject.start(role)
+                stack.callback(side.close)
+                sides.append(side)
+            checker = Checker(subject, *sides)
+            checker.run()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
+            if settings.timed:
+                if settings.fresh_processes:
+                    for side in sides:
+                        side.rest()
+                    sides[1].worker.pause()
+                    self._time(subject, checker.bounds, verdict, {})
+                    sides[1].worker.resume()
+                else:
+                    self._time(subject, checker.bounds, verdict, dict(zip(("reference", "candidate"), sides, strict=True)))
+            else:
+                subject.label(Label.NOT_RETIMED, "its time was not asked for")
+            if settings.thorough:
+                checker.late()
+
+    def _time(self, subject: Subject, bounds: Bounds, verdict: _Verdict, checked: Mapping[str, Side]) -> None:
+        self._progress("timing")
+        verdict.checks["device_before"] = device_state(self.device)
+        verdict.timing = time_candidate(
+            subject,
+            bounds,
+            self._flush,
+            lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
+            checked,
+        )
+        verdict.checks["device_after"] = device_state(self.device)
+        verdict.checks["clocks"] = verdict.timing.clocks
+
+    def _live_task(self, task: Task) -> LiveTask:
+        if task.sha256 not in self._live:
+            self._live = {task.sha256: bring_to_life(task)}
+        return self._live[task.sha256]
+
+
+class _Verdict:
+    """What is known so far; becomes an Evaluation."""
+
+    def __init__(self, labels: set[Label]) -> None:
+        self.labels = labels
+        self.checks: dict[str, object] = {}
+        self.reason: Reason | None = None
+        self.detail = ""
+        self.timing: Timing | None = None
+
+    def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
+        timing = self.timing if self.reason is None else None
+        return Evaluation(
+            task=task.id,
+            task_sha256=task.sha256,
+            candidate_sha256=candidate.sha256,
+            verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
+            reason=self.reason,
+            detail=self.detail,
+            labels=tuple(sorted(self.labels)),
+            device=device,
+            speedup=timing.speedup.estimate if timing else None,
+            speedup_low=timing.speedup.low if timing else None,
+            speedup_high=timing.speedup.high if timing else None,
+            noise_floor=timing.noise_floor if timing else None,
+            reference_us=timing.reference_us if timing else None,
+            candidate_us=timing.candidate_us if timing else None,
+            blocks=timing.blocks if timing else (),
+            policy=candidate.policy,
+            techniques=candidate.techniques,
+            parent=candidate.parent,
+            source=candidate.source,
+            checks=self.checks,
+            started=began,
+            elapsed_s=round(elapsed_s, 3),
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On the CPU the parent's own thread pool must not spin beside the worker that is being timed."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""The verdict on schedules of machine code: run contained, compared, timed."""

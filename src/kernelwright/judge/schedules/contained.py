@@ -1,0 +1,432 @@
+"""A process of its own for schedules that may fault or hang, and restarting it.
+
+A kernel that accesses wrong memory poisons the CUDA context for good, and one that never ends can only be
+stopped by ending its process. The child holds the context; the parent only talks to it, so that a bad
+schedule costs a restart and is reported as what it is. The child checks the original first: if that does not
+run, the machine is at fault and not the schedule.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import statistics
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from kernelwright.errors import DeviceError
+from kernelwright.gpu.buffers import difference
+from kernelwright.gpu.driver import CudaError, GpuIdentity
+from kernelwright.gpu.launch_spec import LaunchSpec
+from kernelwright.gpu.launcher import Launcher, LauncherFactory, cuda_launcher
+
+TURNS_VARIABLE = "KERNELWRIGHT_GPU_TURNS"
+"""Names a file. Processes that share one GPU and name the same file time their schedules one at a time."""
+START_TIMEOUT_S = 120.0
+_TURN_TIMEOUT_S = 600.0
+_SETTLING_SEED = 1
+_OUTPUTS_KEPT = 2
+_LEAST_SAMPLE_US = 40.0
+"""A sample of a short kernel has so many launches that it lasts this long: events tick too coarsely for less; our choice."""
+_ORDERS = ("osso", "soos", "soos", "osso")
+"""In which order the copies of original and schedule are loaded. After four rounds each has been where the other was, both
+if the driver puts code into the same places again and again and if it takes turns between two sets of places."""
+_STOP_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 60.0
+
+
+class Failure(StrEnum):
+    """How running a schedule ended its process."""
+
+    FAULT = "fault"
+    """The driver reported an error, such as an illegal address or instruction."""
+    HANG = "hang"
+    """The schedule did not end within the limit."""
+    CRASH = "crash"
+    """The process ended without an answer."""
+
+
+class ScheduleFailed(Exception):
+    """A schedule ended the process it ran in; the process has been replaced.
+
+    Attributes:
+        failure: how.
+        detail: the driver's name for the error, or what was waited for.
+    """
+
+    def __init__(self, failure: Failure, detail: str) -> None:
+        super().__init__(f"{failure}: {detail}")
+        self.failure = failure
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often a schedule is timed against the original. The numbers are our choice.
+
+    A block is original, schedule, schedule, original: its ratio is free of linear drift. The two originals of a block are
+    two copies of its code, and so are the two schedules, because the time of a short kernel depends on where its code lies.
+
+    Attributes:
+        launches: launches of one sample, more where a kernel is short.
+        coarse: blocks for a first look; a schedule that is clearly slower gets no more.
+        fine: blocks of a schedule that is not.
+        margin: by how much the first look's median ratio may be below `wanted` without giving up.
+        wanted: the speedup to beat.
+        rounds: how often all of that is done, each time with copies that are loaded anew, in another order.
+    """
+
+    launches: int = 2
+    coarse: int = 3
+    fine: int = 12
+    margin: float = 0.02
+    wanted: float = 1.0
+    rounds: int = 1
+
+    @classmethod
+    def steady(cls, blocks: int, launches: int = 4) -> Plan:
+        """Return the plan wherever a decision depends on the times: so many blocks in all, all places exchanged."""
+        each = math.ceil(blocks / len(_ORDERS))
+        return cls(launches, each, each, rounds=len(_ORDERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What timing gave: a ratio original / schedule for each block, the mean over rounds, and the original's times."""
+
+    ratios: tuple[float, ...]
+    original_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a started process says of itself."""
+
+    gpu: GpuIdentity
+    original_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeIt:
+    cubin: bytes
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _CompareIt:
+    cubin: bytes
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """It is this process's turn on the GPU: the time that a request may take begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Faulted:
+    name: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class ContainedLauncher:
+    """The parent's side.
+
+    Args:
+        spec: how to launch.
+        original: the cubin that schedules are compared with.
+        factory: makes the launcher in the child.
+        limit_s: how long one request may take; a schedule that takes longer hangs.
+    """
+
+    spec: LaunchSpec
+    original: bytes
+    factory: LauncherFactory = cuda_launcher
+    limit_s: float = 20.0
+    restarts: int = field(default=0, init=False)
+    _process: Any = field(default=None, init=False)
+    _connection: Any = field(default=None, init=False)
+    _ready: Ready | None = field(default=None, init=False)
+
+    def __enter__(self) -> ContainedLauncher:
+        self.ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ready(self) -> Ready:
+        """Start the process if it is not running, and return what it says of itself.
+
+        Raises:
+            DeviceError: there is no GPU, or the original does not run on it or is not what the spec says.
+        """
+        if self._ready is None:
+            self._start()
+        assert self._ready is not None
+        return self._ready
+
+    def time(self, cubin: bytes, plan: Plan) -> Samples:
+        """Time a schedule interleaved with the original.
+
+        Raises:
+            ScheduleFailed: it faulted, hung or ended the process.
+            DeviceError: the machine is at fault.
+        """
+        answer = self._ask(_TimeIt(cubin, plan))
+        if not isinstance(answer, Samples):
+            raise DeviceError(f"wanted timings from the process that runs schedules, found {answer!r}; report this")
+        return answer
+
+    def compare(self, cubin: bytes, seeds: Sequence[int]) -> str | None:
+        """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None.
+
+        Raises:
+            ScheduleFailed: it faulted, hung or ended the process.
+            DeviceError: the machine is at fault.
+        """
+        answer = self._ask(_CompareIt(cubin, tuple(seeds)))
+        if answer is not None and not isinstance(answer, str):
+            raise DeviceError(f"wanted a comparison from the process that runs schedules, found {answer!r}; report this")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+            self._process.join(_STOP_TIMEOUT_S)
+        self._stop()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, self.factory, self.spec, self.original), daemon=True, name="kernelwright-schedules"
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            answer = self._answer(START_TIMEOUT_S)
+        except ScheduleFailed as failed:
+            self._stop()
+            raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; check the GPU") from failed
+        if isinstance(answer, DeviceError):
+            self._stop()
+            raise answer
+        if not isinstance(answer, Ready):
+            self._stop()
+            found = answer.detail or answer.name if isinstance(answer, _Faulted) else repr(answer)
+            raise DeviceError(f"wanted the original of {self.spec.name} to run, found: {found}; check its launch spec")
+        self._ready = answer
+
+    def _ask(self, request: _TimeIt | _CompareIt) -> Any:
+        self.ready()
+        try:
+            self._connection.send(request)
+            waits = isinstance(request, _TimeIt) and TURNS_VARIABLE in os.environ
+            answer = self._answer(_TURN_TIMEOUT_S if waits else self.limit_s)
+            if isinstance(answer, _Begun):
+                answer = self._answer(self.limit_s)
+        except (BrokenPipeError, ConnectionResetError):
+            failed = ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}")
+            self._replace()
+            raise failed from None
+        except ScheduleFailed:
+            self._replace()
+            raise
+        if isinstance(answer, _Faulted):
+            self._replace()
+            raise ScheduleFailed(Failure.FAULT, answer.name)
+        if isinstance(answer, DeviceError):
+            self._stop()
+            raise answer
+        return answer
+
+    def _answer(self, limit_s: float) -> Any:
+        if not self._connection.poll(limit_s):
+            raise ScheduleFailed(Failure.HANG, f"no answer within {limit_s:g} s")
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}") from error
+
+    def _exit_status(self) -> int | None:
+        self._process.join(_STOP_TIMEOUT_S)
+        status: int | None = self._process.exitcode
+        return status
+
+    def _replace(self) -> None:
+        """End the process; the next request starts another, which runs the original first."""
+        self._stop()
+        self.restarts += 1
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            if self._process.is_alive():
+                self._process.kill()
+            self._process.join(_KILL_TIMEOUT_S)
+            self._connection.close()
+            if self._process.is_alive():
+                raise DeviceError(
+                    f"wanted process {self._process.pid} to end after its schedule hung, found it alive "
+                    f"{_KILL_TIMEOUT_S:.0f} s after it was killed; the GPU has to be reset"
+                )
+        self._process = self._connection = self._ready = None
+
+
+def serve(
+    connection: multiprocessing.connection.Connection, factory: LauncherFactory, spec: LaunchSpec, original: bytes
+) -> None:
+    """Answer requests until the parent goes away; runs in the child."""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        launcher = factory(spec)
+        handle = launcher.load(original)
+        first, again = (launcher.outputs(handle, _SETTLING_SEED) for _ in range(2))
+        changed = difference(spec, first, again)
+        if changed is not None:
+            connection.send(_Faulted("not-repeatable", f"two launches of the original differ: {changed}"))
+            return
+        trivial = [tensor.name for tensor, data in zip(spec.outputs, first, strict=True) if data == data[:1] * len(data)]
+        if trivial:
+            connection.send(_Faulted("trivial", f"the original leaves every byte of {trivial[0]} the same"))
+            return
+        with turn_on_gpu():
+            original_us = statistics.median(launcher.sample_us(handle, 4) for _ in range(5))
+        least_launches = math.ceil(_LEAST_SAMPLE_US / original_us)
+        connection.send(Ready(launcher.identity(), original_us))
+    except CudaError as error:
+        connection.send(_Faulted(error.name, str(error)))
+        return
+    except DeviceError as error:
+        connection.send(error)
+        return
+    expected: dict[int, list[bytes]] = {}
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            if isinstance(request, _TimeIt):
+                plan = replace(request.plan, launches=max(request.plan.launches, least_launches))
+                answer: Samples | str | None = _timed(
+                    launcher, original, request.cubin, plan, functools.partial(connection.send, _Begun())
+                )
+            else:
+                answer = _compared(request, launcher, handle, spec, expected)
+            connection.send(answer)
+        except CudaError as error:
+            connection.send(_Faulted(error.name, str(error)))
+            return
+        # Whatever else goes wrong in the child must reach the parent as text, or it would look like a crash.
+        except Exception:  # noqa: BLE001
+            connection.send(DeviceError(f"wanted schedules to run, found a defect: {traceback.format_exc()}"))
+            return
+
+
+def _end_with_the_parent() -> None:
+    """End this process when its parent has ended, even while a kernel that never ends is waited for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def turn_on_gpu() -> Iterator[None]:
+    """Wait until no other process that shares the GPU is timing; the end of this process ends its turn, too."""
+    path = os.environ.get(TURNS_VARIABLE)
+    if path is None:
+        yield
+        return
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> Samples:
+    """Time a schedule against the original, each with two copies of its code in places that are exchanged."""
+    rounds: list[Samples] = []
+    # The first copies are loaded before it is this process's turn, and the last ones unloaded after it.
+    copies = _Copies(launcher, original, cubin, _ORDERS[0])
+    with turn_on_gpu():
+        begun()
+        for number in range(plan.rounds):
+            if number:
+                copies.unload()
+                copies = _Copies(launcher, original, cubin, _ORDERS[number % len(_ORDERS)])
+            rounds.append(time_blocks(launcher, copies.originals, copies.schedules, plan))
+    copies.unload()
+    # One mean over all places, since a median over blocks would take the side of some of them.
+    blocks = zip(*(samples.ratios for samples in rounds), strict=False)
+    ratios = tuple(statistics.geometric_mean(block) for block in blocks)
+    return Samples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
+
+
+class _Copies:
+    """Two loaded copies of the original and two of a schedule."""
+
+    def __init__(self, launcher: Launcher, original: bytes, schedule: bytes, order: str) -> None:
+        self._launcher = launcher
+        self.originals: list[Any] = []
+        self.schedules: list[Any] = []
+        for letter in order:
+            if letter == "o":
+                self.originals.append(launcher.load(original))
+            else:
+                self.schedules.append(launcher.load(schedule))
+
+    def unload(self) -> None:
+        """Unload all of them."""
+        for handle in (*self.originals, *self.schedules):
+            self._launcher.unload(handle)
+
+
+def _compared(
+    request: _CompareIt, launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
+) -> str | None:
+    handle = launcher.load(request.cubin)
+    found = None
+    for seed in request.seeds:
+        if seed not in expected:
+            # Only the latest are kept: outputs may be large.
+            while len(expected) >= _OUTPUTS_KEPT:
+                expected.pop(next(iter(expected)))
+            expected[seed] = launcher.outputs(original, seed)
+        found = difference(spec, expected[seed], launcher.outputs(handle, seed))
+        if found is not None:
+            break
+    launcher.unload(handle)
+    return found
+
+
+def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[Any], plan: Plan) -> Samples:
+    """Time blocks of original, schedule, schedule, original, each from its own copy, as many as a round has."""
+    (first, last), (second, third) = originals, schedules
+    ratios: list[float] = []
+    times: list[float] = []
+    wanted = plan.coarse
+    for handle in (second, third, first, last):
+        # Not timed: the driver may load a kernel at its first launch only.
+        launcher.sample_us(handle, 1)
+    while len(ratios) < wanted:
+        before = launcher.sample_us(first, plan.launches)
+        middle = launcher.sample_us(second, plan.launches) + launcher.sample_us(third, plan.launches)
+        after = launcher.sample_us(last, plan.launches)
+        ratios.append((before + after) / middle)
+        times += [before, after]
+        if len(ratios) == plan.coarse and statistics.median(ratios) >= plan.wanted - plan.margin:
+            wanted = max(wanted, plan.fine)
+    return Samples(tuple(ratios), tuple(times))

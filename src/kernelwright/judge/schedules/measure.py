@@ -1,0 +1,323 @@
+"""What a schedule costs on a GPU: the game's backend, and the re-measurement that decides.
+
+During a search a schedule is timed interleaved with the original by the same launcher, shortly if it is
+clearly slower and longer if it looks like a gain. What a search ends with is a maximum over noise, so nothing
+counts before `confirm` has timed it again in fresh processes against an A/A control.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kernelwright.errors import InfrastructureError
+from kernelwright.gpu.driver import GpuIdentity
+from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
+from kernelwright.gpu.target import Target
+from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, Samples, ScheduleFailed
+from kernelwright.sass import Program, Schedule
+
+if TYPE_CHECKING:
+    from kernelwright.records.intervals import Interval
+
+_CONTROL_RUNS = 5
+_CONTROL_QUANTILE = 0.95
+_FIRST_CHECK_SEED = 1000
+BEST_AGAIN = Plan.steady(32)
+"""For a schedule that seems to be a search's new best, since it will be compared with all that follow; our choice."""
+_CHECKS_OF_A_DRAW = 100
+"""Schedules that are compared on the same inputs where every one is compared; our choice."""
+
+
+class Status(StrEnum):
+    """What became of a schedule."""
+
+    MEASURED = "measured"
+    WRONG_OUTPUT = "wrong-output"
+    FAULT = "fault"
+    HANG = "hang"
+    CRASH = "crash"
+
+
+_STATUS_OF = {Failure.FAULT: Status.FAULT, Failure.HANG: Status.HANG, Failure.CRASH: Status.CRASH}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleVerdict:
+    """What running a schedule gave.
+
+    Attributes:
+        status: whether it ran and gave the right outputs.
+        detail: why not, in words.
+        speedup: time of the original / time of the schedule, median over blocks; None unless measured.
+        cost_us: time of the schedule on the scale of the original's own time; None unless measured.
+        blocks: how many blocks were timed.
+        checked: whether its outputs were compared with the original's.
+    """
+
+    status: Status
+    detail: str = ""
+    speedup: float | None = None
+    cost_us: float | None = None
+    blocks: int = 0
+    checked: bool = False
+
+
+class ScheduleRejected(Exception):
+    """A schedule has no cost because it did not run or gave wrong outputs.
+
+    Not an error of the infrastructure: what to do with such a schedule is the game's business.
+    """
+
+    def __init__(self, verdict: ScheduleVerdict) -> None:
+        super().__init__(f"{verdict.status}: {verdict.detail}")
+        self.verdict = verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The original timed against a second copy of itself.
+
+    Attributes:
+        original_us: its time.
+        noise_floor: 95 % of A/A medians are within this of 1.
+    """
+
+    original_us: float
+    noise_floor: float
+
+
+class GpuBackend:
+    """Costs by the clock of a GPU; satisfies the game's `Backend`.
+
+    Args:
+        program: what the game is played on; its cubin must be the target's.
+        target: the kernel and how to launch it.
+        plan: how often schedules are timed at first.
+        again: how often one is timed that seems better than the best so far; only these times count for it.
+        check_seeds: input draws on which a schedule's outputs are compared.
+        check_all: whether every schedule's outputs are compared, not only those of each new best.
+        factory: makes the launcher in the child.
+        limit_s: how long one request to the child may take.
+
+    Raises:
+        InfrastructureError: program and target differ.
+    """
+
+    name = "gpu-time"
+    unit = "us"
+
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        plan: Plan | None = None,
+        again: Plan = BEST_AGAIN,
+        check_seeds: int = 2,
+        check_all: bool = False,
+        factory: LauncherFactory = cuda_launcher,
+        limit_s: float = 20.0,
+    ) -> None:
+        if program.image.data != target.cubin:
+            raise InfrastructureError("wanted the program of the target's cubin, found another; load it from `target.cubin`")
+        self.program = program
+        self.target = target
+        self.counts: Counter[Status] = Counter()
+        self.best_speedup = 1.0
+        self._plan = Plan() if plan is None else plan
+        self._again = again
+        self._check_seeds = check_seeds
+        self._check_all = check_all
+        self._child = ContainedLauncher(target.spec, target.cubin, factory, limit_s)
+        self._known: dict[bytes, ScheduleVerdict] = {}
+        self._seed = _FIRST_CHECK_SEED
+        self._drawn_for = 0
+        self._control: Control | None = None
+
+    def __enter__(self) -> GpuBackend:
+        self.control()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def gpu(self) -> GpuIdentity:
+        """The GPU that measures."""
+        return self._child.ready().gpu
+
+    @property
+    def restarts(self) -> int:
+        """How often a schedule ended its process."""
+        return self._child.restarts
+
+    def control(self) -> Control:
+        """Time the original against itself, once.
+
+        Raises:
+            DeviceError: there is no GPU, or the original does not run on it.
+        """
+        if self._control is None:
+            plan = replace(self._plan, coarse=self._plan.fine, wanted=math.inf)
+            runs = [self._child.time(self.target.cubin, plan) for _ in range(_CONTROL_RUNS)]
+            strays = sorted(abs(statistics.median(run.ratios) - 1.0) for run in runs)
+            # So few runs have no 95 % quantile below their maximum; each block's scatter widens it honestly.
+            scatter = max(_standard_error(run) for run in runs)
+            floor = max(strays[math.ceil(_CONTROL_QUANTILE * len(strays)) - 1], 2 * scatter)
+            self._control = Control(statistics.median(t for run in runs for t in run.original_us), floor)
+        return self._control
+
+    def cost(self, schedule: Schedule) -> float:
+        """Return a schedule's time in microseconds.
+
+        Raises:
+            ScheduleRejected: it faults, hangs or gives wrong outputs.
+            DeviceError: the machine is at fault.
+        """
+        verdict = self.measure(schedule)
+        if verdict.cost_us is None:
+            raise ScheduleRejected(verdict)
+        return verdict.cost_us
+
+    def measure(self, schedule: Schedule) -> ScheduleVerdict:
+        """Run a schedule and say what became of it; the same schedule is run once.
+
+        Raises:
+            DeviceError: the machine is at fault.
+        """
+        cubin = schedule.cubin(self.program)
+        if cubin == self.target.cubin:
+            return ScheduleVerdict(Status.MEASURED, "the original", 1.0, self.control().original_us, checked=True)
+        key = hashlib.sha256(cubin).digest()
+        if key not in self._known:
+            self._known[key] = self._run(cubin)
+            self.counts[self._known[key].status] += 1
+        return self._known[key]
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def _run(self, cubin: bytes) -> ScheduleVerdict:
+        control = self.control()
+        try:
+            samples = self._child.time(cubin, replace(self._plan, wanted=self.best_speedup))
+            speedup = statistics.median(samples.ratios)
+            if speedup > self.best_speedup:
+                # The best of many short looks is the luckiest, and the search goes on from here.
+                samples = self._child.time(cubin, self._again)
+                speedup = statistics.median(samples.ratios)
+            is_best = speedup > self.best_speedup
+            wrong = self._difference(cubin, anew=is_best) if is_best or self._check_all else None
+        except ScheduleFailed as failed:
+            return ScheduleVerdict(_STATUS_OF[failed.failure], failed.detail)
+        if wrong is not None:
+            return ScheduleVerdict(Status.WRONG_OUTPUT, wrong, blocks=len(samples.ratios), checked=True)
+        self.best_speedup = max(self.best_speedup, speedup)
+        return ScheduleVerdict(
+            Status.MEASURED,
+            speedup=speedup,
+            cost_us=control.original_us / speedup,
+            blocks=len(samples.ratios),
+            checked=is_best or self._check_all,
+        )
+
+    def _difference(self, cubin: bytes, *, anew: bool) -> str | None:
+        """Compare outputs on inputs drawn anew, or on the latest ones, which are on the GPU already."""
+        if anew or self._drawn_for >= _CHECKS_OF_A_DRAW:
+            self._seed += self._check_seeds
+            self._drawn_for = 0
+        self._drawn_for += 1
+        return self._child.compare(cubin, range(self._seed, self._seed + self._check_seeds))
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What fresh processes say of a schedule.
+
+    Attributes:
+        speedup: original / schedule, with its 95 % interval.
+        noise_floor: how far an A/A ratio measured the same way strays from 1.
+        original_us: time of the original.
+        gpu: what it was measured on.
+        processes: fresh processes used.
+        wrong: how its outputs differ from the original's, or None.
+    """
+
+    speedup: Interval
+    noise_floor: float
+    original_us: float
+    gpu: GpuIdentity
+    processes: int
+    wrong: str | None = None
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the outputs are right and the interval's lower bound is above 1 + the noise floor."""
+        return self.wrong is None and self.speedup.low > 1.0 + self.noise_floor
+
+
+def confirm(
+    target: Target,
+    tuned: bytes,
+    *,
+    processes: int = 5,
+    blocks: int = 40,
+    launches: int = 4,
+    check_seeds: int = 4,
+    factory: LauncherFactory = cuda_launcher,
+    limit_s: float = 60.0,
+    on_process: Callable[[int, Samples], Any] | None = None,
+) -> Confirmation:
+    """Time a schedule against the original in fresh processes, with an A/A control in each.
+
+    Args:
+        target: the original and how to launch it.
+        tuned: the schedule's cubin.
+        processes: fresh processes; each is one sampling unit of the interval.
+        blocks: blocks of each process, over all places of the code.
+        launches: launches of one sample.
+        check_seeds: input draws of each process on which outputs are compared.
+        factory: makes the launcher in the child.
+        limit_s: how long one request to the child may take.
+        on_process: told the number and samples of every process.
+
+    Raises:
+        ScheduleFailed: the schedule faulted, hung or ended the process.
+        DeviceError: the machine is at fault.
+    """
+    from kernelwright.records.intervals import noise_floor, ratio_interval
+
+    plan = Plan.steady(blocks, launches)
+    ratios: list[list[float]] = []
+    nulls: list[list[float]] = []
+    originals: list[float] = []
+    wrong: str | None = None
+    gpu: GpuIdentity | None = None
+    for number in range(processes):
+        with ContainedLauncher(target.spec, target.cubin, factory, limit_s) as child:
+            gpu = child.ready().gpu
+            first = _FIRST_CHECK_SEED * (number + 2)
+            wrong = wrong or child.compare(tuned, range(first, first + check_seeds))
+            samples = child.time(tuned, plan)
+            ratios.append([math.log(ratio) for ratio in samples.ratios])
+            nulls.append([math.log(ratio) for ratio in child.time(target.cubin, plan).ratios])
+            originals += samples.original_us
+            if on_process is not None:
+                on_process(number, samples)
+    if gpu is None:
+        raise ValueError(f"wanted at least one process, found {processes}")
+    return Confirmation(ratio_interval(ratios), noise_floor(nulls), statistics.median(originals), gpu, processes, wrong)
+
+
+def _standard_error(samples: Samples) -> float:
+    ratios = samples.ratios
+    return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0

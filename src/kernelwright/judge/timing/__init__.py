@@ -1,0 +1,1 @@
+"""Is the candidate faster? Paired measurements in fresh processes."""

@@ -1,0 +1,199 @@
+"""Baselines of one task, measured together: every side answers every input, in random order.
+
+Pairing each baseline with the reference in processes of its own costs a compilation per process; here one worker of each
+baseline serves the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock
+is believed and outputs are compared as loosely as KernelBench does, or more loosely where eager itself is far from the
+truth: through a hundred batch norms in training mode rounding grows until PyTorch's own modes have little in common.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
+from kernelwright.judge.check.oracle import OutOfDomain
+from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.isolation.process import WorkerFailure
+from kernelwright.judge.isolation.side import Answer, Side
+from kernelwright.judge.timing.pairs import BLOCKS_MAX, log_ratios, repeats_before
+from kernelwright.judge.timing.timing_core import on_core
+from kernelwright.records import Candidate, Reason, TimingBlock
+from kernelwright.records.intervals import Interval, ratio_interval
+
+TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
+"""KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
+
+Failure = Rejection | WorkerFailure
+"""Why a baseline has no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """One baseline's latencies beside the reference's, on the same inputs."""
+
+    speedup: Interval
+    reference_us: float
+    baseline_us: float
+    blocks: tuple[TimingBlock, ...]
+    allowed: Distance = TOLERANCE
+    """How far its answers might be from eager's."""
+
+
+def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
+    """Measure modules that wrap the task's own.
+
+    Args:
+        subject: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
+            short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
+        baselines: Modules with `ModelNew`, from a trusted policy.
+        flush: Empties the caches.
+
+    Returns:
+        By each baseline's hash its latencies, or why there are none.
+
+    Raises:
+        TaskError: the reference failed.
+    """
+    found: dict[str, Rotated | Failure] = {}
+    reference = subject.start("reference")
+    sides: dict[str, Side] = {}
+    try:
+        with ThreadPoolExecutor(max(1, len(baselines))) as threads:
+            starts = {baseline.sha256: threads.submit(subject.start_baseline, baseline) for baseline in baselines}
+            for name, start in starts.items():
+                try:
+                    sides[name] = start.result()
+                except (Rejection, WorkerFailure) as failure:
+                    found[name] = failure
+        rotation = _Rotation(subject, reference, sides, found, flush)
+        with subject.gate(shared=True):
+            rotation.first_calls()
+        with on_core(subject.core, (side.worker for side in (reference, *sides.values()))), subject.gate():
+            for _ in range(subject.settings.warmup_calls):
+                rotation.round(keep=False)
+            start_s, done, long_s = time.perf_counter(), 0, subject.settings.triple_s * (1 + len(sides)) / 3
+            while done < subject.settings.blocks or (time.perf_counter() - start_s < long_s and done < BLOCKS_MAX):
+                rotation.round(keep=True)
+                done += 1
+        return found | {name: rotation.result(name) for name in sides if name not in found}
+    finally:
+        for side in (reference, *sides.values()):
+            side.close()
+
+
+class _Rotation:
+    """Calls of one set of workers. A side that fails drops out; the others go on."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        reference: Side,
+        sides: dict[str, Side],
+        failures: dict[str, Rotated | Failure],
+        flush: Callable[[], float],
+    ) -> None:
+        self._subject = subject
+        self._reference = reference
+        self._sides = sides
+        self._failures = failures
+        self._flush = flush
+        self._allowed = TOLERANCE
+        """How far a baseline's answer may be from eager's; grows where rounding explains more."""
+        self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
+        """One for each round that is kept: latencies on its two inputs."""
+
+    @property
+    def _running(self) -> list[str]:
+        return [name for name in self._sides if name not in self._failures]
+
+    def first_calls(self) -> None:
+        """The calls in which compilers work, all at once."""
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        wanted = self._reference.call(self._reference.place(inputs, slot=0), seed=seed)
+        names = self._running
+        layouts = {name: self._sides[name].place(inputs, slot=0) for name in names}
+        with ThreadPoolExecutor(max(1, len(names))) as threads:
+            calls = {name: threads.submit(self._sides[name].call, layout, seed=seed) for name, layout in layouts.items()}
+            for name, call in calls.items():
+                try:
+                    self._compare(call.result(), wanted, inputs)
+                except (Rejection, WorkerFailure) as failure:
+                    self._failures[name] = failure
+
+    def round(self, *, keep: bool) -> None:
+        """Every side on one fresh input in random order, and in the mirrored order on another."""
+        order = ["", *self._running]  # "" is the reference
+        random.shuffle(order)
+        first, second = self._input(order), self._input(order[::-1])
+        for name in self._running:
+            if keep:
+                theirs, mine = (first[""], second[""]), (first[name], second[name])
+                self._blocks[name].append(TimingBlock(process=0, reference_us=theirs, candidate_us=mine))
+
+    def _input(self, order: list[str]) -> dict[str, float]:
+        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        answers: dict[str, Answer] = {}
+        repeats = repeats_before(self._subject.device, self._reference.latency_us)
+        for name in order:
+            if name in self._failures:
+                continue
+            side = self._sides[name] if name else self._reference
+            try:
+                answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
+            except WorkerFailure as failure:
+                self._failures[name] = failure
+        for name, answer in answers.items():
+            try:
+                self._compare(answer, answers[""], inputs)
+            except Rejection as failure:
+                self._failures[name] = failure
+        return {name: answer.clocks.inner_us for name, answer in answers.items()}
+
+    def _compare(self, answer: Answer, wanted: Answer, inputs: list[Any]) -> None:
+        # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
+        if self._subject.stochastic:
+            return
+        found = apart(answer.outputs, wanted.outputs)
+        if not found.within(self._allowed):
+            self._allowed = farthest([self._allowed, self._explained(inputs, wanted)])
+        if not found.within(self._allowed):
+            raise Rejection(
+                Reason.WRONG_OUTPUT,
+                f"the output is {found} from eager's; allowed {self._allowed}",
+            )
+
+    def _explained(self, inputs: list[Any], wanted: Answer) -> Distance:
+        """How far apart two legal ways of rounding may be on these inputs, by eager's own distance from the float64 truth,
+        and by that of convolutions in TF32 where PyTorch may use it."""
+        subject, oracle = self._subject, self._subject.oracle
+        try:
+            truth = oracle.truth(inputs, subject.state, training=oracle.training)
+            rounded = [wanted.outputs]
+            if subject.lets_cudnn_use_tf32:
+                rounded.append(oracle.with_tf32_in_cudnn(inputs, subject.state, training=oracle.training) or truth)
+        except OutOfDomain:
+            return TOLERANCE
+        if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):
+            return TOLERANCE
+        error = farthest([apart(outputs, truth) for outputs in rounded])
+        if not (math.isfinite(error.rms) and math.isfinite(error.worst)):
+            return TOLERANCE
+        return (error * LEGAL_ERRORS).without("differing")
+
+    def result(self, name: str) -> Rotated:
+        """What the rounds say of one baseline."""
+        blocks = self._blocks[name]
+        return Rotated(
+            speedup=ratio_interval(log_ratios(blocks)),
+            reference_us=median(value for block in blocks for value in block.reference_us),
+            baseline_us=median(value for block in blocks for value in block.candidate_us),
+            blocks=tuple(blocks),
+            allowed=self._allowed,
+        )

@@ -1,0 +1,81 @@
+"""Answers one by one: a model hands each over when it is done, so that a paid answer is recorded before the next comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
+
+
+class Failure(StrEnum):
+    """Why there is no whole answer: what `Completion.failure` is or, followed by `: ` and a detail, starts with."""
+
+    EMPTY_ANSWER = "empty-answer"
+    """Nothing but white space, or no choices at all."""
+    STREAM_CUT = "stream-cut"
+    """The connection ended before the answer did; the text is what had arrived."""
+    JUNK_ANSWER = "junk-answer"
+    """What arrived is not what the protocol says."""
+    CONTENT_FILTER = "content-filter"
+    """The provider withheld the answer."""
+    PROVIDER_ERROR = "provider-error"
+    """The server reported an error while it answered."""
+    REFUSED = "refused"
+    """The server refuses this request, for one because the prompt is too long, and may take others."""
+    TIMEOUT = "timeout"
+    """Silence for too long, or an answer that took too long."""
+    RATE_LIMITED = "rate-limited"
+    """Status 429 at the last attempt, or a server that wants to be left alone for longer than allowed."""
+    SERVER_ERROR = "server-error"
+    """Status 5xx and the like at the last attempt."""
+    UNREACHABLE = "unreachable"
+    """No connection at the last attempt."""
+    PROMPT_TOO_LONG = "prompt-too-long"
+    """It leaves no room for an answer in the window of a local model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One completion and where it belongs."""
+
+    prompt: int
+    """Index of its conversation among those asked."""
+    number: int
+    """Which of the `count` answers to that conversation."""
+    completion: Completion
+    reasoning: str = ""
+    """What the model thought aloud in a field of its own, where a provider shows it. Not part of the answer."""
+    cost: float | None = None
+    """In the currency of the model's prices; None without prices, or when the server did not tell its tokens."""
+
+
+@runtime_checkable
+class Incremental(Protocol):
+    """A model that hands over answers in the order in which they finish."""
+
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+        """Answer each conversation `count` times; as `ChatModel.sample`, but one by one."""
+        ...
+
+
+def answers_of(
+    model: ChatModel, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling
+) -> Iterator[Answer]:
+    """The answers of any model: as they come where it can, else all at the end."""
+    if isinstance(model, Incremental):
+        yield from model.answers(prompts, count=count, sampling=sampling)
+        return
+    for prompt, completions in enumerate(model.sample(prompts, count=count, sampling=sampling)):
+        for number, completion in enumerate(completions):
+            yield Answer(prompt=prompt, number=number, completion=completion)
+
+
+def gather(answers: Iterable[Answer], prompts: int) -> list[list[Completion]]:
+    """Answers in any order as `ChatModel.sample` returns them: a list for each prompt, by number."""
+    found: list[dict[int, Completion]] = [{} for _ in range(prompts)]
+    for answer in answers:
+        found[answer.prompt][answer.number] = answer.completion
+    return [[completions[number] for number in sorted(completions)] for completions in found]

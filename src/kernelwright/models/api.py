@@ -1,0 +1,358 @@
+"""A model behind an OpenAI-compatible endpoint: OpenAI, DeepSeek, Qwen, vLLM, llama.cpp, `transformers serve`.
+
+The key comes from the environment, goes into the SDK's client and nowhere else: no setting, record, log line, exception
+or `repr` has it. Not covered: functions that a model may call, images, and the older completions endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import openai
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelwright.errors import ConfigError, PolicyError
+from kernelwright.models.accounting import Meter, Prices, Usage
+from kernelwright.models.answers import Answer, Failure, gather
+from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.faults import Fault, fault_of, redacted, transport_errors
+from kernelwright.models.replies import Reply, content_type, read_stream, read_whole
+
+log = logging.getLogger(__name__)
+
+OPENAI_URL = "https://api.openai.com/v1"
+FIRST_WAIT_S = 1.0
+"""Before the second attempt; it doubles with each further one. Our choice, as are the defaults below."""
+
+EVENT_STREAM = "text/event-stream"
+NO_STREAM_ADVICE = "see whether the address is right, or set `stream = false` for an endpoint that does not stream"
+
+FEWEST_FAULTS = 3
+"""Requests in a row that must run out of attempts, at least, before an endpoint that had answered counts as gone."""
+
+
+class ApiSettings(BaseModel):
+    """How to reach an endpoint and how hard to lean on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = ""
+    """The provider's name of the model; empty: the environment's `OPENAI_MODEL`."""
+    base_url: str = ""
+    """Address up to and with `/v1`; empty: the environment's `OPENAI_BASE_URL`, else OpenAI's own."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key."""
+    concurrency: int = Field(default=8, ge=1)
+    """Requests in flight at once."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """At most so many attempts are started in a minute, evenly spaced."""
+    attempts: int = Field(default=6, ge=1)
+    """How often a request is tried before it counts as failed."""
+    longest_wait_s: float = Field(default=120, gt=0)
+    """Between two attempts. A server that asks for more is not asked again."""
+    silence_timeout_s: float = Field(default=120, gt=0)
+    """Without a connection, or without a further byte of an answer."""
+    answer_timeout_s: float = Field(default=1800, gt=0)
+    """For one whole answer, however busily it trickles."""
+    stream: bool = True
+    """Read answers as they are written: an answer cut short then keeps what had arrived, and long ones do not time out."""
+    several: Literal["auto", "n", "requests"] = "auto"
+    """How to get several answers to a prompt: `n` in one request, where prompt tokens are charged once; one request each;
+    or the first for as long as the server takes it."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the provider calls the limit of an answer; OpenAI's reasoning models know only the second."""
+    send_seed: bool = True
+    """Some providers refuse requests with a seed."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request, such as `top_k`. They are recorded: no secrets here."""
+    prices: Prices | None = None
+
+
+class ApiModel:
+    """A `ChatModel` over HTTP.
+
+    Args:
+        settings: Where and how.
+        environ: Where the key and defaults are looked up.
+        sleep: Waits so many seconds; a test's does not.
+        clock: Monotonic seconds, to space requests by.
+
+    Raises:
+        PolicyError: no model is named, or there is no key for an endpoint that needs one.
+        ConfigError: the address is none, or has a password in it.
+    """
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        sleep: Callable[[float], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        model = settings.model or environ.get("OPENAI_MODEL", "")
+        if not model:
+            raise PolicyError("Wanted the name of a model; found none. Set `model`, or OPENAI_MODEL in the environment.")
+        base_url = settings.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
+        _check_url(base_url)
+        self._key = _key_of(environ, settings.key_variable)
+        if not self._key and base_url == OPENAI_URL:
+            raise PolicyError(
+                f"Wanted a key for {OPENAI_URL}; the environment variable {settings.key_variable} is not set. Set it, or "
+                "give the `base_url` of an endpoint that needs none."
+            )
+        self.settings = settings.model_copy(update={"model": model, "base_url": base_url})
+        self.name = f"api:{model}"
+        self._pacer = _Pacer(settings.requests_per_minute, clock)
+        self._sleep = sleep
+        self._clock = clock
+        self._meter = Meter()
+        self._random = random.Random()
+        self._takes_n = settings.several != "requests"
+        self._client = openai.OpenAI(
+            # Servers that need no key still want the header to be there.
+            api_key=self._key or "none",
+            base_url=base_url,
+            timeout=settings.silence_timeout_s,
+            max_retries=0,
+        )
+
+    def __repr__(self) -> str:
+        return f"ApiModel({self.settings.model!r} at {self.settings.base_url})"
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and attempts so far."""
+        return self._meter.total
+
+    @property
+    def cost(self) -> float | None:
+        """What they cost so far; None when the settings have no prices."""
+        return self.usage.cost(self.settings.prices)
+
+    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
+        """As `ChatModel.sample`."""
+        return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
+
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+        """As `Incremental.answers`.
+
+        Raises:
+            PolicyError: the endpoint refuses all work; or nothing but faults came back: the first request to run out of
+                attempts before any was answered, or as many in a row as may be in flight (at least `FEWEST_FAULTS`).
+        """
+        outages = _Outages(max(self.settings.concurrency, FEWEST_FAULTS))
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.settings.concurrency, thread_name_prefix="kernelwright-api")
+        asked: dict[Future[Reply | Fault], tuple[int, list[int]]] = {}
+        without_n: set[int] = set()
+
+        def submit(prompt: int, numbers: list[int]) -> None:
+            together = self._takes_n and prompt not in without_n
+            for group in [numbers] if together else [[number] for number in numbers]:
+                future = pool.submit(self._request, prompts[prompt], len(group), sampling, group[0], stop)
+                asked[future] = prompt, group
+
+        try:
+            for index in range(len(prompts) if count else 0):
+                submit(index, list(range(count)))
+            while asked:
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                # A fault may end it all, and what was answered is paid for: answers first.
+                for future in sorted(done, key=lambda future: isinstance(future.result(), Fault)):
+                    outcome, (prompt, numbers) = future.result(), asked.pop(future)
+                    if self._may_be_for_n(outcome, numbers):
+                        without_n.add(prompt)
+                        submit(prompt, numbers)
+                        continue
+                    outages.note(outcome, self)
+                    found = self._answers(outcome, prompt, numbers)
+                    yield from found
+                    if isinstance(outcome, Reply) and outcome.cause is None:
+                        # Refused with `n` and answered without, or told to give more answers than it gave.
+                        self._takes_n &= prompt not in without_n and len(found) == len(numbers)
+                    if len(found) < len(numbers):
+                        submit(prompt, numbers[len(found) :])
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _may_be_for_n(self, outcome: Reply | Fault, numbers: list[int]) -> bool:
+        """Whether a request was refused, and might not be if it asked for one answer."""
+        refused = isinstance(outcome, Fault) and outcome.code == Failure.REFUSED and not outcome.hopeless
+        return refused and len(numbers) > 1 and self.settings.several == "auto"
+
+    def _answers(self, outcome: Reply | Fault, prompt: int, numbers: list[int]) -> list[Answer]:
+        """A request's outcome as answers: fewer than asked for where the server gave fewer."""
+        if isinstance(outcome, Fault):
+            failed = Completion(text="", prompt_tokens=0, completion_tokens=0, finish_reason="error", failure=outcome.text)
+            self._meter.add(Usage(failures=len(numbers)))
+            return [Answer(prompt=prompt, number=number, completion=failed) for number in numbers]
+        found = outcome.answers(prompt, numbers, self.settings.prices)
+        self._meter.add(
+            outcome.usage + Usage(requests=1, failures=sum(answer.completion.failure is not None for answer in found))
+        )
+        return found
+
+    def _request(
+        self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int, stop: threading.Event
+    ) -> Reply | Fault:
+        """One request, tried until it is answered or there is no more point in it."""
+        sleep = self._sleep or stop.wait
+        for attempt in range(1, self.settings.attempts + 1):
+            self._pacer.wait(sleep)
+            outcome = self._attempt(self._body(prompt, n, sampling, number), n, stop)
+            if isinstance(outcome, Reply) or not outcome.retried or attempt == self.settings.attempts:
+                break
+            wait_s = outcome.retry_after_s
+            if wait_s is None:
+                # Jitter keeps requests that failed together from coming back together.
+                wait_s = min(FIRST_WAIT_S * 2 ** (attempt - 1), self.settings.longest_wait_s) * self._random.uniform(
+                    0.5, 1.0
+                )
+            if wait_s > self.settings.longest_wait_s or stop.is_set():
+                break
+            log.warning("%s: attempt %d ended with %s; the next in %.1f s", self.name, attempt, outcome.text, wait_s)
+            self._meter.add(Usage(retries=1))
+            if outcome.code == Failure.RATE_LIMITED:
+                self._pacer.hold(wait_s)
+            else:
+                sleep(wait_s)
+        return outcome
+
+    def _attempt(self, body: dict[str, Any], n: int, stop: threading.Event) -> Reply | Fault:
+        """One attempt. What arrives before a fault is kept as an answer cut short."""
+        reply = Reply(n)
+        try:
+            answer = self._client.chat.completions.create(**body)
+            if self.settings.stream:
+                deadline_s = self._clock() + self.settings.answer_timeout_s
+                read_stream(answer, reply, lambda: stop.is_set() or self._clock() > deadline_s)
+                if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
+                    came = redacted(kind, self._key) or "something of no type"
+                    reply.cut(Failure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
+            else:
+                read_whole(answer, reply)
+        except transport_errors() as error:
+            fault = fault_of(error, self._key)
+            if not reply.has_text:
+                return fault
+            reply.cut(Failure.STREAM_CUT if fault.code == Failure.UNREACHABLE else fault.code)
+        return reply
+
+    def _body(self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.settings.model,
+            "messages": [{"role": message.role, "content": message.content} for message in prompt],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            self.settings.max_tokens_field: sampling.max_tokens,
+            "extra_body": self.settings.extra_body or None,
+        }
+        if n > 1:
+            body["n"] = n
+        if self.settings.send_seed:
+            # A server that honours seeds would otherwise give the same answer to each request.
+            body["seed"] = sampling.seed + number
+        if self.settings.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+
+class _Pacer:
+    """Spaces out the starts of attempts, and holds them all back while the server wants to be left alone."""
+
+    def __init__(self, per_minute: float | None, clock: Callable[[], float]) -> None:
+        self._interval_s = 60 / per_minute if per_minute else 0.0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_s = clock()
+
+    def wait(self, sleep: Callable[[float], object]) -> None:
+        with self._lock:
+            now_s = self._clock()
+            start_s = max(now_s, self._next_s)
+            self._next_s = start_s + self._interval_s
+        if start_s > now_s:
+            sleep(start_s - now_s)
+
+    def hold(self, wait_s: float) -> None:
+        with self._lock:
+            self._next_s = max(self._next_s, self._clock() + wait_s)
+
+
+class _Outages:
+    """Tells one unlucky request from an endpoint that is not there."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._in_a_row = 0
+        self._answered = False
+
+    def note(self, outcome: Reply | Fault, model: ApiModel) -> None:
+        """Count an outcome.
+
+        Raises:
+            PolicyError: there is no point in going on.
+        """
+        if isinstance(outcome, Reply):
+            self._answered, self._in_a_row = True, 0
+            return
+        if outcome.hopeless:
+            raise PolicyError(_what_to_do(outcome, model))
+        if not outcome.retried:
+            return
+        self._in_a_row += 1
+        if not self._answered or self._in_a_row >= self._patience:
+            raise PolicyError(
+                f"Wanted answers of {model!r}; after {model.settings.attempts} attempts: {outcome.text}. See whether the "
+                "endpoint is up and the address is right; for `rate-limited`, lower `concurrency` or set "
+                "`requests_per_minute`."
+            )
+
+
+def _what_to_do(fault: Fault, model: ApiModel) -> str:
+    settings = model.settings
+    if fault.status in (401, 403):
+        advice = f"Put a key that is valid there into the environment variable {settings.key_variable}."
+    elif fault.status in (402, 429):
+        advice = "The account has no credit left: top it up, or use another endpoint."
+    else:
+        advice = f"See whether the endpoint has the model {settings.model!r} and the address ends as it should, in /v1."
+    return f"Wanted answers of {model!r}; it refuses with status {fault.status}: {fault.detail}. {advice}"
+
+
+def _key_of(environ: Mapping[str, str], variable: str) -> str:
+    """The key; empty where there is none. White space around it is what files and copied lines bring along."""
+    key = environ.get(variable, "").strip()
+    if not all("!" <= character <= "~" for character in key):
+        # No header can carry it, and the exceptions that say so quote it.
+        raise PolicyError(
+            f"Wanted a key of printable ASCII characters in the environment variable {variable}; found white space or "
+            "other characters in it. Copy the key again."
+        )
+    return key
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # Brackets that do not close, or a port that is none.
+        known = False
+    if not known:
+        raise ConfigError("Wanted the address of an endpoint, such as http://localhost:8000/v1; found something else.")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError(
+            f"Wanted an address without secrets; the one for {parts.hostname} has a user, password or query in it. Put the "
+            "key into the environment."
+        )

@@ -1,0 +1,71 @@
+"""A model from its kind and options, as a configuration file gives them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kernelwright.errors import ConfigError, PolicyError
+from kernelwright.models.chat import ChatModel
+
+KINDS = ("api", "local", "vllm")
+
+
+def chat_model(kind: str, **options: Any) -> ChatModel:
+    """Open a model.
+
+    Args:
+        kind: `api`: fields of `ApiSettings`; `local`: of `Weights` and `LocalSettings`; `vllm`: of `VllmSettings`.
+        options: The fields. `docs/models.md` describes them.
+
+    Raises:
+        ConfigError: there is no such kind or option, or a value is out of range.
+        PolicyError: a package is missing, or the model cannot be reached or loaded.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"Wanted a kind of model; found {kind!r}. The kinds are: {', '.join(KINDS)}.")
+    if kind == "api":
+        api = _imported("api", "openai", extra="api")
+        (settings,) = _parsed(options, api.ApiSettings)
+        opened: ChatModel = api.ApiModel(settings)
+    elif kind == "local":
+        local = _imported("local", "transformers", extra="local")
+        weights, settings = _parsed(options, local.Weights, local.LocalSettings)
+        opened = local.LocalModel.load(weights, settings)
+    else:
+        vllm = _imported("vllm_model", "vllm", extra="vllm")
+        (settings,) = _parsed(options, vllm.VllmSettings)
+        opened = vllm.VllmModel(settings)
+    return opened
+
+
+def _imported(module: str, package: str, *, extra: str) -> Any:
+    """A module of this folder that needs an optional package."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise PolicyError(
+            f"Wanted the package {package}; {error}. Install it with pip install 'kernelwright[{extra}]'."
+        ) from error
+    return importlib.import_module(f"kernelwright.rewrites.{module}")
+
+
+def _parsed(options: dict[str, Any], *kinds: type[BaseModel]) -> list[Any]:
+    """Options as settings, each option in the one that has it."""
+    known = {name for kind in kinds for name in kind.model_fields}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"The options are: {', '.join(sorted(known))}."
+            raise ConfigError(f"Wanted an option of the model; found {name!r}. {hint}")
+    try:
+        return [
+            kind.model_validate({name: options[name] for name in kind.model_fields if name in options}) for kind in kinds
+        ]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"Wanted a valid value for the model's option {where!r}; {first['msg']}.") from error

@@ -1,0 +1,219 @@
+"""A transcript: every prompt and every answer of a model as JSON lines, and a model that answers out of one.
+
+A line is on disk before the next answer is taken, so a run killed at any moment has lost no answer it had paid for, and
+the same run started again gets those answers from the file. `docs/models.md` describes the fields.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from kernelwright.errors import PolicyError, UsageError
+from kernelwright.models.answers import Answer, answers_of, gather
+from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
+from kernelwright.records import append_lines, encodable, sha256_of
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Turn(_Line):
+    """One message of a prompt."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class PromptLine(_Line):
+    """A conversation, written once in a file however often it is asked."""
+
+    kind: Literal["prompt"] = "prompt"
+    id: str
+    """Hex SHA-256 of the messages' canonical JSON."""
+    messages: tuple[Turn, ...]
+
+
+class AnswerLine(_Line):
+    """One answer to a conversation."""
+
+    kind: Literal["answer"] = "answer"
+    time_utc: str
+    """When it was complete, ISO 8601."""
+    model: str
+    prompt: str
+    """The `id` of its prompt line."""
+    number: int
+    """Which of the answers asked for in one call."""
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    text: str
+    reasoning: str = ""
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    failure: str | None = None
+    cost: float | None = None
+
+    @field_validator("text", "reasoning", mode="before")
+    @classmethod
+    def _encodable(cls, text: str) -> str:
+        return encodable(text)
+
+    @property
+    def completion(self) -> Completion:
+        """The answer as the model gave it."""
+        return Completion(
+            text=self.text,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            finish_reason=self.finish_reason,
+            failure=self.failure,
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How it was drawn."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=self.seed)
+
+
+_LINE: TypeAdapter[PromptLine | AnswerLine] = TypeAdapter(Annotated[PromptLine | AnswerLine, Field(discriminator="kind")])
+
+
+def prompt_id(prompt: Sequence[Message]) -> str:
+    """What a transcript calls a conversation."""
+    return sha256_of([asdict(message) for message in prompt])
+
+
+class Transcript:
+    """Reads and appends one transcript file. One process writes a file at a time; its threads may share it.
+
+    Args:
+        path: The file; made, with its folder, when the first answer arrives.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._prompts = {line.id for line in self._lines() if isinstance(line, PromptLine)}
+
+    def append(self, model: str, prompt: Sequence[Message], sampling: Sampling, answer: Answer) -> None:
+        """Write one answer, before it its prompt if the file lacks it, and wait until both are on disk."""
+        identity = prompt_id(prompt)
+        record = AnswerLine(
+            time_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            model=model,
+            prompt=identity,
+            number=answer.number,
+            reasoning=answer.reasoning,
+            cost=answer.cost,
+            **asdict(sampling),
+            **asdict(answer.completion),
+        )
+        with self._lock:
+            lines: list[_Line] = [record]
+            if identity not in self._prompts:
+                turns = tuple(Turn(role=message.role, content=message.content) for message in prompt)
+                lines.insert(0, PromptLine(id=identity, messages=turns))
+            try:
+                append_lines(self.path, (line.model_dump_json() for line in lines))
+            except OSError as error:
+                raise UsageError(
+                    f"Wanted to write a transcript to {self.path}; {error.strerror}. Choose another place."
+                ) from error
+            self._prompts.add(identity)
+
+    def answers(self) -> Iterator[AnswerLine]:
+        """Every whole answer, in order of writing."""
+        for line in self._lines():
+            if isinstance(line, AnswerLine):
+                yield line
+
+    def prompts(self) -> dict[str, tuple[Message, ...]]:
+        """Every conversation by its id."""
+        return {
+            line.id: tuple(Message(turn.role, turn.content) for turn in line.messages)
+            for line in self._lines()
+            if isinstance(line, PromptLine)
+        }
+
+    def _lines(self) -> Iterator[PromptLine | AnswerLine]:
+        if not self.path.exists():
+            return
+        with self.path.open("r", encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    yield _LINE.validate_json(text)
+                except ValidationError:
+                    continue
+
+
+class Recorded:
+    """A model whose every answer is written down.
+
+    Answers that the transcript already holds, of the same model to the same prompt with the same sampling, are given
+    again without asking, each once: a run that was killed goes on without paying twice. Failed ones are asked anew.
+
+    Args:
+        model: Who answers what is not there yet; None: nobody, the transcript is only replayed.
+        transcript: The file.
+        name: Whose answers to replay, when there is no model.
+    """
+
+    def __init__(self, model: ChatModel | None, transcript: Transcript, *, name: str = "") -> None:
+        self.model = model
+        self.transcript = transcript
+        self.name = model.name if model is not None else name
+        self._known: defaultdict[tuple[str, Sampling], list[Answer]] = defaultdict(list)
+        for line in transcript.answers():
+            if line.failure is None and (line.model == self.name or not self.name):
+                answer = Answer(prompt=0, number=0, completion=line.completion, reasoning=line.reasoning)
+                self._known[line.prompt, line.sampling].append(answer)
+
+    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
+        """As `ChatModel.sample`.
+
+        Raises:
+            PolicyError: the model's own, or there is no model and the transcript does not hold enough answers.
+        """
+        return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
+
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+        """As `Incremental.answers`: first those on file, then the model's own, each recorded before it is handed over."""
+        missing: defaultdict[int, list[int]] = defaultdict(list)
+        for index, prompt in enumerate(prompts):
+            known = self._known[prompt_id(prompt), sampling]
+            used, known[:] = known[:count], known[count:]
+            for number, answer in enumerate(used):
+                yield replace(answer, prompt=index, number=number)
+            if len(used) < count:
+                missing[count - len(used)].append(index)
+        for lacking, indices in missing.items():
+            yield from self._asked(prompts, indices, count - lacking, lacking, sampling)
+
+    def _asked(
+        self, prompts: Sequence[Sequence[Message]], indices: list[int], have: int, lacking: int, sampling: Sampling
+    ) -> Iterator[Answer]:
+        """Ask for the answers number `have` and on, of the prompts at these indices."""
+        if self.model is None:
+            raise PolicyError(
+                f"Wanted {lacking} more answers to each of {len(indices)} prompts; the transcript {self.transcript.path} "
+                "has no more of this model, prompt and sampling. Give a model that can be asked."
+            )
+        # With the same seed a model would give the answers on file once more.
+        seed = int(sha256_of([sampling.seed, have])[:7], 16) if have else sampling.seed
+        asked = [prompts[index] for index in indices]
+        for answer in answers_of(self.model, asked, count=lacking, sampling=replace(sampling, seed=seed)):
+            placed = replace(answer, prompt=indices[answer.prompt], number=have + answer.number)
+            self.transcript.append(self.name, prompts[placed.prompt], sampling, placed)
+            yield placed

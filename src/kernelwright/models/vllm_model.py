@@ -1,0 +1,88 @@
+"""A model in this process under vLLM, for those who have it installed. A vLLM server is better reached by `api.py`.
+
+Not run against vLLM itself by the tests, only against a stand-in with its interface (0.24 to 0.26).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelwright.errors import PolicyError
+from kernelwright.models.accounting import Meter, Usage
+from kernelwright.models.answers import Failure
+from kernelwright.models.chat import Completion, Message, Sampling
+
+
+class VllmSettings(BaseModel):
+    """Which model, and what vLLM is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """A folder or a name on the hub."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `vllm.LLM`, such as `gpu_memory_utilization`, `max_model_len`, `tensor_parallel_size`."""
+
+
+class VllmModel:
+    """A `ChatModel` in vLLM's offline engine.
+
+    Raises:
+        PolicyError: vLLM could not load the model.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._vllm = importlib.import_module("vllm")
+        self.name = f"vllm:{settings.path}"
+        self._meter = Meter()
+        try:
+            self._engine = self._vllm.LLM(model=settings.path, **settings.engine)
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            raise PolicyError(
+                f"Wanted vLLM to load {settings.path}; {error}. See that the model is there and fits the GPU, and that "
+                "`engine` holds arguments of vllm.LLM."
+            ) from error
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._meter.total
+
+    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
+        """As `ChatModel.sample`; vLLM finds the batches."""
+        parameters = self._vllm.SamplingParams(
+            n=count,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+        )
+        conversations = [[{"role": turn.role, "content": turn.content} for turn in prompt] for prompt in prompts]
+        results = self._engine.chat(conversations, parameters, use_tqdm=False)
+        return [self._completions(result) for result in results]
+
+    def _completions(self, result: Any) -> list[Completion]:
+        prompt_tokens = len(result.prompt_token_ids)
+        found = [
+            Completion(
+                text=output.text,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=len(output.token_ids),
+                finish_reason=output.finish_reason or "error",
+                failure=None if output.text.strip() else Failure.EMPTY_ANSWER,
+            )
+            for output in result.outputs
+        ]
+        self._meter.add(
+            Usage(
+                requests=len(found),
+                failures=sum(completion.failure is not None for completion in found),
+                prompt_tokens=prompt_tokens,
+                completion_tokens=sum(completion.completion_tokens for completion in found),
+            )
+        )
+        return found

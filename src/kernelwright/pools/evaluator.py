@@ -1,0 +1,44 @@
+"""What a search, a benchmark or a trainer needs of whatever judges for it: `JudgePool` here, `RayPool` on many machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from kernelwright.pools.local import Job, Outcome
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Judges jobs, several at once. Every job that it takes gets exactly one outcome, whatever happens to its judges.
+
+    One thread may use it at a time.
+    """
+
+    @property
+    def slots(self) -> int:
+        """How many evaluations go on at once."""
+        ...
+
+    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+        """Do the jobs, in any order; yields each as it ends.
+
+        Args:
+            jobs: What to do; taken one by one, as slots become free.
+            stop: Asked before each job; True leaves it and all that follow undone.
+        """
+        ...
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the judges, once they are done with what they have begun or, `at_once`, in the middle of it.
+
+        `at_once` may come from another thread, whose `evaluate` then ends with errors for what was cut short.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,260 @@
+"""Many evaluations at once: processes that each hold a judge, several to a device.
+
+Building, checking and compiling of some candidates overlap with the timing of another; a lock file per device lets only
+one of them use the device at a time (`Judge`). A pool process that dies is replaced and its job tried once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import TypeVar
+
+from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.judge import Judge
+from kernelwright.judge.settings import Settings
+from kernelwright.records import Candidate, Evaluation, Task
+
+_TRIES = 2
+
+JUDGES_PER_GPU = 6
+"""Building and checking of some overlap with the timing of another: six did 84 % of the evaluations that timing alone would
+(results/2026-11-22-judge-throughput-3-h200), four 60 %. Each takes about 3 GiB of the GPU for contexts alone."""
+
+W = TypeVar("W", "Job", "Rotation")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One evaluation to do."""
+
+    task: Task
+    candidate: Candidate
+    settings: Settings | None = None
+    """Other settings than the pool's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Trusted wrappers of one task to measure together (`Judge.rotate`)."""
+
+    task: Task
+    baselines: tuple[Candidate, ...]
+    settings: Settings | None = None
+
+
+Outcome = Evaluation | KernelwrightError
+"""What became of a job; an error is the task's or the machine's, never the candidate's."""
+
+_Found = list[Evaluation] | KernelwrightError
+
+
+class JudgePool:
+    """Judges in processes of their own.
+
+    Args:
+        devices: `cpu`, `cuda:0`, `cuda:1` ...: resolved names.
+        settings: Of jobs that bring none.
+        per_device: Judges for each device. On a CPU more than one only adds waiting.
+        cores: For a device, the processor's cores that its judges and their workers may use: so that what is compiled for
+            one device does not disturb what is timed on another. By default all.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        settings: Settings,
+        per_device: int = 1,
+        cores: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
+        if not devices:
+            raise DeviceError("Wanted at least one device to judge on; found none.")
+        self._settings = settings
+        self._cores = cores or {}
+        self._slots = [device for _ in range(per_device) for device in devices]
+        self._jobs: queue.SimpleQueue[tuple[int, Job | Rotation] | None] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[int, _Found]] = queue.SimpleQueue()
+        self._members: set[_Member] = set()
+        self._closing = False
+        self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def slots(self) -> int:
+        """How many evaluations go on at once."""
+        return len(self._slots)
+
+    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+        """Do the jobs, in any order; yields each as it ends.
+
+        Args:
+            jobs: What to do; taken one by one, as slots become free.
+            stop: Asked before each job; True leaves it and all that follow undone.
+        """
+        for job, found in self._each(jobs, stop):
+            yield job, found if isinstance(found, KernelwrightError) else found[0]
+
+    def rotate(
+        self, rotations: Iterable[Rotation], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
+        """As `evaluate`, one evaluation for each baseline of a rotation."""
+        return self._each(rotations, stop)
+
+    def _each(self, work: Iterable[W], stop: Callable[[], bool] | None) -> Iterator[tuple[W, _Found]]:
+        waiting = enumerate(work)
+        running: dict[int, W] = {}
+        while True:
+            while len(running) < self.slots and not (stop is not None and stop()):
+                entry = next(waiting, None)
+                if entry is None:
+                    break
+                running[entry[0]] = entry[1]
+                self._jobs.put(entry)
+            if not running:
+                return
+            index, found = self._found.get()
+            yield running.pop(index), found
+
+    def __enter__(self) -> JudgePool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(at_once=kind is not None)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Drop jobs that have not begun; end the processes once theirs are done, or now."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        if at_once:
+            self._closing = True
+            for member in list(self._members):
+                member.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, device: str) -> None:
+        """One slot: hand jobs to its process, replace it when it dies."""
+        if device in self._cores:
+            os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
+        member: _Member | None = None
+        while (entry := self._jobs.get()) is not None:
+            index, job = entry
+            found: _Found = InfrastructureError("not tried")
+            for _ in range(_TRIES):
+                if self._closing:
+                    break
+                if member is None:
+                    member = _Member(device, self._settings)
+                    self._members.add(member)
+                try:
+                    found = member.do(job)
+                    break
+                except (EOFError, OSError) as error:
+                    status = member.end()
+                    self._members.discard(member)
+                    member = None
+                    found = InfrastructureError(
+                        f"Wanted an evaluation of {job.task.id} on {device}; its judge died (status {status}, {error!r}) "
+                        f"{_TRIES} times. Is there memory left?"
+                    )
+            self._found.put((index, found))
+        if member is not None:
+            member.end()
+
+
+class _Member:
+    """A process with a judge."""
+
+    def __init__(self, device: str, settings: Settings) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        # Not a daemon: its judge starts a process of its own.
+        self._process = context.Process(target=_run, args=(theirs, device, settings.model_dump_json()))
+        self._process.start()
+        theirs.close()
+
+    def do(self, work: Job | Rotation) -> _Found:
+        """Raises EOFError or OSError when the process is gone."""
+        candidates = work.baselines if isinstance(work, Rotation) else (work.candidate,)
+        self._connection.send(
+            (
+                isinstance(work, Rotation),
+                work.task.model_dump_json(),
+                [candidate.model_dump_json() for candidate in candidates],
+                work.settings and work.settings.model_dump_json(),
+            )
+        )
+        found = self._connection.recv()
+        return [Evaluation.model_validate_json(one) for one in found] if isinstance(found, list) else found
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does; what it started dies with it."""
+        self._process.kill()
+
+    def end(self) -> int | None:
+        """Hang up, and kill it if that is not enough; returns its exit status."""
+        self._connection.close()
+        self._process.join(timeout=20)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode
+
+
+def _run(connection: Connection, device: str, settings_json: str) -> None:
+    """The process: judge what comes until the other side hangs up."""
+    sandbox.die_with_parent()  # a run that was killed must not go on holding the device
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
+    settings = Settings.model_validate_json(settings_json)
+    local = device
+    if device.startswith("cuda:"):
+        # This process and all it forks see one GPU only: a candidate cannot borrow another.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        index = int(device.removeprefix("cuda:"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        local = "cuda:0"
+    judge: Judge | None = None
+    try:
+        while True:
+            try:
+                message = connection.recv()
+            except EOFError:
+                return
+            try:
+                judge = judge or Judge(local, settings)
+            except KernelwrightError as error:
+                connection.send(type(error)(*error.args))
+                return  # the next one tries in a new process: CUDA does not recover in one where it could not begin
+            connection.send(_do(judge, device, *message))
+    finally:
+        if judge is not None:
+            judge.close()
+
+
+def _do(
+    judge: Judge, device: str, together: bool, task_json: str, candidates_json: list[str], changed: str | None
+) -> list[str] | KernelwrightError:
+    try:
+        task = Task.model_validate_json(task_json)
+        candidates = [Candidate.model_validate_json(one) for one in candidates_json]
+        settings = Settings.model_validate_json(changed) if changed else None
+        if together:
+            found = judge.rotate(task, candidates, settings=settings)
+        else:
+            found = [judge.evaluate(task, candidates[0], settings=settings)]
+    except KernelwrightError as error:
+        return type(error)(*error.args)  # without its traceback, which need not survive the journey
+    return [one.model_copy(update={"device": device}).model_dump_json() for one in found]

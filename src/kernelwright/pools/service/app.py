@@ -1,0 +1,305 @@
+"""The HTTP side of the reward service: routes, and what stands before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import kernelwright
+from kernelwright.errors import KernelwrightError, TaskError, UsageError
+from kernelwright.pools.local import Outcome
+from kernelwright.pools.service.protocol import (
+    BODY_LIMIT_BYTES,
+    WAIT_LIMIT_S,
+    ErrorBody,
+    ErrorCode,
+    EvaluationReply,
+    EvaluationRequest,
+    Health,
+    Metrics,
+    RewardReply,
+    State,
+)
+from kernelwright.pools.service.queue import Desk, QueueFull, ShuttingDown, Ticket
+from kernelwright.records.rewards import Reward, reward_named
+
+HEALTH_PATH = "/v1/health"
+
+_RETRY_SOON_S = 5
+"""After a failure of the machine; our choice."""
+
+WaitS = Annotated[float, Query(ge=0, le=WAIT_LIMIT_S)]
+RequestId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+
+
+class Problem(Exception):
+    """An answer whose status is 400 or above."""
+
+    def __init__(self, status: int, error: ErrorCode, wanted: str, found: str, do: str, **headers: str) -> None:
+        super().__init__(found)
+        self.status = status
+        self.body = ErrorBody(error=error, wanted=wanted, found=found, do=do)
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def response(self) -> Response:
+        """As HTTP."""
+        return Response(self.body.model_dump_json(), self.status, self.headers, media_type="application/json")
+
+
+def create_app(desk: Desk, token: str | None) -> FastAPI:
+    """The application.
+
+    Args:
+        desk: What judges; started and stopped with the application.
+        token: What callers must bring as `Authorization: Bearer TOKEN`; None lets anybody in, and then only requests
+            that were meant for this machine by name.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        desk.start()
+        try:
+            yield
+        finally:
+            await desk.stop()
+
+    app = FastAPI(title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.post("/v1/evaluations")
+    async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:
+        reward = _reward(body.reward)
+        timed = desk.settings.timed if body.settings.timed is None else body.settings.timed
+        if reward is not None and reward.needs_time and not timed:
+            raise Problem(
+                422,
+                ErrorCode.INVALID_REQUEST,
+                f"a timed evaluation, which the reward `{reward.name}` is computed from",
+                "`timed` to be false",
+                "Leave `settings.timed` out, or take the reward `success`.",
+            )
+        try:
+            ticket = desk.submit(body)
+        except QueueFull as full:
+            raise Problem(
+                429,
+                ErrorCode.QUEUE_FULL,
+                "a place in the queue",
+                f"{full.limit} evaluations that wait already",
+                f"Ask again in {full.retry_after_s} s.",
+                retry_after=str(full.retry_after_s),
+            ) from full
+        reused = ticket.done.is_set()
+        return _answer(desk, ticket.id, await _waited(ticket, wait_s), reward, reused)
+
+    @app.get("/v1/evaluations/{request}")
+    async def get_evaluation(request: RequestId, wait_s: WaitS = 0.0, reward: str | None = None) -> Response:
+        function = _reward(reward)
+        found = desk.find(request)
+        if found is None:
+            raise Problem(
+                404,
+                ErrorCode.NOT_FOUND,
+                f"the evaluation {request}",
+                "none of this id; one that had not ended is forgotten at a restart",
+                "Post the request again: it has the same id.",
+            )
+        if isinstance(found, Ticket):
+            return _answer(desk, request, await _waited(found, wait_s), function, reused=False)
+        return _answer(desk, request, found, function, reused=True)
+
+    @app.get(HEALTH_PATH)
+    async def get_health(response: Response) -> Health:
+        response.status_code = 503 if desk.draining else 200
+        return Health(status="shutting-down" if desk.draining else "ok", version=kernelwright.__version__)
+
+    @app.get("/v1/metrics")
+    async def get_metrics() -> Metrics:
+        return desk.metrics()
+
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(KernelwrightError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_fault)
+    app.add_middleware(_Gate, token=token)
+    return app
+
+
+def _reward(name: str | None) -> Reward | None:
+    return None if name is None else reward_named(name)
+
+
+async def _waited(ticket: Ticket, wait_s: float) -> Outcome | State:
+    """A ticket's outcome, or its state where there is none in time."""
+    if wait_s:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ticket.done.wait(), wait_s)
+    return ticket.state if ticket.outcome is None else ticket.outcome
+
+
+def _answer(desk: Desk, request: str, found: Outcome | State, reward: Reward | None, reused: bool) -> Response:
+    if isinstance(found, KernelwrightError):
+        return _problem(found).response()
+    headers = {"Location": f"/v1/evaluations/{request}"}
+    if isinstance(found, State):
+        headers["Retry-After"] = str(desk.retry_after_s())
+        reply = EvaluationReply(id=request, state=found)
+    else:
+        value = None if reward is None else RewardReply(name=reward.name, value=reward(found))
+        reply = EvaluationReply(id=request, state=State.DONE, reused=reused, evaluation=found, reward=value)
+    status = 200 if reply.state is State.DONE else 202
+    return Response(reply.model_dump_json(), status, headers, media_type="application/json")
+
+
+def _problem(error: KernelwrightError) -> Problem:
+    found = str(error)
+    if isinstance(error, TaskError):
+        return Problem(422, ErrorCode.TASK_ERROR, "a task that works", found, "Correct the task.")
+    if isinstance(error, UsageError):
+        do = "Correct the request; docs/scale.md describes its fields."
+        return Problem(422, ErrorCode.INVALID_REQUEST, "a request that can be answered", found, do)
+    code = ErrorCode.SHUTTING_DOWN if isinstance(error, ShuttingDown) else ErrorCode.INFRASTRUCTURE
+    do = "Ask again: nothing is remembered of this failure."
+    return Problem(503, code, "an evaluation", found, do, retry_after=str(_RETRY_SOON_S))
+
+
+async def _on_problem(_: Request, problem: Exception) -> Response:
+    assert isinstance(problem, Problem)
+    return problem.response()
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, KernelwrightError)
+    return _problem(error).response()
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "json_invalid":
+        return Problem(
+            400, ErrorCode.INVALID_JSON, "a JSON object", f"{where}: {problem['msg']}", "Send JSON, encoded in UTF-8."
+        ).response()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if where == "body" and not kind.endswith("json"):
+        # What a page in a browser may send unasked is never read as JSON.
+        return Problem(
+            422,
+            ErrorCode.INVALID_REQUEST,
+            "a body that says it is JSON",
+            f"the content type {kind}" if kind else "no content type",
+            "Send the header `Content-Type: application/json`.",
+        ).response()
+    return Problem(
+        422,
+        ErrorCode.INVALID_REQUEST,
+        "a request of known fields, each in its range",
+        f"{where}: {problem['msg']}",
+        "Correct the field; docs/scale.md lists them.",
+    ).response()
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 413:
+        return _too_large().response()
+    codes = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED, 400: ErrorCode.INVALID_JSON}
+    code = codes.get(error.status_code, ErrorCode.INVALID_REQUEST)
+    do = "The routes are /v1/evaluations, /v1/evaluations/ID, /v1/health and /v1/metrics."
+    return Problem(error.status_code, code, "a request that this service answers", str(error.detail), do).response()
+
+
+async def _on_fault(_: Request, error: Exception) -> Response:
+    found = type(error).__name__
+    return Problem(500, ErrorCode.FAULT, "an answer", f"a fault of the service: {found}", "See its log.").response()
+
+
+class _Gate:
+    """Stands before everything else: who may come in, and with how much.
+
+    Args:
+        app: What it protects.
+        token: As in `create_app`.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        problem = self._refusal(scope["path"], headers)
+        if problem is not None:
+            await problem.response()(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > BODY_LIMIT_BYTES:
+                raise HTTPException(413)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Problem | None:
+        if self._token is None and not _is_local(headers.get(b"host", b"")):
+            # A page in a browser on this machine can reach us under a name of its own, and must not.
+            return Problem(
+                421,
+                ErrorCode.WRONG_HOST,
+                "a request to this machine by the name localhost or its loopback address",
+                "another Host",
+                "Start the service with a token to use other names.",
+            )
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        known = scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token or b"")
+        if self._token is not None and path != HEALTH_PATH and not known:
+            return Problem(
+                401,
+                ErrorCode.UNAUTHORIZED,
+                "the service's token",
+                "another one" if given else "none",
+                "Send the header `Authorization: Bearer TOKEN`.",
+                www_authenticate="Bearer",
+            )
+        length = headers.get(b"content-length", b"0")
+        return _too_large() if not length.isdigit() or int(length) > BODY_LIMIT_BYTES else None
+
+
+def _too_large() -> Problem:
+    return Problem(
+        413,
+        ErrorCode.TOO_LARGE,
+        f"a body of at most {BODY_LIMIT_BYTES} bytes",
+        "a larger one",
+        "Send less: a task and a candidate are a few kilobytes.",
+        connection="close",
+    )
+
+
+def _is_local(host: bytes) -> bool:
+    name = host.decode("latin-1")
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,317 @@
+"""The queue of the reward service, and who waits for what.
+
+All state lives in the event loop's thread, so it needs no locks: between looking for a request and taking it in nothing
+else can run, and two equal requests can never become two evaluations. Only judging and writing happen in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from kernelwright.errors import InfrastructureError, KernelwrightError, TaskError, UsageError
+from kernelwright.judge import Settings
+from kernelwright.pools import Job
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Outcome
+from kernelwright.pools.service.ledger import Ledger
+from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
+from kernelwright.records import Candidate, Evaluation, Task, sha256_of
+from kernelwright.tasks.loading import check_task_source
+from kernelwright.tasks.suites import builtin_task
+
+FAILURES_KEPT = 1000
+"""Ids of failed evaluations that `get` can still explain. A failure is never an answer to a new request."""
+
+DURATIONS_KEPT = 32
+"""Latest evaluations from whose length the wait for a place in the queue is estimated."""
+
+FIRST_GUESS_S = 10.0
+"""Length of an evaluation before one has been seen."""
+
+RETRY_LIMIT_S = 600
+
+_FREE = ("timed", "processes_min", "processes_max", "blocks", "target_half_width", "build_limit_s", "run_limit_s")
+"""Settings that a request may replace."""
+
+_log = logging.getLogger(__name__)
+
+
+class QueueFull(Exception):
+    """No place in the queue."""
+
+    def __init__(self, limit: int, retry_after_s: int) -> None:
+        super().__init__(f"{limit} evaluations are waiting")
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(InfrastructureError):
+    """The service ends; it takes nothing in and drops what has not begun."""
+
+
+class SourcesRefused(UsageError):
+    """The service judges built-in tasks only."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """An evaluation that was asked for."""
+
+    id: str
+    job: Job
+    repeat: int = 0
+    state: State = State.QUEUED
+    outcome: Outcome | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Tell everybody who waits."""
+        self.outcome = outcome
+        self.state = State.DONE
+        self.done.set()
+
+
+class Desk:
+    """Takes requests, hands them to judges, remembers the answers.
+
+    Args:
+        lanes: What judges; each is given one job at a time. One that several threads may use can be several lanes.
+        ledger: Where records go.
+        settings: Of the judge, where a request changes none.
+        queue_limit: Requests that may wait for a lane.
+        drain_s: How long evaluations that have begun may take to end once the service shuts down.
+        builtin_only: Refuse tasks that are not built in: a task's code runs unconfined.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Evaluator],
+        ledger: Ledger,
+        settings: Settings,
+        *,
+        queue_limit: int = 256,
+        drain_s: float = 120.0,
+        builtin_only: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self.draining = False
+        self._lanes = lanes
+        self._queue_limit = queue_limit
+        self._drain_s = drain_s
+        self._builtin_only = builtin_only
+        self._queue: asyncio.Queue[Ticket] = asyncio.Queue()
+        self._pending: dict[str, Ticket] = {}
+        self._failed: OrderedDict[str, KernelwrightError] = OrderedDict()
+        self._threads = ThreadPoolExecutor(max_workers=len(lanes), thread_name_prefix="lane")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drainer: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self._counts: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._judging_s = 0.0
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to judge; call in the event loop."""
+        self._tasks = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
+
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Take a request in, or join the equal one that waits or runs; done at once where it is on record.
+
+        Raises:
+            TaskError, UsageError: the task or the settings cannot be used.
+            QueueFull: there is no place for it.
+            ShuttingDown: the service ends.
+        """
+        ticket = self._ticket(request)
+        if (known := self.ledger.get(ticket.id)) is not None:
+            self._counts["reused"] += 1
+            ticket.finish(known)
+            return ticket
+        if (running := self._pending.get(ticket.id)) is not None:
+            self._counts["joined"] += 1
+            return running
+        if self.draining:
+            raise _shutting_down(ticket.job)
+        if self._queue.qsize() >= self._queue_limit:
+            self._counts["refused_full"] += 1
+            raise QueueFull(self._queue_limit, self.retry_after_s())
+        self._failed.pop(ticket.id, None)
+        self._pending[ticket.id] = ticket
+        self._queue.put_nowait(ticket)
+        return ticket
+
+    def find(self, request: str) -> Ticket | KernelwrightError | Evaluation | None:
+        """What is known of an id: a ticket that waits or runs, a record, why it failed, or nothing."""
+        return self._pending.get(request) or self.ledger.get(request) or self._failed.get(request)
+
+    def retry_after_s(self) -> int:
+        """When a place in the queue may be free, from how long the latest evaluations took."""
+        mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else FIRST_GUESS_S
+        return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / len(self._lanes))))
+
+    def metrics(self) -> Metrics:
+        """Counts since the start, and what goes on now."""
+        return Metrics(
+            lanes=len(self._lanes),
+            queued=self._queue.qsize(),
+            queue_limit=self._queue_limit,
+            running=sum(ticket.state is State.RUNNING for ticket in self._pending.values()),
+            recorded=len(self.ledger),
+            accepted=self._counts["accepted"],
+            rejected=dict(self._rejected),
+            infrastructure_errors=self._counts["infrastructure_errors"],
+            task_errors=self._counts["task_errors"],
+            dropped=self._counts["dropped"],
+            reused=self._counts["reused"],
+            joined=self._counts["joined"],
+            refused_full=self._counts["refused_full"],
+            judging_s=round(self._judging_s, 3),
+            uptime_s=round(time.monotonic() - self._started, 3),
+        )
+
+    def drain(self) -> None:
+        """Take nothing more in, drop what has not begun, and give what has begun its time. Call in the event loop."""
+        if self._drainer is None:
+            self.draining = True
+            while not self._queue.empty():
+                ticket = self._queue.get_nowait()
+                self._end(ticket, _shutting_down(ticket.job))
+            self._drainer = asyncio.create_task(self._drain())
+
+    async def stop(self) -> None:
+        """Drain, then end the judges."""
+        self.drain()
+        assert self._drainer is not None
+        await self._drainer
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in set(self._lanes)))
+        self._threads.shutdown()
+        self.ledger.close()
+
+    def hurry(self) -> None:
+        """Let draining end now: what still runs is cut short, and its callers are told to ask again."""
+        self._hurry.set()
+
+    async def _drain(self) -> None:
+        ended = asyncio.create_task(_all_end(list(self._pending.values())))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([ended, hurry], timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not ended.done():
+            await asyncio.gather(*(asyncio.to_thread(lane.close, at_once=True) for lane in set(self._lanes)))
+            await ended
+
+    def _ticket(self, request: EvaluationRequest) -> Ticket:
+        if isinstance(request.task, str):
+            # By its id only: a path would let a caller make the judge read and run a file of this machine.
+            task = builtin_task(request.task)
+        elif self._builtin_only:
+            raise SourcesRefused(
+                f"Wanted the id of a built-in task; found the text of {request.task.id}, which this service does not run."
+            )
+        else:
+            task = Task(id=request.task.id, source=request.task.source, origin="service")
+            check_task_source(task.source, task.id)
+        candidate = Candidate(source=request.candidate, policy=request.policy, techniques=request.techniques)
+        settings = resolve(self.settings, request.settings)
+        values = settings.model_dump(mode="json")
+        values["forbid"] = sorted(values["forbid"])
+        key = {"task": task.sha256, "candidate": candidate.sha256, "settings": values, "repeat": request.repeat}
+        return Ticket(sha256_of(key), Job(task, candidate, settings), request.repeat)
+
+    async def _serve(self, lane: Evaluator) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            ticket = await self._queue.get()
+            ticket.state = State.RUNNING
+            began = time.monotonic()
+            outcome = await loop.run_in_executor(self._threads, self._judge, lane, ticket)
+            duration_s = time.monotonic() - began
+            self._durations_s.append(duration_s)
+            self._judging_s += duration_s
+            self._end(ticket, outcome)
+
+    def _judge(self, lane: Evaluator, ticket: Ticket) -> Outcome:
+        """In a thread: judge, and put the record on disk before anybody hears of it."""
+        try:
+            ((_, outcome),) = lane.evaluate([ticket.job])
+            if isinstance(outcome, Evaluation):
+                # Another measurement of a candidate that is on record is what `confirms` means.
+                return self.ledger.append(ticket.id, outcome.model_copy(update={"confirms": ticket.repeat > 0}))
+        except KernelwrightError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end its lane; it is told and logged.
+            _log.exception("fault while judging %s", ticket.id)
+            return InfrastructureError(f"Wanted an evaluation of {ticket.job.task.id}; fault of the service: {error!r}.")
+        return outcome
+
+    def _end(self, ticket: Ticket, outcome: Outcome) -> None:
+        del self._pending[ticket.id]
+        if isinstance(outcome, Evaluation):
+            if outcome.accepted:
+                self._counts["accepted"] += 1
+            else:
+                self._rejected[str(outcome.reason)] += 1
+        else:
+            self._counts[_kind(outcome)] += 1
+            self._failed[ticket.id] = outcome
+            if len(self._failed) > FAILURES_KEPT:
+                self._failed.popitem(last=False)
+        ticket.finish(outcome)
+        _log.info("%s %s: %s", ticket.id[:12], ticket.job.task.id, _in_words(outcome))
+
+
+async def _all_end(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        await ticket.done.wait()
+
+
+def resolve(own: Settings, asked: SettingsRequest) -> Settings:
+    """The service's settings with what a request may change of them.
+
+    Raises:
+        UsageError: a limit is higher than the service's own, or the numbers of processes contradict each other.
+    """
+    changes = {name: value for name in _FREE if (value := getattr(asked, name)) is not None}
+    for name in ("build_limit_s", "run_limit_s"):
+        if changes.get(name, 0) > (limit := getattr(own, name)):
+            raise UsageError(
+                f"Wanted a `{name}` of at most {limit:g}, this service's own; found {changes[name]:g}. Ask for less."
+            )
+    low, high = (changes.get(name, getattr(own, name)) for name in ("processes_min", "processes_max"))
+    if low > high:
+        raise UsageError(f"Wanted `processes_min` at most `processes_max`; found {low} and {high}. Name both.")
+    changes |= {"strict_fp32": own.strict_fp32 or asked.strict_fp32, "forbid": own.forbid | asked.forbid}
+    return own.model_copy(update=changes)
+
+
+def _kind(error: KernelwrightError) -> str:
+    if isinstance(error, ShuttingDown):
+        return "dropped"
+    return "task_errors" if isinstance(error, TaskError) else "infrastructure_errors"
+
+
+def _in_words(outcome: Outcome) -> str:
+    if not isinstance(outcome, Evaluation):
+        return f"{type(outcome).__name__}: {outcome}"
+    if outcome.reason is not None:
+        return f"rejected, {outcome.reason}"
+    return "accepted" if outcome.speedup is None else f"accepted, {outcome.speedup:.4g}x"
+
+
+def _shutting_down(job: Job) -> ShuttingDown:
+    return ShuttingDown(
+        f"Wanted an evaluation of {job.task.id}; the service is shutting down before it has begun. Ask again later."
+    )

@@ -1,0 +1,149 @@
+"""The reward service's life: who may call it, where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.pools.service.queue import Desk
+
+TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
+
+TOKEN_CHARACTERS_MIN = 16
+"""Shorter ones can be guessed. `openssl rand -hex 32` makes a good one."""
+
+_GRACE_S = 30
+"""For answers to leave, after the last evaluation has ended."""
+
+
+def take_token(file: Path | None) -> str | None:
+    """The token, from a file or else from the environment, out of which it is taken: no other process needs it there.
+
+    Raises:
+        UsageError: the file cannot be read or others can read it, or the token is too short or not printable ASCII.
+    """
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    where = f"the variable {TOKEN_VARIABLE}"
+    if file is not None:
+        where = str(file)
+        try:
+            if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+                raise UsageError(f"Wanted a token that only you can read; others may read {file}. Run `chmod 600 {file}`.")
+            token = file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"Wanted a token in {file}; {error}. Write one with `openssl rand -hex 32`.") from error
+    if token is None:
+        return None
+    if len(token) < TOKEN_CHARACTERS_MIN or not all("!" <= character <= "~" for character in token):
+        raise UsageError(
+            f"Wanted a token of at least {TOKEN_CHARACTERS_MIN} printable ASCII characters without spaces in {where}; found "
+            f"{len(token)} characters. Make one with `openssl rand -hex 32`."
+        )
+    return token
+
+
+def listen(host: str, port: int, token: str | None) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        UsageError: the host is unknown, or others can reach it and there is no token.
+        InfrastructureError: the port is taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"Wanted an address to listen on; {host}: {error.strerror}. Give --host another one.") from error
+    if token is None and not ipaddress.ip_address(str(address[0])).is_loopback:
+        raise UsageError(
+            f"Wanted a token, since others can reach {host} and whoever calls this service runs code here; found none. "
+            f"Set {TOKEN_VARIABLE} or give --token-file."
+        )
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise InfrastructureError(
+            f"Wanted to listen on {host} port {port}; {error.strerror}. Give --port another one, or 0 for any."
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a client finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
+    """Serve until SIGINT or SIGTERM, then shut down in order; a second one ends at once what still runs.
+
+    Args:
+        app: From `create_app`.
+        desk: The one in it.
+        listener: From `listen`.
+        drain_s: As the desk's.
+        on_ready: Called once requests are answered.
+
+    Returns:
+        The number of the signal that ended it.
+    """
+    return asyncio.run(_run(app, desk, listener, drain_s, on_ready))
+
+
+async def _run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(drain_s) + _GRACE_S,
+    )
+    server = _Server(config, on_ready)
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            # First, so that whoever waits for what will not begin is told, and uvicorn need not wait for them.
+            desk.drain()
+            server.should_exit = True
+        else:
+            desk.hurry()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await server.serve(sockets=[listener])
+    if not received:
+        raise InfrastructureError("Wanted to serve; the server ended by itself. Its log says why.")
+    return received[0]
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: uvicorn would raise them again, and end the process before its judges."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()

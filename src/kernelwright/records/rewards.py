@@ -1,0 +1,142 @@
+"""Rewards: numbers computed from an evaluation's record and nothing else, so that any run can be scored again.
+
+speedup      the paired speedup (CUDA-L1, section 2.4.4); failed or rejected: 0
+lower-bound  the lower end of its interval instead: what the judge is sure of
+log          its logarithm to base 2, between -4 and 4; failed: -5
+clamped      the speedup, but no more than 3 (Dr.Kernel, arXiv 2602.05885)
+milestone    -1, 1, 2, 3: failed, right, faster, faster than torch.compile too (CUDA Agent, arXiv 2602.24286)
+success      1 or 0: CUDA-L1's self-supervised stage (section 2.3)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from kernelwright.errors import ConfigError
+from kernelwright.records import Evaluation
+
+if TYPE_CHECKING:
+    pass
+
+FLOOR = 0.0
+"""What a failed or rejected implementation scores (CUDA-L1, table 3: "score 0")."""
+
+CLAMP = 3.0
+"""Dr.Kernel clamps the speedup to 0..3."""
+
+LOG_LIMIT = 4.0
+"""Largest absolute log2 of a speedup that counts: 16x. Our choice."""
+
+LOG_FLOOR = -5.0
+"""Failing is one doubling worse than the slowest that counts. Our choice."""
+
+MILESTONE = 1.05
+"""CUDA Agent's milestones are at 5 % faster."""
+
+
+class Reward(Protocol):
+    """A reward function."""
+
+    @property
+    def name(self) -> str:
+        """As in a configuration."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """What a rollout gets that failed, was rejected or cheated; no accepted one gets less."""
+        ...
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether an accepted candidate must have been timed."""
+        ...
+
+    def __call__(self, evaluation: Evaluation | None) -> float:
+        """The reward of a rollout; None stands for an answer without a candidate.
+
+        Raises:
+            ConfigError: the candidate was accepted without being timed, and this reward needs its time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedReward:
+    name: str
+    floor: float
+    accepted: Callable[[Evaluation], float]
+    needs_time: bool = True
+
+    def __call__(self, evaluation: Evaluation | None) -> float:
+        if evaluation is None or not evaluation.accepted:
+            return self.floor
+        return max(self.floor, self.accepted(evaluation))
+
+
+def conservative(speedup: float) -> float:
+    """Round to two decimals towards 1 (CUDA-L1, section 2.4.4): 1.118 is 1.11 and 0.992 is 1.00."""
+    # 1.15 * 100 is 114.99999999999999: nine decimals drop what binary fractions add.
+    hundredths = round(speedup * 100, 9)
+    return (math.floor(hundredths) if speedup > 1 else math.ceil(hundredths)) / 100
+
+
+def reward_named(
+    name: str, *, floor: float | None = None, compile_speedups: Mapping[str, float] = MappingProxyType({})
+) -> Reward:
+    """A reward by its name.
+
+    Args:
+        name: `speedup`, `lower-bound`, `log`, `clamped`, `milestone` or `success`.
+        floor: What a failure earns, and the least that anything does; None for the reward's own floor.
+        compile_speedups: For `milestone`: torch.compile's own speedup, by the task's hash. For a task that is not
+            in it, 3 is out of reach.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+
+    def milestone(evaluation: Evaluation) -> float:
+        faster = _low(evaluation)
+        if faster <= MILESTONE:
+            return 1.0
+        rival = compile_speedups.get(evaluation.task_sha256)
+        return 3.0 if rival is not None and faster > MILESTONE * rival else 2.0
+
+    known = {
+        "speedup": _NamedReward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
+        "lower-bound": _NamedReward("lower-bound", FLOOR, lambda found: conservative(_low(found))),
+        "log": _NamedReward("log", LOG_FLOOR, _log),
+        "clamped": _NamedReward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
+        "milestone": _NamedReward("milestone", -1.0, milestone),
+        "success": _NamedReward("success", 0.0, lambda found: 1.0, needs_time=False),
+    }
+    if name not in known:
+        raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")
+    return known[name] if floor is None else replace(known[name], floor=floor)
+
+
+def _log(evaluation: Evaluation) -> float:
+    speedup = max(conservative(_speedup(evaluation)), 2**-LOG_LIMIT)
+    return min(LOG_LIMIT, math.log2(speedup))
+
+
+def _speedup(evaluation: Evaluation) -> float:
+    return _timed(evaluation, evaluation.speedup)
+
+
+def _low(evaluation: Evaluation) -> float:
+    return _timed(evaluation, evaluation.speedup_low)
+
+
+def _timed(evaluation: Evaluation, value: float | None) -> float:
+    if value is None:
+        raise ConfigError(
+            f"Wanted a timed evaluation of the task {evaluation.task}; it was accepted without a time. "
+            "Turn timing on in the judge's settings, or take the reward `success`."
+        )
+    return value

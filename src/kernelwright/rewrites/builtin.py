@@ -1,0 +1,237 @@
+"""The built-in policy: exact rewrites of the operator graph, fused kernels and wrappers, and a search over
+them.
+
+It needs no model and no network. A candidate is described by a `Recipe`; the plan is a fixed list of recipes
+followed by those derived from the best candidates so far. A record's techniques name its recipe, so the same
+history gives the same proposals in a new process too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.policy import Context
+from kernelwright.rewrites import emit, fusion, wrappers
+from kernelwright.rewrites.graph import aten
+from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
+from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
+
+_BY_NAME = {rule.name: rule for rule in RULES}
+_CONVOLUTIONS = (
+    aten.conv1d,
+    aten.conv2d,
+    aten.conv3d,
+    aten.conv_transpose1d,
+    aten.conv_transpose2d,
+    aten.conv_transpose3d,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the
+    result."""
+
+    rules: frozenset[str] = frozenset()
+    fuse: str | None = None
+    """`chains`: groups of two operators and more become kernels; `all`: single ones as well."""
+    wrapper: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A recipe carried out."""
+
+    source: str
+    techniques: tuple[str, ...]
+    note: str
+
+    def candidate(self, policy: str, parent: str | None) -> Candidate:
+        """As a record."""
+        return Candidate(source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note)
+
+
+@dataclass(slots=True)
+class Workshop:
+    """One task on one device: its operator graphs and every candidate built so far."""
+
+    task: Task
+    device: str
+    trace: Trace | None = None
+    obstacle: str = ""
+    """Why there is no operator graph."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Rules that failed on this task, and how."""
+    built: dict[Recipe, Built | None] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, task: Task, device: str) -> Workshop:
+        """Trace a task; when that fails, say why and go on without a graph."""
+        workshop = cls(task, device)
+        try:
+            workshop.trace = trace(task)
+        except UntraceableError as error:
+            workshop.obstacle = str(error)
+        return workshop
+
+    def build(self, recipe: Recipe) -> Built | None:
+        """Carry out a recipe; None when nothing in it applies to this task."""
+        if recipe not in self.built:
+            self.built[recipe] = self._build(recipe)
+        return self.built[recipe]
+
+    def _build(self, recipe: Recipe) -> Built | None:
+        source = emit.reference_source(self.task.source)
+        techniques: tuple[str, ...] = ()
+        if self.trace is not None and (recipe.rules or recipe.fuse):
+            try:
+                source, techniques = self._rewritten(self.trace, recipe)
+            except UntraceableError as error:
+                self.obstacle = str(error)
+        if (recipe.rules or recipe.fuse) and not techniques:
+            return None
+        if recipe.wrapper is not None:
+            techniques = (*techniques, recipe.wrapper)
+            source = wrappers.wrap(source, recipe.wrapper, techniques)
+        return Built(source, techniques, self._note()) if techniques else None
+
+    def _rewritten(self, traced: Trace, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
+        while True:
+            rules = [rule for rule in RULES if rule.name in recipe.rules and rule.name not in self.broken]
+            graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
+            try:
+                fired = [name for graph in graphs for name in rewrite(graph, rules)]
+                break
+            except RuleError as error:
+                self.broken[error.name] = str(error)
+        if recipe.fuse:
+            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all")
+            fused = [name for graph in graphs for name in foundry.fuse(graph)]
+            if not fused:
+                return "", ()
+            fired += fused
+        techniques = tuple(dict.fromkeys(fired))
+        return (emit.module(self.task.source, traced, graphs, techniques), techniques) if techniques else ("", ())
+
+    def _note(self) -> str:
+        parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []
+        parts += [f"Left out: {message}." for message in self.broken.values()]
+        return " ".join(parts)
+
+    def fires(self, rule: Rule, others: frozenset[str]) -> bool:
+        """Whether a rule changes the graph beside these others."""
+        built = self.build(Recipe(others | {rule.name}))
+        return built is not None and rule.name in built.techniques
+
+    def wrappers(self) -> tuple[str, ...]:
+        """The wrappers that make sense on this device."""
+        if not self.device.startswith("cuda"):
+            return wrappers.ON_ANY_DEVICE
+        convolves = self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS)
+        return wrappers.ON_CUDA + (wrappers.ON_CUDA_WITH_CONVOLUTIONS if convolves else ())
+
+
+class BuiltinPolicy:
+    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to
+    help."""
+
+    name = "builtin"
+
+    def __init__(self) -> None:
+        self._workshops: dict[tuple[str, str], Workshop] = {}
+
+    def propose(self, context: Context, count: int) -> list[Candidate]:
+        """The next candidates of the plan that the history does not have."""
+        key = (context.task.sha256, context.device)
+        if key not in self._workshops:
+            self._workshops[key] = Workshop.open(context.task, context.device)
+        workshop = self._workshops[key]
+        seen = {evaluation.candidate_sha256 for evaluation in context.history}
+        proposals: list[Candidate] = []
+        for recipe, parent in self._plan(workshop, context.history):
+            if len(proposals) >= count:
+                break
+            built = workshop.build(recipe)
+            if built is None:
+                continue
+            candidate = built.candidate(self.name, parent)
+            if candidate.sha256 not in seen and candidate.sha256 != parent:
+                seen.add(candidate.sha256)
+                proposals.append(candidate)
+        return proposals
+
+    def _plan(self, workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, str | None]]:
+        for recipe in _first(workshop):
+            yield recipe, None
+        for recipe, evaluation in _best(history):
+            for derived in _derived(workshop, recipe):
+                yield derived, evaluation.candidate_sha256
+
+
+def _first(workshop: Workshop) -> Iterator[Recipe]:
+    """The fixed part of the plan."""
+    always = frozenset(rule.name for rule in RULES if rule.always)
+    whole = Recipe(always)
+    yield whole
+    yield replace(whole, fuse="chains")
+    if workshop.device.startswith("cuda"):
+        # Launches are most of a small task's time there; rewrites and kernels keep their value in a graph.
+        yield replace(whole, wrapper="cuda-graph")
+        yield replace(whole, fuse="chains", wrapper="cuda-graph")
+        yield Recipe(wrapper="cuda-graph")
+    yield replace(whole, fuse="all")
+    yield Recipe(fuse="chains")
+    alternatives = [rule for rule in RULES if not rule.always and workshop.fires(rule, always)]
+    for rule in alternatives:
+        yield Recipe(always | {rule.name})
+    if len(alternatives) > 1:
+        yield Recipe(always | {rule.name for rule in alternatives})
+    built = workshop.build(whole)
+    fired = [name for name in built.techniques if name in _BY_NAME] if built else []
+    if len(fired) > 1:
+        for name in fired:
+            yield Recipe(frozenset({name}))
+    for name in workshop.wrappers():
+        yield Recipe(wrapper=name)
+        if built and name in wrappers.KEEPS_LAYOUT:
+            yield replace(whole, wrapper=name)
+
+
+def _best(history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, Evaluation]]:
+    """Recipes of confirmed improvements by this policy, best lower bound first."""
+    improvements = [item for item in history if item.is_improvement and item.policy == BuiltinPolicy.name]
+    for evaluation in sorted(improvements, key=lambda item: -(item.speedup_low or 0.0)):
+        yield _recipe_of(evaluation.techniques), evaluation
+
+
+def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
+    """The recipe behind a record: the techniques name everything that took part."""
+    return Recipe(
+        frozenset(name for name in techniques if name in _BY_NAME),
+        next(
+            (kind for name in techniques for kind in ("chains", "all") if name.startswith(f"fuse-{kind}")),
+            None,
+        ),
+        next((name for name in techniques if name in wrappers.WRAPPERS), None),
+    )
+
+
+def _derived(workshop: Workshop, recipe: Recipe) -> Iterator[Recipe]:
+    """Neighbours of a recipe that was an improvement."""
+    for fuse in ("chains", "all"):
+        if recipe.fuse != fuse:
+            yield replace(recipe, fuse=fuse)
+    if recipe.wrapper is None:
+        for name in workshop.wrappers():
+            if name in wrappers.KEEPS_LAYOUT:
+                yield replace(recipe, wrapper=name)
+    for rule in RULES:
+        if not rule.always and rule.name not in recipe.rules and workshop.fires(rule, recipe.rules):
+            yield replace(recipe, rules=recipe.rules | {rule.name})
+    built = workshop.build(recipe)
+    fired = [name for name in built.techniques if name in recipe.rules] if built else []
+    if len(fired) > 1:
+        for name in fired:
+            yield replace(recipe, rules=frozenset(fired) - {name})

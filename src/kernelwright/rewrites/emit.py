@@ -1,0 +1,291 @@
+"""From operator graphs to the text of a module that defines `ModelNew`.
+
+The reference's classes are kept as they are and `ModelNew` inherits from `Model`: the same constructor, the
+same parameters from the same seed, the same `state_dict`. Only `forward` is new. It reads live parameters in
+each call, and runs `Model.forward` for anything other than what it was written for.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import fx
+
+from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
+from kernelwright.rewrites.normalise import aliases_placeholder
+from kernelwright.rewrites.spelling import Speller
+from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError
+
+LARGE = 1 << 14
+"""Values of at least this many elements are deleted as soon as nobody reads them any more."""
+
+DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
+
+HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A call target that brings its own source."""
+
+    __name__: str
+    device_test: str
+    """The tensor attribute that says whether it can run there: `is_cpu` or `is_cuda`."""
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """What it makes of fake tensors."""
+
+    def definition(self) -> str:
+        """Text at module level that defines a function of this name."""
+
+    @staticmethod
+    def prologue(kernels: Sequence[Any]) -> str:
+        """Text at module level that all kernels of this kind share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """The text of one straight-line `forward` and what it needs around it."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[Any, ...]
+    """Functions whose source is copied to module level."""
+    kernels: tuple[Kernel, ...]
+
+
+def keep_contract(graph: OperatorGraph) -> None:
+    """Give the outputs the strides and the fresh storage that the reference's outputs have."""
+    editor = Editor(graph.graph, graph.mode)
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    results = list(cast(Sequence[Any], output.args[0]))
+    # How the answer of fused attention lies is up to the kernel that PyTorch chooses; what comes of it lies likewise.
+    unsure = any(is_call(node, aten.scaled_dot_product_attention) for node in graph.graph.nodes)
+    for index, (item, contract) in enumerate(zip(results, output.meta["contract"], strict=True)):
+        if contract is None:
+            continue
+        strides, aliases = contract
+        dense = strides == contiguous_strides(tuple(value(item).shape))
+        if (value(item).stride() != strides and _matters(value(item), strides)) or (unsure and dense and not aliases):
+            if dense:
+                results[index] = editor.call(output, aten.contiguous.default, item)
+            else:
+                results[index] = editor.call(output, aten.copy.default, _empty(editor, output, item, strides), item)
+        elif not aliases and aliases_placeholder(item):
+            results[index] = editor.call(output, aten.clone.default, item)
+    output.args = (tuple(results),)
+    editor.sweep()
+
+
+def _matters(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether other strides are another layout: those of dimensions of size 1 are meaningless."""
+    return any(size > 1 and have != want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
+
+
+def _empty(editor: Editor, before: fx.Node, like: fx.Node, strides: tuple[int, ...]) -> fx.Node:
+    return editor.call(before, aten.new_empty_strided.default, like, list(value(like).shape), list(strides))
+
+
+def body(trace: Trace, graph: OperatorGraph) -> Body:
+    """Print one graph as Python lines, ending in `return`."""
+    tensors = [item.name for item in trace.inputs if item.shape is not None]
+    device = f"{tensors[0]}.device" if tensors else "next(self.parameters()).device"
+    names: dict[fx.Node, str] = {}
+    taken = {"self", "torch", "F", "nn", *(item.name for item in trace.inputs)}
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    taken.update(str(getattr(node.target, "__name__", "")) for node in nodes)
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in [*nodes, output]:
+        for source in node.all_input_nodes:
+            last_use[source] = node
+
+    def name_of(node: fx.Node) -> str:
+        if node.op != "placeholder":
+            return names[node]
+        text = cast(str, node.meta["expression"])
+        return f"{text[:-1]}, device={device})" if node.meta["role"] == "literal" else text
+
+    speller = Speller(name_of, device)
+    lines: list[str] = []
+    helpers: dict[Any, None] = {}
+    kernels: dict[Kernel, None] = {}
+    for node in nodes:
+        target: Any = node.target
+        expression = speller.call(node)
+        if isinstance(target, Kernel) and not inspect.isfunction(target):
+            kernels[target] = None
+        elif inspect.isfunction(target):
+            helpers[target] = None
+        dying = [source for source in node.all_input_nodes if last_use[source] is node and source in names]
+        if has_effect(node) and not node.users:
+            lines.append(expression)
+        else:
+            names[node] = _variable(node, dying, names, taken)
+            lines.append(f"{names[node]} = {expression}")
+        dead = [
+            names[source]
+            for source in dying
+            if names[source] != names.get(node) and is_tensor(source) and numel(source) >= LARGE
+        ]
+        taken.difference_update(names[source] for source in dying if names[source] != names.get(node))
+        if dead:
+            lines.append(f"del {', '.join(dead)}")
+    results = [speller.text(item) for item in cast(Sequence[Any], output.args[0])]
+    lines.append(f"return {_structure(graph.output_spec, iter(results))}")
+    return Body(lines=tuple(lines), helpers=tuple(helpers), kernels=tuple(kernels))
+
+
+def _variable(node: fx.Node, dying: list[fx.Node], names: dict[fx.Node, str], taken: set[str]) -> str:
+    """A name for a result: that of a value which ends here, so that its memory ends too, or a new one."""
+    same = [source for source in dying if is_tensor(source) and is_tensor(node) and numel(source) >= LARGE]
+    if same:
+        return names[same[0]]
+    count = 1
+    while (name := "y" if count == 1 else f"y{count}") in taken:
+        count += 1
+    taken.add(name)
+    return name
+
+
+def _structure(spec: Any, results: Any) -> str:
+    """Text of the outputs in the reference's structure of tuples, lists and dictionaries."""
+    if spec.is_leaf():
+        return str(next(results))
+    parts = [_structure(child, results) for child in spec.children()]
+    if spec.type is tuple:
+        return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+    if spec.type is list:
+        return "[" + ", ".join(parts) + "]"
+    if spec.type is dict:
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
+    raise UntraceableError(f"forward returns a {spec.type}")
+
+
+def reference_source(source: str) -> str:
+    """The task's text without its input makers: classes, constants and imports, comments kept.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    drop: set[int] = set()
+    for index, node in enumerate(tree.body):
+        hidden = isinstance(node, ast.FunctionDef) and node.name in HIDDEN_FUNCTIONS
+        hidden |= isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if hidden or docstring or future:
+            decorators = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(item.lineno for item in decorators)])
+            drop.update(range(first, (node.end_lineno or node.lineno) + 1))
+    kept = [line for number, line in enumerate(lines, 1) if number not in drop]
+    return "\n".join(kept).strip("\n")
+
+
+def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
+    tests = list(extra)
+    if trace.init_inputs:
+        tests.append("self._is_as_traced")
+    for item in trace.inputs:
+        if item.shape is None:
+            same = "is" if item.constant is None or isinstance(item.constant, bool) else "=="
+            tests.append(f"{item.name} {same} {item.constant!r}")
+        else:
+            tests.append(f"{item.name}.shape == {item.shape} and {item.name}.dtype is {item.dtype}")
+            tests.append(f"{item.name}.is_contiguous()")
+    return tests
+
+
+def _kernel_guards(trace: Trace, kernel: Kernel) -> list[str]:
+    """A kernel has no derivative and works on one kind of device."""
+    tensors = [item.name for item in trace.inputs if item.shape is not None]
+    return ["not torch.is_grad_enabled()", *(f"{name}.{kernel.device_test}" for name in tensors[:1])]
+
+
+def signature(trace: Trace) -> str:
+    """The arguments of `forward` as text, without `self`."""
+    return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
+
+
+def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]) -> str:
+    """The whole candidate.
+
+    Args:
+        source: The task's text.
+        trace: Where the graphs come from.
+        graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their
+        contract.
+        techniques: What was done, for the reader.
+
+    Raises:
+        UntraceableError: the outputs' structure cannot be printed.
+    """
+    for graph in graphs:
+        keep_contract(graph)
+    training, evaluation = (body(trace, graph) for graph in graphs)
+    kernels = {kernel.__name__: kernel for part in (training, evaluation) for kernel in part.kernels}
+    helpers = {helper.__name__: helper for part in (training, evaluation) for helper in part.helpers}
+    first = next(iter(kernels.values()), None)
+    prologue = type(first).prologue(list(kernels.values())).strip() if first else ""
+    guards = _guards(trace, _kernel_guards(trace, first) if first else [])
+    forward = (
+        [
+            f"if not ({' and '.join(guards)}):",
+            f"    return super().forward({', '.join(item.name for item in trace.inputs)})",
+        ]
+        if guards
+        else []
+    )
+    if training.lines == evaluation.lines:
+        forward += training.lines
+    else:
+        forward += ["if self.training:", *(f"    {line}" for line in training.lines), *evaluation.lines]
+    init = []
+    if trace.init_inputs:
+        init = [
+            "def __init__(self, *args, **kwargs):",
+            "    super().__init__(*args, **kwargs)",
+            f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs",
+            "",
+        ]
+    lines = [
+        *init,
+        f"def forward({', '.join(filter(None, ['self', signature(trace)]))}):",
+        *(f"    {line}" for line in forward),
+    ]
+    parts = [
+        f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""',
+        "from __future__ import annotations",
+        reference_source(source),
+        "import torch\nimport torch.nn.functional as F",
+        *(inspect.getsource(helper).strip() for helper in helpers.values()),
+        prologue,
+        *(kernel.definition().strip() for kernel in kernels.values()),
+        "class ModelNew(Model):",
+    ]
+    class_body = [f'"""{DESCRIPTION}"""', "", *lines]
+    parts[-1] += "\n" + textwrap.indent("\n".join(class_body), "    ")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def copy_graph(graph: OperatorGraph) -> OperatorGraph:
+    """A copy that can be rewritten while the original stays as it was traced."""
+    duplicate = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        copied = duplicate.node_copy(node, lambda item: mapping[item])
+        copied.meta = dict(node.meta)
+        mapping[node] = copied
+    return OperatorGraph(graph=duplicate, mode=graph.mode, output_spec=graph.output_spec)
+
+
+def uses(graph: OperatorGraph, *packets: Any) -> bool:
+    """Whether a graph has a call of one of these operators."""
+    return bool(Editor(graph.graph, graph.mode).nodes(*packets))

@@ -1,0 +1,53 @@
+"""Fusion of pointwise chains and row reductions into one kernel: C++ on a CPU, Triton on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from kernelwright.rewrites.fusion import cpp, triton
+from kernelwright.rewrites.fusion.groups import Limits, Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.program import Program
+from kernelwright.rewrites.graph import Editor, value
+from kernelwright.rewrites.tracing import OperatorGraph
+
+
+class Foundry:
+    """Makes the kernels of one module; equal kernels are made once.
+
+    Args:
+        device: Decides the language.
+        single: Whether one operator alone may become a kernel, when it is one of those with room for it.
+    """
+
+    def __init__(self, device: str, single: bool = False) -> None:
+        self._kernels: dict[str, Any] = {}
+        self._single = single
+        on_gpu = device.startswith("cuda")
+        self.technique = f"fuse-{'all' if single else 'chains'}-{'triton' if on_gpu else 'cpp'}"
+        self._type: Callable[..., Any] = triton.TritonKernel if on_gpu else cpp.CppKernel
+        self._limits = Limits(triton.accepts if on_gpu else cpp.accepts)
+
+    def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
+        """Replace groups of operators by kernels, in place.
+
+        Returns:
+            The technique's name when there was something to fuse.
+        """
+        editor = Editor(graph.graph, graph.mode)
+        groups = find(graph.graph, self._limits, self._single)
+        replaced: dict[fx.Node, fx.Node] = {}
+        for group in groups:
+            replace_group(editor, group, self._make, replaced)
+        order(graph.graph)
+        graph.graph.lint()
+        return (self.technique,) if groups else ()
+
+    def _make(self, program: Program, signature: Signature, inputs: list[fx.Node]) -> Any:
+        strides = tuple(tuple(value(node).stride()) for node in inputs)
+        text = self._type("kernel", program, signature, strides).text()
+        if text not in self._kernels:
+            self._kernels[text] = self._type(f"fused_{len(self._kernels)}", program, signature, strides)
+        return self._kernels[text]

@@ -1,0 +1,478 @@
+"""Programs as C++ for a CPU: ATen's vector type along the innermost loop, OpenMP over the outer ones."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import textwrap
+from collections.abc import Sequence
+
+from kernelwright.rewrites.fusion.nest import (
+    COLUMNS,
+    POINTWISE,
+    WHOLE,
+    Dim,
+    Kernel,
+    Pass,
+    dense_nest,
+    evaluated_again,
+    points,
+    schedule,
+    stores_everything,
+)
+from kernelwright.rewrites.fusion.program import Operand, Program
+
+CHUNK = 8192
+"""Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a
+second level."""
+LONGEST_CACHED_ROW = 1 << 15
+SERIAL = 1 << 15
+"""Points below which one thread does all."""
+
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "gt": ">",
+    "lt": "<",
+    "ge": ">=",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+}
+NEUTRAL = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}
+
+PRELUDE = r"""
+#include <ATen/cpu/vec/vec.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+using V = at::vec::Vectorized<float>;
+constexpr int64_t WIDTH = V::size();
+
+static float across(const V& value, char kind) {
+    alignas(64) float lane[WIDTH];
+    value.store(lane);
+    double sum = 0;
+    float best = lane[0];
+    for (int64_t i = 0; i < WIDTH; ++i) {
+        sum += lane[i];
+        if (kind == '+') continue;
+        if (std::isnan(lane[i]) || (kind == '>' ? lane[i] > best : lane[i] < best)) best = lane[i];
+    }
+    return kind == '+' ? static_cast<float>(sum) : best;
+}
+"""
+
+BUILD = '''
+def _build():
+    """Compile the kernels for this processor and load them."""
+    level = torch.backends.cpu.get_cpu_capability()
+    flags = ["-O3", "-march=native", "-fopenmp", f"-DCPU_CAPABILITY={level}", f"-DCPU_CAPABILITY_{level}"]
+    path = torch.utils.cpp_extension.load_inline(
+        name="@name@", cpp_sources=_SOURCE, extra_cflags=flags, extra_ldflags=["-fopenmp"],
+        is_python_module=False, no_implicit_headers=True)
+    return ctypes.CDLL(path)
+
+
+def _laid_out(tensor, strides):
+    """The tensor with these strides: itself when it has them already."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+_library = _build()
+'''
+
+
+def accepts(program: Program) -> bool:
+    """Whether this printer can print a program; stores do not matter, because they are dense."""
+    nest, signature = dense_nest(program)
+    if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
+        return False
+    if nest.kind == COLUMNS and len(nest.reduced) > 1:
+        return False
+    if nest.kind == WHOLE:
+        return len(nest.reduced) == 1 and not stores_everything(program) and len(schedule(program, ()).passes) == 1
+    return True
+
+
+class CppKernel(Kernel):
+    """A C++ function and the Python function of the same name that calls it."""
+
+    device_test = "is_cpu"
+
+    def definition(self) -> str:
+        """The Python function."""
+        names = [f"x{index}" for index in range(len(self.strides))]
+        lines = [f"def {self.__name__}({', '.join(names)}):"]
+        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
+        outs = [f"y{index}" for index in range(len(self.signature.stores))]
+        lines += [
+            f"    {out} = x0.new_empty({list(sizes)})"
+            for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
+        ]
+        pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*names, *outs))
+        threads = "torch.get_num_threads()" if math.prod(self.program.space) >= SERIAL else "1"
+        lines.append(f"    _library.{self.__name__}({pointers}, ctypes.c_int64({threads}))")
+        lines.append(f"    return {', '.join(outs)}")
+        return "\n".join(lines)
+
+    @staticmethod
+    def prologue(kernels: Sequence[CppKernel]) -> str:
+        """What all kernels of a module share: the C++ source and its build."""
+        source = PRELUDE + "\n".join(kernel.source() for kernel in kernels)
+        name = "fused_" + hashlib.sha256(source.encode()).hexdigest()[:16]
+        return f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n" + BUILD.replace(
+            "@name@", name
+        )
+
+    def source(self) -> str:
+        """The C++ function."""
+        return Printer(self).function()
+
+    def text(self) -> str:
+        """All of its own text, by which equal kernels are found."""
+        return self.source() + self.definition()
+
+
+class Printer:
+    """Prints one kernel's C++ function."""
+
+    def __init__(self, kernel: CppKernel) -> None:
+        self.kernel, self.program = kernel, kernel.program
+        self.nest, self.load_steps = kernel.nest, kernel.load_steps
+        self.full_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full]
+        self.row_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full]
+        self.loads = len(self.load_steps)
+        self.lane_loads = self.nest.lanes.strides[: self.loads]
+
+    def function(self) -> str:
+        """The whole function."""
+        arguments = [f"const float* in{index}" for index in range(len(self.kernel.strides))]
+        arguments += [f"float* out{index}" for index in range(len(self.kernel.signature.stores))]
+        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+        head = f'extern "C" void {self.kernel.__name__}({", ".join(arguments)}, int64_t threads) {{'
+        return "\n".join([head, textwrap.indent(body, "    "), "}"])
+
+    def _operand(self, item: Operand) -> str:
+        if isinstance(item, int):
+            return f"v{item}"
+        if math.isinf(item):
+            return f"V({'-' if item < 0 else ''}INFINITY)"
+        return f"V({float(item)!r}f)"
+
+    def _step(self, index: int) -> str:
+        """The statement that evaluates a pointwise step."""
+        step = self.program.steps[index]
+        operands = [self._operand(item) for item in step.operands]
+        if step.name in BINARY:
+            text = f"{operands[0]} {BINARY[step.name]} {operands[1]}"
+        elif step.name in ("maximum", "minimum"):
+            text = f"at::vec::{step.name}({operands[0]}, {operands[1]})"
+        elif step.name == "where":
+            text = f"V::blendv({operands[2]}, {operands[1]}, {operands[0]})"
+        else:
+            text = f"{operands[0]}.{step.name}()"
+        return f"const V v{index} = {text};"
+
+    def _pointers(self, dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
+        """Pointers of all tensors at a position of the outer loops."""
+        lines = []
+        for tensor in range(self.loads + len(self.kernel.signature.stores)):
+            terms = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
+            offset = " + ".join(["0", *terms]) if terms else "0"
+            if tensor < self.loads:
+                source = self.kernel.signature.loads[tensor][0]
+                lines.append(f"const float* p{tensor} = in{source} + {offset};")
+            else:
+                lines.append(f"float* q{tensor - self.loads} = out{tensor - self.loads} + {offset};")
+        return lines
+
+    @staticmethod
+    def _indices(dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
+        """Split `rest` into the indices of nested loops."""
+        lines = []
+        for dim, name in reversed(list(zip(dims, names, strict=True))):
+            lines.append(f"const int64_t {name} = rest % {dim.size}; rest /= {dim.size};")
+        return lines
+
+    def _load(self, index: int, position: str, count: str) -> str:
+        tensor = self.load_steps.index(index)
+        if self.lane_loads[tensor]:
+            return f"const V v{index} = V::loadu(p{tensor} + {position}, {count});"
+        return f"const V v{index} = V(p{tensor}[{position}]);"
+
+    def _pointwise(self) -> str:
+        lanes, outer = self.nest.lanes, self.nest.outer[:-1]
+        names = [f"i{index}" for index in range(len(outer))]
+        chunks = -(-lanes.size // CHUNK)
+        varying, constant = [], []
+        for index, step in enumerate(self.program.steps):
+            if step.name != "load":
+                varying.append(self._step(index))
+            elif self.lane_loads[self.load_steps.index(index)]:
+                varying.append(self._load(index, "j", "n"))
+            else:
+                constant.append(self._load(index, "0", "n"))
+        stores = [f"v{step}.store(q{number} + j, n);" for number, step in self.full_stores]
+        return "\n".join(
+            [
+                "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
+                f"for (int64_t task = 0; task < {points(outer) * chunks}; ++task) {{",
+                f"    int64_t rest = task / {chunks};",
+                f"    const int64_t start = (task % {chunks}) * {CHUNK};",
+                f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
+                *_indent([*self._indices(outer, names), *self._pointers(outer, names), *constant]),
+                "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+                *_indent([*varying, *stores], 2),
+                "    };",
+                "    int64_t j = start;",
+                "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+                "    if (j < stop) body(j, stop - j);",
+                "}",
+            ]
+        )
+
+    def _row_steps(self, indices: Sequence[int]) -> list[str]:
+        return [
+            self._load(index, "0", "n") if self.program.steps[index].name == "load" else self._step(index)
+            for index in indices
+        ]
+
+    def _rows(self) -> str:
+        plan = schedule(self.program, tuple(step for _, step in self.full_stores))
+        lanes, loops = self.nest.lanes, self.nest.reduced[:-1]
+        row_points = points(self.nest.reduced)
+        cached = plan.cached if row_points <= LONGEST_CACHED_ROW else ()
+        names = [f"i{index}" for index in range(len(self.nest.outer))]
+        lines: list[str] = [*self._indices(self.nest.outer, names), *self._pointers(self.nest.outer, names)]
+        lines += self._row_steps(plan.rows_before)
+        kept: set[int] = set()
+        for number, item in enumerate(plan.passes):
+            computes = item.computes if cached else evaluated_again(self.program, plan.passes, number)
+            lines += self._reset(item)
+            lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
+            kept |= set(computes) & set(cached)
+            lines += [
+                f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));" for index in item.reduces
+            ]
+            lines += self._row_steps(item.rows_after)
+        lines += self._row_outputs("0")
+        return self._parallel(points(self.nest.outer), lines, len(cached) * row_points)
+
+    def _reset(self, item: Pass) -> list[str]:
+        return [f"V a{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces]
+
+    def _row_loop(
+        self,
+        item: Pass,
+        computes: Sequence[int],
+        loops: Sequence[Dim],
+        lanes: Dim,
+        cached: Sequence[int],
+        kept: set[int],
+        row_points: int,
+    ) -> list[str]:
+        """One pass along a row, in blocks short enough for a plain sum."""
+        names = [f"r{index}" for index in range(len(loops))]
+        body = []
+        place = " + ".join(
+            [f"{name} * {points(tuple(loops[level + 1 :])) * lanes.size}" for level, name in enumerate(names)] + ["j"]
+        )
+        for index in computes:
+            if index in kept:
+                body.append(f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);")
+            elif self.program.steps[index].name == "load":
+                tensor = self.load_steps.index(index)
+                offset = [
+                    f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]
+                ]
+                body.append(self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n"))
+            else:
+                body.append(self._step(index))
+                if index in cached:
+                    body.append(f"v{index}.store(cache + {cached.index(index) * row_points} + {place}, n);")
+        for index in item.reduces:
+            step = self.program.steps[index]
+            operand = self._operand(step.operands[0])
+            body.append(_accumulate(step.name, f"b{index}", f"V::set(V({NEUTRAL[step.name]}), {operand}, n)"))
+        if not item.reduces:
+            for number, step_index in self.full_stores:
+                strides = [dim.strides[self.loads + number] for dim in loops]
+                offset = [f"{name} * {stride}" for name, stride in zip(names, strides, strict=True)]
+                body.append(f"v{step_index}.store(q{number} + {' + '.join([*offset, 'j'])}, n);")
+        inner = [
+            f"for (int64_t start = 0; start < {lanes.size}; start += {CHUNK}) {{",
+            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
+            *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
+            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+            *_indent(body, 2),
+            "    };",
+            "    int64_t j = start;",
+            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+            "    if (j < stop) body(j, stop - j);",
+            *("    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}") for index in item.reduces),
+            "}",
+        ]
+        for dim, name in reversed(list(zip(loops, names, strict=True))):
+            inner = [f"for (int64_t {name} = 0; {name} < {dim.size}; ++{name}) {{", *_indent(inner), "}"]
+        return inner
+
+    def _row_outputs(self, lane: str) -> list[str]:
+        lines = []
+        for number, step in self.row_stores:
+            lines.append(f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}")
+        return lines
+
+    def _parallel(self, tasks: int, lines: Sequence[str], cache: int) -> str:
+        return "\n".join(
+            [
+                "#pragma omp parallel num_threads(threads) if(threads > 1)",
+                "{",
+                *(
+                    [f"    std::vector<float> buffer({cache} + WIDTH);", "    float* cache = buffer.data();"]
+                    if cache
+                    else []
+                ),
+                "    #pragma omp for schedule(static)",
+                f"    for (int64_t task = 0; task < {tasks}; ++task) {{",
+                "        int64_t rest = task;",
+                *_indent(lines, 2),
+                "    }",
+                "}",
+            ]
+        )
+
+    def _columns(self) -> str:
+        """Lanes run along the innermost dimension; each pass walks down the reduced one."""
+        plan = schedule(self.program, tuple(step for _, step in self.full_stores))
+        lanes, down = self.nest.lanes, self.nest.reduced[-1]
+        dims = (*self.nest.outer, *self.nest.inner[:-1])
+        names = [f"i{index}" for index in range(len(dims))]
+        blocks = f"(({lanes.size} + WIDTH - 1) / WIDTH)"
+        lines = [
+            f"const int64_t j = (rest % {blocks}) * WIDTH; rest /= {blocks};",
+            f"const int64_t n = std::min<int64_t>(WIDTH, {lanes.size} - j);",
+            *self._indices(dims, names),
+            *self._pointers(dims, names),
+        ]
+        column = "j"
+        lines += [
+            self._load(index, column if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+            if self.program.steps[index].name == "load"
+            else self._step(index)
+            for index in plan.rows_before
+        ]
+        kept: set[int] = set()
+        for item in plan.passes:
+            body = []
+            for index in item.computes:
+                if index in kept:
+                    place = f"cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH"
+                    body.append(f"const V v{index} = V::loadu({place});")
+                elif self.program.steps[index].name == "load":
+                    tensor = self.load_steps.index(index)
+                    terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(
+                        self.lane_loads[tensor]
+                    )
+                    body.append(self._load(index, " + ".join(terms) or "0", "n"))
+                else:
+                    body.append(self._step(index))
+                    if index in plan.cached:
+                        body.append(f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);")
+            for index in item.reduces:
+                step = self.program.steps[index]
+                body.append(_accumulate(step.name, f"a{index}", self._operand(step.operands[0])))
+            if not item.reduces:
+                body += [
+                    f"v{step}.store(q{number} + r * {down.strides[self.loads + number]} + j, n);"
+                    for number, step in self.full_stores
+                ]
+            lines += self._reset(item)
+            lines += [f"for (int64_t r = 0; r < {down.size}; ++r) {{", *_indent(body), "}"]
+            kept |= set(item.computes) & set(plan.cached)
+            lines += [f"const V v{index} = a{index};" for index in item.reduces]
+            lines += [
+                self._load(index, column, "n") if self.program.steps[index].name == "load" else self._step(index)
+                for index in item.rows_after
+            ]
+        lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]
+        text = self._parallel(points(dims), lines, len(plan.cached) * down.size)
+        cache = len(plan.cached) * down.size
+        text = text.replace(f"task < {points(dims)};", f"task < {points(dims)} * {blocks};")
+        return text.replace(f"buffer({cache} + WIDTH)", f"buffer({cache} * WIDTH + WIDTH)")
+
+    def _whole(self) -> str:
+        """Everything is reduced: partial results of chunks, then one more step."""
+        plan = schedule(self.program, ())
+        item, size = plan.passes[0], self.nest.reduced[-1].size
+        chunks = -(-size // CHUNK)
+        body = [
+            self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+            if self.program.steps[index].name == "load"
+            else self._step(index)
+            for index in item.computes
+        ]
+        for index in item.reduces:
+            step = self.program.steps[index]
+            body.append(
+                _accumulate(
+                    step.name,
+                    f"b{index}",
+                    f"V::set(V({NEUTRAL[step.name]}), {self._operand(step.operands[0])}, n)",
+                )
+            )
+        pointers = self._pointers((), ())
+        lines = [
+            *pointers,
+            *self._row_steps(plan.rows_before),
+            *(f"std::vector<float> part{index}({chunks});" for index in item.reduces),
+            "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
+            f"for (int64_t task = 0; task < {chunks}; ++task) {{",
+            f"    const int64_t start = task * {CHUNK};",
+            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {size});",
+            *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
+            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+            *_indent(body, 2),
+            "    };",
+            "    int64_t j = start;",
+            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+            "    if (j < stop) body(j, stop - j);",
+            *(
+                f"    part{index}[task] = across(b{index}, '{_sign(self.program.steps[index].name)}');"
+                for index in item.reduces
+            ),
+            "}",
+        ]
+        for index in item.reduces:
+            name = self.program.steps[index].name
+            if name == "sum":
+                combine = f"total{index} += part;"
+            else:
+                combine = f"if (std::isnan(part) || part {_sign(name)} total{index}) total{index} = part;"
+            lines += [
+                f"double total{index} = {NEUTRAL[name]};",
+                f"for (const float part : part{index}) {combine}",
+                f"const V v{index}(static_cast<float>(total{index}));",
+            ]
+        lines += [*self._row_steps(item.rows_after), *self._row_outputs("0")]
+        return "\n".join(lines)
+
+
+def _indent(lines: Sequence[str], levels: int = 1) -> list[str]:
+    return ["    " * levels + line for line in lines]
+
+
+def _sign(name: str) -> str:
+    return {"sum": "+", "max": ">", "min": "<"}[name]
+
+
+def _accumulate(name: str, into: str, item: str) -> str:
+    if name == "sum":
+        return f"{into} = {into} + {item};"
+    return f"{into} = at::vec::{'maximum' if name == 'max' else 'minimum'}({into}, {item});"

@@ -1,0 +1,298 @@
+"""Finding operators that one kernel can compute, and putting the kernel into the graph."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from kernelwright.rewrites.fusion.program import (
+    DTYPE,
+    FULL,
+    POINTWISE,
+    ROW_OPERATORS,
+    Program,
+    UnsupportedError,
+    reduction_of,
+)
+from kernelwright.rewrites.graph import (
+    Editor,
+    aten,
+    contiguous_strides,
+    has_effect,
+    is_call,
+    is_random,
+    is_tensor,
+    numel,
+    shape,
+    value,
+)
+
+MOST_KERNELS = 32
+"""Kernels in one module: each costs build time, and the largest save most."""
+MOST_MEMBERS = 40
+"""Operators in one kernel: compile time grows faster than what more of them save."""
+SMALLEST = 2048
+"""Points in the iteration space below which a kernel of its own is not worth its launch."""
+WORTH_ALONE = (
+    *ROW_OPERATORS,
+    aten.mish,
+    aten.gelu,
+    aten.silu,
+    aten.softplus,
+    aten.elu,
+    aten.selu,
+    aten.sigmoid,
+    aten.tanh,
+    aten.erf,
+    aten.exp,
+    aten.log,
+    aten.leaky_relu,
+    aten.hardswish,
+    aten.hardsigmoid,
+    aten.batch_norm,
+)
+"""Operators whose own kernel may be slower than a specialised one: reductions and expensive functions."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Nodes that one program computes."""
+
+    program: Program
+    members: list[fx.Node] = field(default_factory=list)
+
+    def outputs(self) -> list[fx.Node]:
+        """Members that somebody outside reads."""
+        return [node for node in self.members if any(user not in self.members for user in node.users)]
+
+
+class Limits:
+    """What a code generator can print.
+
+    Args:
+        accepts: Whether it can print a program of this shape.
+    """
+
+    def __init__(self, accepts: Callable[[Program], bool]) -> None:
+        self.accepts = accepts
+
+
+def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
+    """The group with one more node; None when the node does not fit."""
+    old = group.program
+    program = Program(old.logical, old.split, old.reduced)
+    members = sorted([*group.members, node], key=positions.__getitem__)
+    if len(members) > MOST_MEMBERS:
+        return None
+    try:
+        for member in members:
+            _lower(program, member)
+    except UnsupportedError:
+        return None
+    bigger = Group(program, members)
+    inside = set(members)
+    needed = [positions[load.node] for load in program.loads.values()]
+    users = [positions[user] for member in members for user in member.users if user not in inside]
+    # The kernel stands after the last value it reads and before the first reader of what it writes.
+    if needed and users and max(needed) >= min(users):
+        return None
+    return bigger if limits.accepts(program) else None
+
+
+def _lower(program: Program, node: fx.Node) -> None:
+    """Append a node's steps.
+
+    Raises:
+        UnsupportedError: it cannot be a step of this program.
+    """
+    packet = getattr(node.target, "overloadpacket", None)
+    if not is_tensor(node) or value(node).dtype != DTYPE:
+        raise UnsupportedError("not one float32 tensor")
+    if node.op != "call_function" or node.kwargs.get("dtype") is not None:
+        raise UnsupportedError("not a plain call")
+    if packet in ROW_OPERATORS:
+        found = reduction_of(node)
+        source = node.args[0]
+        if found is None or not isinstance(source, fx.Node) or shape(source) != program.logical:
+            raise UnsupportedError("not a reduction over this space")
+        split, reduced = found
+        if numel(source) == numel(node) and is_call(node, aten.sum, aten.mean, aten.amax, aten.amin):
+            raise UnsupportedError("nothing is reduced")
+        if program.reduced and (program.reduced, program.split) != (reduced, split):
+            raise UnsupportedError("another reduction")
+        program.reduced, program.split = reduced, split
+        level, lowering = FULL, ROW_OPERATORS[packet]
+    elif packet in POINTWISE:
+        found_level = program.level_of_shape(shape(node))
+        if found_level is None:
+            raise UnsupportedError("another shape")
+        level, lowering = found_level, POINTWISE[packet]
+    else:
+        raise UnsupportedError("no such operator")
+    program.values[node] = lowering(program, node, lambda item: program.operand(item, level))
+
+
+def _dense(node: fx.Node) -> bool:
+    return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
+
+
+def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
+    """Groups worth a kernel: at least two operators or, with `single`, one of `WORTH_ALONE`."""
+    nodes = list(graph.nodes)
+    positions = {node: index for index, node in enumerate(nodes)}
+    groups: list[Group] = []
+    member_of: dict[fx.Node, Group] = {}
+    for node in nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
+            continue
+        if not _dense(node):
+            continue
+        near: list[Group] = []
+        for source in node.all_input_nodes:
+            if source in member_of and not any(member_of[source] is group for group in near):
+                near.append(member_of[source])
+        joined = _join(near, node, positions, limits)
+        if joined is None:
+            over: Any = node.args[0] if packet in ROW_OPERATORS else node
+            start = Group(Program(shape(over)))
+            joined = _try(start, node, positions, limits)
+        if joined is None:
+            continue
+        # A group is gone only when all of it went into the new one.
+        groups = [group for group in groups if not set(group.members) <= set(joined.members)] + [joined]
+        for member in joined.members:
+            member_of[member] = joined
+    worth = [
+        group
+        for group in groups
+        if math.prod(group.program.logical) >= SMALLEST
+        and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))
+    ]
+    largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
+    kept = [group for group in worth if any(group is one for one in largest[:MOST_KERNELS])]
+    while (cycle := _in_cycle(nodes, kept)) is not None:
+        kept = [group for group in kept if group is not cycle]
+    return kept
+
+
+def _in_cycle(nodes: list[fx.Node], groups: list[Group]) -> Group | None:
+    """A group that, as one node, would wait for itself through another group; the smallest of those."""
+    owner: dict[fx.Node, Any] = {node: node for node in nodes}
+    owner.update({member: group for group in groups for member in group.members})
+    waits: dict[Any, set[Any]] = {}
+    for node in nodes:
+        sources = {owner[source] for source in node.all_input_nodes}
+        waits.setdefault(owner[node], set()).update(sources - {owner[node]})
+    while ready := {item for item, sources in waits.items() if not sources}:
+        for item in ready:
+            del waits[item]
+        for sources in waits.values():
+            sources.difference_update(ready)
+    stuck = [group for group in groups if group in waits]
+    return min(stuck, key=lambda group: len(group.members), default=None)
+
+
+def _join(near: list[Group], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
+    """The largest group made of the node and the groups it reads from."""
+    if len(near) > 1:
+        merged: Group | None = near[0]
+        for other in near[1:]:
+            for member in other.members:
+                merged = _try(merged, member, positions, limits) if merged is not None else None
+        result = _try(merged, node, positions, limits) if merged is not None else None
+        if result is not None:
+            return result
+    for group in sorted(near, key=lambda item: -len(item.members)):
+        result = _try(group, node, positions, limits)
+        if result is not None:
+            return result
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a kernel reads and writes, as its printers need it."""
+
+    loads: tuple[tuple[int, tuple[int, ...]], ...]
+    """For each load step in order: which argument it reads and the strides over the iteration space."""
+    stores: tuple[tuple[int, bool, tuple[int, ...]], ...]
+    """For each output: the step, whether it is written per point (else per row), and its shape."""
+
+
+def replace_group(
+    editor: Editor,
+    group: Group,
+    make: Callable[[Program, Signature, list[fx.Node]], Any],
+    replaced: dict[fx.Node, fx.Node],
+) -> None:
+    """Put a kernel in the place of a group's nodes.
+
+    Args:
+        make: Prints a kernel for a program; the result is callable on fake tensors.
+        replaced: What earlier kernels now compute in the place of nodes that are gone; extended by this one.
+    """
+    program = group.program
+    nodes_read = [replaced.get(load.node, load.node) for load in program.loads.values()]
+    inputs = list(dict.fromkeys(nodes_read))
+    outputs = group.outputs()
+    loads = tuple(
+        (inputs.index(node), program.refine(load.strides))
+        for node, load in zip(nodes_read, program.loads.values(), strict=True)
+    )
+    stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
+    kernel = make(program, Signature(loads, stores), inputs)
+    # Other groups may still have to move before it: `order` puts everything right at the end.
+    before = group.members[-1]
+    result = editor.call(before, kernel, *inputs)
+    if len(outputs) == 1:
+        made = [result]
+    else:
+        made = [editor.pick(before, result, index) for index in range(len(outputs))]
+    for node, new in zip(outputs, made, strict=True):
+        node.replace_all_uses_with(new)
+        replaced[node] = new
+    for node in reversed(group.members):
+        editor.graph.erase_node(node)
+
+
+def order(graph: fx.Graph) -> None:
+    """Put the nodes into an order in which everything is made before it is read, changing little.
+
+    Calls with an effect and random ones keep their order among themselves.
+    """
+    nodes = list(graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    waits = {node: set(node.all_input_nodes) for node in nodes}
+    fixed = [node for node in nodes if node.op != "call_function" or has_effect(node) or is_random(node)]
+    for first, second in itertools.pairwise(fixed):
+        waits[second].add(first)
+    users: dict[fx.Node, list[fx.Node]] = {}
+    for node, sources in waits.items():
+        for source in sources:
+            users.setdefault(source, []).append(node)
+    ready = [place[node] for node in nodes if not waits[node]]
+    heapq.heapify(ready)
+    anchor: fx.Node | None = None
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+        for user in users.get(node, ()):
+            waits[user].discard(node)
+            if not waits[user]:
+                heapq.heappush(ready, place[user])
+
+
+def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
+    """Outputs of a kernel, as fake tensors."""
+    made = tuple(inputs[0].new_empty(sizes) for _, _, sizes in signature.stores)
+    return made[0] if len(made) == 1 else made

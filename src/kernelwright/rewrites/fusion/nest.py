@@ -1,0 +1,226 @@
+"""The loop nest of a program: dimensions merged where every tensor allows it, and the order of its passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelwright.rewrites.fusion.groups import Signature, allocate
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, Program
+from kernelwright.rewrites.graph import contiguous_strides
+
+TRANSCENDENTAL = frozenset({"exp", "log", "tanh", "erf", "log1p", "expm1", "sin", "cos"})
+POINTWISE, ROWS, COLUMNS, WHOLE = "pointwise", "rows", "columns", "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One loop: its length and, for each tensor, the elements between two of its iterations."""
+
+    size: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Loops of a program. Tensors are its loads, then its stores."""
+
+    outer: tuple[Dim, ...]
+    reduced: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    kind: str
+    """`pointwise`; `rows`: the innermost dimensions are reduced; `columns`: outer ones are; `whole`:
+    everything is."""
+
+    @property
+    def lanes(self) -> Dim:
+        """The innermost loop, which vector lanes run along."""
+        if self.kind == POINTWISE:
+            return self.outer[-1]
+        return self.inner[-1] if self.kind == COLUMNS else self.reduced[-1]
+
+
+def nest_of(program: Program, signature: Signature) -> Nest:
+    """Merge the iteration space's dimensions into as few loops as the strides allow."""
+    space = program.space
+    strides = [item for _, item in signature.loads]
+    for _, full, _ in signature.stores:
+        if full:
+            strides.append(contiguous_strides(space))
+        else:
+            kept = tuple(1 if dim in program.reduced else size for dim, size in enumerate(space))
+            dense = contiguous_strides(kept)
+            strides.append(tuple(0 if dim in program.reduced else item for dim, item in enumerate(dense)))
+    first, last = (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
+    segments = [_merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))]
+    outer, reduced, inner = segments
+    none = Dim(1, (0,) * len(strides))
+    if not program.reduced:
+        return Nest(outer or (none,), (), (), POINTWISE)
+    reduced = reduced or (none,)
+    if inner:
+        return Nest(outer, reduced, inner, COLUMNS)
+    return Nest(outer, reduced, (), ROWS if outer else WHOLE)
+
+
+def dense_nest(program: Program) -> tuple[Nest, Signature]:
+    """The nest of a program whose loads lie as they were traced and whose stores are dense."""
+    signature = Signature(
+        tuple((0, program.refine(load.strides)) for load in program.loads.values()),
+        tuple((index, True, ()) for index in program.values.values()),
+    )
+    return nest_of(program, signature), signature
+
+
+def stores_everything(program: Program) -> bool:
+    """Whether a value of full size is used outside the program, as one pass of a whole reduction cannot provide."""
+    return any(
+        program.level_of_shape(tuple(node.meta["val"].shape)) == FULL
+        for node in program.values
+        if any(user not in program.values for user in node.users)
+    )
+
+
+class Kernel:
+    """What both printers' kernels are: a program and the Python function that launches it.
+
+    Args:
+        name: Of the Python function.
+        program: What is computed.
+        signature: What is read and written.
+        strides: Of the inputs, as they were traced.
+    """
+
+    def __init__(self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        self.__name__ = name
+        self.program = program
+        self.signature = signature
+        self.strides = strides
+        self.nest = nest_of(program, signature)
+        self.load_steps = list(program.loads)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Its outputs as fake tensors."""
+        return allocate(inputs, self.signature)
+
+
+def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, end: int) -> tuple[Dim, ...]:
+    merged: list[Dim] = []
+    for dim in range(begin, end):
+        if space[dim] == 1:
+            continue
+        here = Dim(space[dim], tuple(item[dim] for item in strides))
+        if merged and all(outer == inner * here.size for outer, inner in zip(merged[-1].strides, here.strides, strict=True)):
+            merged[-1] = Dim(merged[-1].size * here.size, here.strides)
+        else:
+            merged.append(here)
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One loop over the reduced dimensions."""
+
+    computes: tuple[int, ...]
+    """Full-level steps it evaluates, in order."""
+    reduces: tuple[int, ...]
+    """Reductions it feeds; empty in the last pass, which stores."""
+    rows_after: tuple[int, ...]
+    """Row-level steps that can be evaluated once it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Passes of a program with reductions, and what is kept between them."""
+
+    rows_before: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    cached: tuple[int, ...]
+    """Expensive full-level steps that more than one pass needs."""
+    levels: tuple[str, ...]
+
+
+def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
+    """Order the passes: every reduction in the first pass in which its operand is known.
+
+    Args:
+        stored: The full-level steps that are written in the last pass.
+    """
+    levels = program.levels()
+    after: list[int] = []
+    for step in program.steps:
+        inner = max((after[item] for item in step.operands if isinstance(item, int)), default=0)
+        after.append(inner + 1 if step.name in REDUCERS else inner)
+    last = max(after)
+    targets = [
+        tuple(index for index, step in enumerate(program.steps) if step.name in REDUCERS and after[index] == number)
+        for number in range(1, last + 1)
+    ]
+    wanted = [
+        _needed(program, levels, [item for index in group for item in program.steps[index].operands]) for group in targets
+    ]
+    wanted.append(_needed(program, levels, list(stored)) if stored else ())
+    cached = tuple(
+        index
+        for index, step in enumerate(program.steps)
+        if levels[index] == FULL and step.name in TRANSCENDENTAL and sum(index in need for need in wanted) > 1
+    )
+    rows = [
+        tuple(
+            index
+            for index, step in enumerate(program.steps)
+            if levels[index] == ROW and step.name not in REDUCERS and after[index] == number
+        )
+        for number in range(last + 1)
+    ]
+    passes = []
+    seen: set[int] = set()
+    for number, need in enumerate(wanted):
+        known = frozenset(seen & set(cached))
+        roots: list[int | float] = (
+            [item for index in targets[number] for item in program.steps[index].operands] if number < last else list(stored)
+        )
+        needed = _needed(program, levels, roots, known)
+        seen |= set(need)
+        passes.append(Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ()))
+    # A stored value may be the same along every row; it is still written in a pass of its own.
+    if not stored:
+        passes.pop()
+    return Schedule(rows[0], tuple(passes), cached, tuple(levels))
+
+
+def _needed(
+    program: Program, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()
+) -> tuple[int, ...]:
+    """Full-level steps that the roots depend on, in order; known ones are listed and not looked behind."""
+    found: set[int] = set()
+    queue = [item for item in roots if isinstance(item, int)]
+    while queue:
+        index = queue.pop()
+        if index in found or levels[index] != FULL:
+            continue
+        found.add(index)
+        if index not in known:
+            queue += [item for item in program.steps[index].operands if isinstance(item, int)]
+    return tuple(sorted(found))
+
+
+def points(dims: tuple[Dim, ...]) -> int:
+    """How many iterations nested loops make."""
+    return math.prod(dim.size for dim in dims)
+
+
+def evaluated_again(program: Program, passes: tuple[Pass, ...], number: int) -> tuple[int, ...]:
+    """The full-level steps of a pass when nothing is kept from earlier ones."""
+    found = set(passes[number].computes)
+    earlier = {index for item in passes[:number] for index in item.computes}
+    queue = list(found)
+    while queue:
+        for operand in program.steps[queue.pop()].operands:
+            if isinstance(operand, int) and operand in earlier and operand not in found:
+                found.add(operand)
+                queue.append(operand)
+    return tuple(sorted(found))

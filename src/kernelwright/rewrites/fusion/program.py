@@ -1,0 +1,471 @@
+"""A fused kernel as a small program: loads, pointwise steps, reductions and stores over one iteration space.
+
+The iteration space is a tensor shape, of which one contiguous range of dimensions may be reduced. A value
+lives at one of two levels: `full` has one element per point, `row` has one per point of the dimensions that
+are not reduced. Both code generators print the same program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from kernelwright.rewrites.graph import (
+    argument,
+    arguments,
+    aten,
+    dims_of,
+    is_call,
+    is_tensor,
+    scalar,
+    shape,
+    value,
+)
+
+FULL, ROW = "full", "row"
+Operand = int | float
+"""A step's number, or an immediate constant (always a float)."""
+
+REDUCERS = frozenset({"sum", "max", "min"})
+COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
+ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
+POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
+
+
+class UnsupportedError(Exception):
+    """This call cannot be a step of a fused kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One value of the program."""
+
+    name: str
+    """`load`, a pointwise operation, or a reduction in `REDUCERS`."""
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is
+    broadcast."""
+
+    node: fx.Node
+    strides: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Program:
+    """Steps over an iteration space, built up node by node.
+
+    Args:
+        logical: The shape the nodes have.
+        split: For group norm: the number of groups that dimension 1 is split into, else 1.
+    """
+
+    logical: tuple[int, ...]
+    split: int = 1
+    reduced: tuple[int, ...] = ()
+    """Reduced dimensions of the iteration space: a contiguous range, or nothing."""
+    steps: list[Step] = field(default_factory=list)
+    loads: dict[int, Load] = field(default_factory=dict)
+    values: dict[fx.Node, int] = field(default_factory=dict)
+    """The step that computes each node of the group."""
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The iteration space: the logical shape, dimension 1 split for group norm."""
+        if self.split == 1:
+            return self.logical
+        return (self.logical[0], self.split, self.logical[1] // self.split, *self.logical[2:])
+
+    def level_of_shape(self, sizes: tuple[int, ...]) -> str | None:
+        """At which level a tensor of this shape lives; None when it does not fit."""
+        if sizes == self.logical:
+            return FULL
+        if not self.reduced or self.split != 1:
+            return None
+        keep = tuple(1 if dim in self.reduced else size for dim, size in enumerate(self.logical))
+        drop = tuple(size for dim, size in enumerate(self.logical) if dim not in self.reduced)
+        return ROW if sizes in (keep, drop) else None
+
+    def add(self, name: str, *operands: Operand) -> int:
+        """A step; equal steps are shared."""
+        step = Step(name, operands)
+        if step in self.steps:
+            return self.steps.index(step)
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def load(self, node: fx.Node, strides: Sequence[int]) -> int:
+        """A step that reads an outside tensor."""
+        wanted = Load(node, tuple(strides))
+        for index, load in self.loads.items():
+            if load == wanted:
+                return index
+        self.steps.append(Step("load", ()))
+        self.loads[len(self.steps) - 1] = wanted
+        return len(self.steps) - 1
+
+    def levels(self) -> list[str]:
+        """The level of every step: a load is per row when it does not vary along the reduced dimensions."""
+        found: list[str] = []
+        for index, step in enumerate(self.steps):
+            if step.name == "load":
+                strides = self.refine(self.loads[index].strides)
+                varies = not self.reduced or any(strides[dim] for dim in self.reduced)
+                found.append(FULL if varies else ROW)
+            elif step.name in REDUCERS:
+                found.append(ROW)
+            else:
+                inner = [found[item] for item in step.operands if isinstance(item, int)]
+                found.append(FULL if FULL in inner or not self.reduced else ROW)
+        return found
+
+    def refine(self, strides: Sequence[int]) -> tuple[int, ...]:
+        """Strides over the logical shape as strides over the iteration space."""
+        if self.split == 1:
+            return tuple(strides)
+        return (strides[0], strides[1] * (self.logical[1] // self.split), *strides[1:])
+
+    def operand(self, item: Any, level: str) -> Operand:
+        """A node or number as an operand of a step of this level.
+
+        Raises:
+            UnsupportedError: it is neither a number, nor in the group, nor loadable.
+        """
+        if not isinstance(item, fx.Node):
+            number = scalar(item)
+            if number is None:
+                raise UnsupportedError("an argument is no number")
+            return number
+        if item in self.values:
+            index = self.values[item]
+            full = self.level_of_shape(shape(item)) == FULL
+            aligned = full or len(shape(item)) == len(self.logical) or level == ROW
+            if not aligned:
+                raise UnsupportedError("a reduced value is broadcast along another dimension")
+            return index
+        if value(item).dtype != DTYPE or not is_tensor(item):
+            raise UnsupportedError("an operand is not float32")
+        return self._outside(item, level)
+
+    def _outside(self, item: fx.Node, level: str) -> int:
+        sizes, strides = shape(item), value(item).stride()
+        rank = len(self.logical)
+        if level == FULL:
+            if len(sizes) > rank:
+                raise UnsupportedError("an operand has more dimensions")
+            lead = rank - len(sizes)
+            full = [0] * lead + [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
+            if any(size not in (1, want) for size, want in zip(sizes, self.logical[lead:], strict=True)):
+                raise UnsupportedError("an operand does not broadcast")
+            return self.load(item, full)
+        if math.prod(sizes) == 1:
+            return self.load(item, (0,) * rank)
+        if self.level_of_shape(sizes) != ROW or self.split != 1:
+            raise UnsupportedError("an operand does not fit the reduced shape")
+        kept = iter(strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced])
+        return self.load(item, [0 if dim in self.reduced else next(kept) for dim in range(rank)])
+
+    def count(self) -> int:
+        """How many points each row has."""
+        return math.prod(self.space[dim] for dim in self.reduced)
+
+
+DTYPE = torch.float32
+"""The one type that fused kernels compute in."""
+
+Lowering = Callable[[Program, fx.Node, Callable[[Any], Operand]], int]
+
+
+def _unary(name: str) -> Lowering:
+    return lambda program, node, get: program.add(name, get(node.args[0]))
+
+
+def sigmoid(program: Program, x: Operand) -> int:
+    """`1 / (1 + exp(-x))`."""
+    return program.add("div", 1.0, program.add("add", program.add("exp", program.add("neg", x)), 1.0))
+
+
+def _clip(program: Program, x: Operand, low: float | None, high: float | None) -> int:
+    result = x
+    if low is not None and low != -math.inf:
+        result = program.add("maximum", result, low)
+    if high is not None and high != math.inf:
+        result = program.add("minimum", result, high)
+    if result is x:
+        raise UnsupportedError("a clamp without bounds")
+    return int(result)
+
+
+def _binary(name: str) -> Lowering:
+    def lower(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+        if node.kwargs.get("rounding_mode") is not None:
+            raise UnsupportedError("division with rounding")
+        left, right = get(node.args[0]), get(node.args[1])
+        alpha = scalar(node.kwargs.get("alpha", 1))
+        if alpha is None:
+            raise UnsupportedError("alpha is no number")
+        if alpha != 1.0:
+            right = program.add("mul", right, alpha)
+        if name == "rsub":
+            return program.add("sub", right, left)
+        return program.add(name, left, right)
+
+    return lower
+
+
+def _power(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    exponent = scalar(node.args[1]) if not is_tensor(node.args[1]) else None
+    if exponent not in POWERS:
+        raise UnsupportedError(f"power {exponent}")
+    x = get(node.args[0])
+    if abs(exponent) == 0.5:
+        return program.add("sqrt" if exponent > 0 else "rsqrt", x)
+    result = x
+    for _ in range(int(abs(exponent)) - 1):
+        result = program.add("mul", result, x)
+    return program.add("div", 1.0, result) if exponent < 0 else int(result)
+
+
+def _softplus(program: Program, x: Operand, beta: float = 1.0, threshold: float = 20.0) -> int:
+    scaled = x if beta == 1.0 else program.add("mul", x, beta)
+    soft = program.add("log1p", program.add("exp", scaled))
+    if beta != 1.0:
+        soft = program.add("div", soft, beta)
+    return program.add("where", program.add("gt", scaled, threshold), x, soft)
+
+
+def _activation(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """Activations of one tensor, with their constants."""
+    x, given, add = get(node.args[0]), arguments(node), program.add
+    if is_call(node, aten.relu):
+        return add("maximum", x, 0.0)
+    if is_call(node, aten.relu6):
+        return _clip(program, x, 0.0, 6.0)
+    if is_call(node, aten.sigmoid):
+        return sigmoid(program, x)
+    if is_call(node, aten.silu):
+        return add("div", x, add("add", add("exp", add("neg", x)), 1.0))
+    if is_call(node, aten.softplus):
+        return _softplus(program, x, float(given["beta"]), float(given["threshold"]))
+    if is_call(node, aten.mish):
+        # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential, and no cancellation.
+        exponential = add("exp", add("minimum", x, 20.0))
+        ratio = add("mul", exponential, add("add", exponential, 2.0))
+        return add("mul", x, add("div", ratio, add("add", ratio, 2.0)))
+    if is_call(node, aten.gelu):
+        if given["approximate"] == "tanh":
+            # (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)).
+            cube = add("mul", add("mul", add("mul", x, x), x), 0.044715)
+            inner = add("exp", add("mul", add("add", x, cube), -2 * math.sqrt(2 / math.pi)))
+            return add("div", x, add("add", inner, 1.0))
+        inner = add("erf", add("mul", x, math.sqrt(0.5)))
+        return add("mul", add("mul", x, 0.5), add("add", inner, 1.0))
+    if is_call(node, aten.leaky_relu):
+        return add("where", add("gt", x, 0.0), x, add("mul", x, float(given["negative_slope"])))
+    if is_call(node, aten.elu):
+        alpha, scale, steep = (float(given[name]) for name in ("alpha", "scale", "input_scale"))
+        negative = add("mul", add("expm1", x if steep == 1.0 else add("mul", x, steep)), alpha * scale)
+        return add("where", add("gt", x, 0.0), x if scale == 1.0 else add("mul", x, scale), negative)
+    if is_call(node, aten.selu):
+        alpha, scale = 1.6732632423543772, 1.0507009873554805
+        negative = add("mul", add("expm1", x), alpha * scale)
+        return add("where", add("gt", x, 0.0), add("mul", x, scale), negative)
+    if is_call(node, aten.hardtanh):
+        return _clip(program, x, float(given["min_val"]), float(given["max_val"]))
+    if is_call(node, aten.hardsigmoid):
+        return add("div", _clip(program, add("add", x, 3.0), 0.0, 6.0), 6.0)
+    if is_call(node, aten.hardswish):
+        return add("div", add("mul", x, _clip(program, add("add", x, 3.0), 0.0, 6.0)), 6.0)
+    if is_call(node, aten.log_sigmoid):
+        small = add("log1p", add("exp", add("neg", add("abs", x))))
+        return add("sub", add("minimum", x, 0.0), small)
+    low, high = (scalar(given[name]) if name in given else None for name in ("min", "max"))
+    if len(node.all_input_nodes) != 1:
+        raise UnsupportedError("a clamp with tensor bounds")
+    return _clip(program, x, low, high)
+
+
+def _where(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    if is_call(node, aten.masked_fill):
+        condition, chosen, other = node.args[1], node.args[2], node.args[0]
+    else:
+        condition, chosen, other = node.args
+    if not isinstance(condition, fx.Node) or not is_call(condition, *COMPARISONS):
+        raise UnsupportedError("a mask that is loaded")
+    name = COMPARISONS[condition.target.overloadpacket]  # type: ignore[union-attr]
+    test = program.add(name, get(condition.args[0]), get(condition.args[1]))
+    return program.add("where", test, get(chosen), get(other))
+
+
+def _batch_norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    given = arguments(node)
+    if given["training"] or program.split != 1:
+        raise UnsupportedError("batch norm in train mode")
+    mean, variance = (_channel(program, given[name]) for name in ("running_mean", "running_var"))
+    root = program.add("rsqrt", program.add("add", variance, float(given["eps"])))
+    result = program.add("mul", program.add("sub", get(given["input"]), mean), root)
+    return _affine(program, result, given)
+
+
+def _channel(program: Program, node: fx.Node) -> int:
+    """A vector over dimension 1."""
+    if not is_tensor(node) or value(node).dtype != DTYPE or value(node).stride() != (1,):
+        raise UnsupportedError("a parameter is not a dense float32 vector")
+    strides = [0] * len(program.logical)
+    strides[1] = 1
+    return program.load(node, strides)
+
+
+def _affine(program: Program, result: int, given: dict[str, Any]) -> int:
+    if is_tensor(given.get("weight")):
+        result = program.add("mul", result, _channel(program, given["weight"]))
+    if is_tensor(given.get("bias")):
+        result = program.add("add", result, _channel(program, given["bias"]))
+    return result
+
+
+def _normalised(program: Program, x: Operand, eps: float) -> int:
+    count = float(program.count())
+    mean = program.add("div", program.add("sum", x), count)
+    centred = program.add("sub", x, mean)
+    variance = program.add("div", program.add("sum", program.add("mul", centred, centred)), count)
+    return program.add("mul", centred, program.add("rsqrt", program.add("add", variance, eps)))
+
+
+def _norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    given = arguments(node)
+    x = get(given["input"])
+    if is_call(node, aten.rms_norm):
+        squares = program.add("div", program.add("sum", program.add("mul", x, x)), float(program.count()))
+        eps = 1.1920928955078125e-07 if given["eps"] is None else float(given["eps"])
+        result = program.add("mul", x, program.add("rsqrt", program.add("add", squares, eps)))
+    else:
+        result = _normalised(program, x, float(given["eps"]))
+    if is_call(node, aten.group_norm, aten.instance_norm):
+        return _affine(program, result, given)
+    if is_tensor(given["weight"]):
+        result = program.add("mul", result, program.operand(given["weight"], FULL))
+    if is_tensor(given.get("bias")):
+        result = program.add("add", result, program.operand(given["bias"], FULL))
+    return result
+
+
+def _reduction(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    x, add = get(node.args[0]), program.add
+    if is_call(node, aten.sum):
+        return add("sum", x)
+    if is_call(node, aten.mean, *ADAPTIVE_POOLS):
+        return add("div", add("sum", x), float(program.count()))
+    if is_call(node, aten.amax):
+        return add("max", x)
+    if is_call(node, aten.amin):
+        return add("min", x)
+    largest = add("max", x)
+    if is_call(node, aten.logsumexp):
+        # An infinite maximum would make infinity minus infinity.
+        largest = add("where", add("eq", add("abs", largest), math.inf), 0.0, largest)
+    shifted = add("sub", x, largest)
+    exponential = add("exp", shifted)
+    total = add("sum", exponential)
+    if is_call(node, aten.logsumexp):
+        return add("add", add("log", total), largest)
+    if is_call(node, aten.log_softmax):
+        return add("sub", shifted, add("log", total))
+    return add("div", exponential, total)
+
+
+POINTWISE: dict[Any, Lowering] = {
+    aten.add: _binary("add"),
+    aten.sub: _binary("sub"),
+    aten.mul: _binary("mul"),
+    aten.div: _binary("div"),
+    aten.rsub: _binary("rsub"),
+    aten.maximum: _binary("maximum"),
+    aten.minimum: _binary("minimum"),
+    aten.pow: _power,
+    aten.where: _where,
+    aten.masked_fill: _where,
+    aten.batch_norm: _batch_norm,
+    aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
+    aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
+    **{
+        packet: _unary(name)
+        for packet, name in (
+            (aten.neg, "neg"),
+            (aten.abs, "abs"),
+            (aten.exp, "exp"),
+            (aten.log, "log"),
+            (aten.sqrt, "sqrt"),
+            (aten.rsqrt, "rsqrt"),
+            (aten.tanh, "tanh"),
+            (aten.erf, "erf"),
+            (aten.log1p, "log1p"),
+            (aten.expm1, "expm1"),
+            (aten.sin, "sin"),
+            (aten.cos, "cos"),
+        )
+    },
+    **dict.fromkeys(
+        (
+            aten.relu,
+            aten.relu6,
+            aten.sigmoid,
+            aten.silu,
+            aten.softplus,
+            aten.mish,
+            aten.gelu,
+            aten.leaky_relu,
+            aten.elu,
+            aten.selu,
+            aten.hardtanh,
+            aten.hardsigmoid,
+            aten.hardswish,
+            aten.log_sigmoid,
+            aten.clamp,
+            aten.clamp_min,
+            aten.clamp_max,
+        ),
+        _activation,
+    ),
+}
+"""How each pointwise operator becomes steps."""
+
+ROW_OPERATORS: dict[Any, Lowering] = {
+    **dict.fromkeys(
+        (aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
+        _reduction,
+    ),
+    **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
+    **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
+}
+"""How each operator that reduces rows becomes steps."""
+
+
+def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
+    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such
+    form."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or not is_tensor(source):
+        return None
+    rank, given = len(shape(source)), arguments(node)
+    if is_call(node, aten.layer_norm, aten.rms_norm):
+        return 1, tuple(range(rank - len(given["normalized_shape"]), rank))
+    if is_call(node, aten.group_norm):
+        return int(given["num_groups"]), tuple(range(2, rank + 1))
+    if is_call(node, aten.instance_norm):
+        return (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
+    if is_call(node, *ADAPTIVE_POOLS):
+        pooled = shape(node)[2:]
+        return (1, tuple(range(2, rank))) if rank == len(shape(node)) and all(size == 1 for size in pooled) else None
+    dims = dims_of(argument(node, "dim"), rank)
+    if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") is not None:
+        return None
+    return 1, dims

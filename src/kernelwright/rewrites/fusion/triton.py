@@ -1,0 +1,424 @@
+"""Programs as Triton kernels for a GPU: one tile per row, column block or stretch of elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kernelwright.rewrites.fusion.nest import (
+    COLUMNS,
+    POINTWISE,
+    WHOLE,
+    Dim,
+    Kernel,
+    dense_nest,
+    evaluated_again,
+    points,
+    schedule,
+    stores_everything,
+)
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, Operand, Program
+
+STRETCH = 1024
+"""Elements of one program of a pointwise kernel."""
+LOOP_TILE = 4096
+"""Elements of one step of a loop along something too long for one tile."""
+MOST_PARTS = 4096
+"""Programs that reduce everything together; the last one combines this many partial results."""
+LARGEST_TILE = 16384
+"""Elements of a tile that still fit the registers of one block of threads."""
+
+HELPERS = '''
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tanh(x):
+    """Without cancellation: a series near zero, exponentials elsewhere."""
+    size = tl.abs(x)
+    square = x * x
+    series = -17.0 / 315 + square * (62.0 / 2835)
+    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * series)))
+    small = tl.exp(-2.0 * size)
+    large = (1.0 - small) / (1.0 + small)
+    return tl.where(size < 0.25, series, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _log1p(x):
+    """Exact to rounding also near zero: the error of 1 + x cancels in the quotient."""
+    above = 1.0 + x
+    ratio = tl.where(above == 1.0, 1.0, above - 1.0)
+    return tl.where(above == 1.0, x, tl.where(x == float("inf"), x, tl.log(above) * (x / ratio)))
+
+
+@triton.jit
+def _expm1(x):
+    """Exact to rounding also near zero, in the same way."""
+    above = tl.exp(x)
+    logarithm = tl.log(above)
+    ratio = tl.where(logarithm == 0.0, 1.0, logarithm)
+    close = (above - 1.0) * (x / ratio)
+    return tl.where(above == 1.0, x, tl.where(tl.abs(x) > 1.0, above - 1.0, close))
+
+
+def _laid_out(tensor, strides):
+    """The tensor with these strides: itself when it has them already."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+'''
+
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "gt": ">",
+    "lt": "<",
+    "ge": ">=",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+}
+FUNCTIONS = {
+    "exp": "tl.exp",
+    "log": "tl.log",
+    "sqrt": "tl.sqrt",
+    "rsqrt": "tl.rsqrt",
+    "abs": "tl.abs",
+    "erf": "tl.erf",
+    "sin": "tl.sin",
+    "cos": "tl.cos",
+    "tanh": "_tanh",
+    "log1p": "_log1p",
+    "expm1": "_expm1",
+}
+NEUTRAL = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _column_block(rows: int) -> int:
+    """Columns of a tile: enough for whole memory transactions, few enough for the registers."""
+    return max(16, min(128, LARGEST_TILE // 2 // _power_of_two(rows)))
+
+
+def accepts(program: Program) -> bool:
+    """Whether this printer can print a program."""
+    nest, _ = dense_nest(program)
+    reduced = points(nest.reduced) if nest.reduced else 1
+    if nest.kind == COLUMNS:
+        return len(nest.reduced) == 1 and _power_of_two(reduced) * 16 <= LARGEST_TILE
+    if nest.kind == WHOLE:
+        return not stores_everything(program) and len(schedule(program, ()).passes) == 1
+    return True
+
+
+class TritonKernel(Kernel):
+    """A Triton kernel and the Python function that launches it."""
+
+    device_test = "is_cuda"
+
+    @staticmethod
+    def prologue(kernels: Sequence[TritonKernel]) -> str:
+        """What all kernels of a module share."""
+        return HELPERS
+
+    def text(self) -> str:
+        """All of its own text, by which equal kernels are found."""
+        return self.definition()
+
+    def definition(self) -> str:
+        """The kernel and the function that launches it."""
+        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+
+    def _operand(self, item: Operand) -> str:
+        if isinstance(item, int):
+            return f"v{item}"
+        return f'float("{item}")' if math.isinf(item) else repr(float(item))
+
+    def _step(self, index: int) -> str:
+        step = self.program.steps[index]
+        operands = [self._operand(item) for item in step.operands]
+        if step.name in BINARY:
+            text = f"{operands[0]} {BINARY[step.name]} {operands[1]}"
+        elif step.name in ("maximum", "minimum"):
+            text = f"tl.{step.name}({operands[0]}, {operands[1]}, propagate_nan=tl.PropagateNan.ALL)"
+        elif step.name == "where":
+            text = f"tl.where({', '.join(operands)})"
+        elif step.name == "neg":
+            text = f"-{operands[0]}"
+        else:
+            text = f"{FUNCTIONS[step.name]}({operands[0]})"
+        return f"v{index} = {text}"
+
+    def _tensor(self, number: int) -> str:
+        """The pointer argument of a load (by its order) or, beyond the loads, of a store."""
+        loads = len(self.load_steps)
+        return f"in{self.signature.loads[number][0]}" if number < loads else f"out{number - loads}"
+
+    @staticmethod
+    def _split(dims: Sequence[Dim], names: Sequence[str], source: str) -> list[str]:
+        """Indices of nested loops out of one running index."""
+        lines, rest = [], source
+        for level, (dim, name) in enumerate(reversed(list(zip(dims, names, strict=True)))):
+            last = level == len(dims) - 1
+            lines.append(f"{name} = {rest}" if last else f"{name} = {rest} % {dim.size}")
+            if not last:
+                lines.append(f"{source}_{level} = {rest} // {dim.size}")
+                rest = f"{source}_{level}"
+        return lines
+
+    @staticmethod
+    def _offset(dims: Sequence[Dim], names: Sequence[str], number: int) -> list[str]:
+        return [
+            name if dim.strides[number] == 1 else f"{name} * {dim.strides[number]}"
+            for dim, name in zip(dims, names, strict=True)
+            if dim.strides[number]
+        ]
+
+    def _kernel(self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()) -> str:
+        """Kernel and launcher around a body."""
+        inputs = [f"in{index}" for index in range(len(self.strides))]
+        stores = [f"out{index}" for index in range(len(self.signature.stores))]
+        names = [f"x{index}" for index in range(len(self.strides))]
+        lines = [
+            "@triton.jit",
+            f"def _{self.__name__}_kernel({', '.join([*inputs, *(outputs or stores)])}):",
+            *(f"    {line}" for line in body),
+            "",
+            "",
+            f"def {self.__name__}({', '.join(names)}):",
+        ]
+        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
+        outs = [f"y{index}" for index in range(len(stores))]
+        lines += [
+            f"    {out} = x0.new_empty({list(sizes)})"
+            for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
+        ]
+        if outputs:
+            parts = [f"part{index}" for index in range(len(outputs))]
+            lines += [f"    {part} = x0.new_empty([{grid}])" for part in parts]
+            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *parts])}, num_warps={warps})")
+            lines.append(f"    _{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)")
+        else:
+            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})")
+        lines.append(f"    return {', '.join(outs)}")
+        return stages + "\n".join(lines)
+
+    def _pointwise(self) -> str:
+        dims = self.nest.outer
+        total = points(dims)
+        names = [f"i{index}" for index in range(len(dims))]
+        body = [
+            f"index = tl.program_id(0).to(tl.int64) * {STRETCH} + tl.arange(0, {STRETCH})",
+            f"inside = index < {total}",
+            *self._split(dims, names, "index"),
+        ]
+        for index, step in enumerate(self.program.steps):
+            if step.name == "load":
+                number = self.load_steps.index(index)
+                offset = " + ".join(self._offset(dims, names, number))
+                mask = ", mask=inside, other=0.0" if offset else ""
+                body.append(f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{mask})")
+            else:
+                body.append(self._step(index))
+        for number, (stored, _, _) in enumerate(self.signature.stores):
+            offset = " + ".join(self._offset(dims, names, len(self.load_steps) + number)) or "index"
+            body.append(f"tl.store(out{number} + {offset}, v{stored}, mask=inside)")
+        return self._kernel(body, -(-total // STRETCH), "")
+
+    def _rows(self) -> str:
+        """One program per row, the whole row in one tile."""
+        columns = points(self.nest.reduced)
+        if _power_of_two(columns) > LARGEST_TILE:
+            return self._long_rows()
+        tile = _power_of_two(columns)
+        outer, inner = (
+            [f"i{index}" for index in range(len(self.nest.outer))],
+            [f"r{index}" for index in range(len(self.nest.reduced))],
+        )
+        body = [
+            "row = tl.program_id(0).to(tl.int64)",
+            *self._split(self.nest.outer, outer, "row"),
+            f"column = tl.arange(0, {tile})",
+            f"inside = column < {columns}",
+            *self._split(self.nest.reduced, inner, "column"),
+        ]
+        body += self._tile_steps((*self.nest.outer, *self.nest.reduced), (*outer, *inner), "inside", None)
+        for number, (step, full, _) in enumerate(self.signature.stores):
+            place = len(self.load_steps) + number
+            dims, names = ((*self.nest.outer, *self.nest.reduced), (*outer, *inner)) if full else (self.nest.outer, outer)
+            offset = " + ".join(self._offset(dims, names, place)) or "0"
+            body.append(f"tl.store(out{number} + {offset}, v{step}{', mask=inside' if full else ''})")
+        warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
+        return self._kernel(body, points(self.nest.outer), "", warps)
+
+    def _tile_steps(self, dims: Sequence[Dim], names: Sequence[str], mask: str, axis: int | None) -> list[str]:
+        """All steps of a program whose tile holds whole rows or columns."""
+        lines, levels = [], self.program.levels()
+        for index, step in enumerate(self.program.steps):
+            if step.name == "load":
+                number = self.load_steps.index(index)
+                offset = " + ".join(self._offset(dims, names, number))
+                address = f"{self._tensor(number)}{' + ' + offset if offset else ''}"
+                where = mask if levels[index] == FULL else "in_columns" if axis == 0 else ""
+                # An address that is the same for the whole tile is one number and takes no mask.
+                tiled = dims[-2:] if axis == 0 else self.nest.reduced
+                masked = where and any(dim.strides[number] for dim in tiled)
+                lines.append(f"v{index} = tl.load({address}{f', mask={where}, other=0.0' if masked else ''})")
+            elif step.name in REDUCERS:
+                function = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}[step.name]
+                operand = f"tl.where({mask}, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
+                keep = ", keep_dims=True" if axis == 0 else ""
+                lines.append(f"v{index} = {function}({operand}, axis=0{keep})")
+            else:
+                lines.append(self._step(index))
+        return lines
+
+    def _columns(self) -> str:
+        """One program per block of columns, all reduced rows of it in one tile."""
+        down, lanes = self.nest.reduced[-1], self.nest.inner[-1]
+        rows, width = _power_of_two(down.size), _column_block(down.size)
+        dims = (*self.nest.outer, *self.nest.inner[:-1])
+        names = [f"i{index}" for index in range(len(dims))]
+        blocks = -(-lanes.size // width)
+        body = [
+            "task = tl.program_id(0).to(tl.int64)",
+            f"column = (task % {blocks}) * {width} + tl.arange(0, {width})[None, :]",
+            f"outer = task // {blocks}",
+            *self._split(dims, names, "outer"),
+            f"row = tl.arange(0, {rows})[:, None]",
+            f"in_columns = column < {lanes.size}",
+            f"inside = (row < {down.size}) & in_columns",
+        ]
+        every, all_names = (*dims, down, lanes), (*names, "row", "column")
+        body += self._tile_steps(every, all_names, "inside", 0)
+        for number, (step, full, _) in enumerate(self.signature.stores):
+            place = len(self.load_steps) + number
+            offset = " + ".join(self._offset(every, all_names, place)) or "0"
+            body.append(f"tl.store(out{number} + {offset}, v{step}, mask={'inside' if full else 'in_columns'})")
+        return self._kernel(body, points(dims) * blocks, "", 4 if rows * width <= 4096 else 8)
+
+    def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
+        """A load at a position of a loop; one that does not vary along it needs no mask."""
+        number = self.load_steps.index(index)
+        offset = " + ".join(self._offset(dims, names, number))
+        masked = f", mask={mask}, other=0.0" if offset and mask else ""
+        return f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{masked})"
+
+    def _accumulate(self, index: int) -> str:
+        """One more tile into the running result of a reduction."""
+        step = self.program.steps[index]
+        item = f"tl.where(inside, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
+        if step.name == "sum":
+            return f"a{index} += {item}"
+        return f"a{index} = tl.{step.name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
+
+    def _long_rows(self) -> str:
+        """One program per row, which it walks along once for every pass."""
+        plan = schedule(self.program, tuple(step for step, full, _ in self.signature.stores if full))
+        dims, outer = self.nest.reduced, [f"i{index}" for index in range(len(self.nest.outer))]
+        inner = [f"r{index}" for index in range(len(dims))]
+        every, names = (*self.nest.outer, *dims), (*outer, *inner)
+        body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row")]
+
+        def row_steps(indices: Sequence[int]) -> list[str]:
+            return [
+                self._loads(index, self.nest.outer, outer, "")
+                if self.program.steps[index].name == "load"
+                else self._step(index)
+                for index in indices
+            ]
+
+        body += row_steps(plan.rows_before)
+        for number, item in enumerate(plan.passes):
+            reducers = {index: self.program.steps[index].name for index in item.reduces}
+            body += [f"a{index} = tl.full([{LOOP_TILE}], {NEUTRAL[name]}, tl.float32)" for index, name in reducers.items()]
+            body.append(f"for start in range(0, {points(dims)}, {LOOP_TILE}):")
+            loop = [f"column = start + tl.arange(0, {LOOP_TILE})", f"inside = column < {points(dims)}"]
+            loop += self._split(dims, inner, "column")
+            for index in evaluated_again(self.program, plan.passes, number):
+                is_load = self.program.steps[index].name == "load"
+                loop.append(self._loads(index, every, names, "inside") if is_load else self._step(index))
+            loop += [self._accumulate(index) for index in reducers]
+            if not reducers:
+                for place, (step, full, _) in enumerate(self.signature.stores):
+                    offset = " + ".join(self._offset(every, names, len(self.load_steps) + place)) or "0"
+                    loop += [f"tl.store(out{place} + {offset}, v{step}, mask=inside)"] * full
+            body += [f"    {line}" for line in loop]
+            body += [f"v{index} = tl.{name}(a{index}, axis=0)" for index, name in reducers.items()]
+            body += row_steps(item.rows_after)
+        for place, (step, full, _) in enumerate(self.signature.stores):
+            offset = " + ".join(self._offset(self.nest.outer, outer, len(self.load_steps) + place)) or "0"
+            body += [f"tl.store(out{place} + {offset}, v{step})"] * (not full)
+        return self._kernel(body, points(self.nest.outer), "", 8)
+
+    def _whole(self) -> str:
+        """Partial results of many programs, then one program that combines them."""
+        plan, dims = schedule(self.program, ()), self.nest.reduced
+        total = points(dims)
+        grid = min(-(-total // LOOP_TILE), MOST_PARTS)
+        steps = -(-total // (LOOP_TILE * grid))
+        names = [f"r{index}" for index in range(len(dims))]
+        item = plan.passes[0]
+        functions = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}
+        body = [
+            self._loads(index, (), (), "") if self.program.steps[index].name == "load" else self._step(index)
+            for index in plan.rows_before
+        ]
+        for index in item.reduces:
+            neutral = NEUTRAL[self.program.steps[index].name]
+            body.append(f"a{index} = tl.full([{LOOP_TILE}], {neutral}, tl.float32)")
+        body.append(f"for step in range(0, {steps}):")
+        loop = [
+            f"tile = tl.program_id(0).to(tl.int64) * {steps} + step",
+            f"index = tile * {LOOP_TILE} + tl.arange(0, {LOOP_TILE})",
+            f"inside = index < {total}",
+            *self._split(dims, names, "index"),
+        ]
+        for index in item.computes:
+            is_load = self.program.steps[index].name == "load"
+            loop.append(self._loads(index, dims, names, "inside") if is_load else self._step(index))
+        loop += [self._accumulate(index) for index in item.reduces]
+        body += [f"    {line}" for line in loop]
+        for order, index in enumerate(item.reduces):
+            function = functions[self.program.steps[index].name]
+            body.append(f"tl.store(part{order} + tl.program_id(0), {function}(a{index}, axis=0))")
+        tile = _power_of_two(grid)
+        parts = [f"part{order}" for order in range(len(item.reduces))]
+        finish = [f"index = tl.arange(0, {tile})", f"inside = index < {grid}"]
+        for index in plan.rows_before:
+            finish.append(
+                f"v{index} = tl.load({self._tensor(self.load_steps.index(index))})"
+                if self.program.steps[index].name == "load"
+                else self._step(index)
+            )
+        for order, index in enumerate(item.reduces):
+            name = self.program.steps[index].name
+            part = f"tl.load(part{order} + index, mask=inside, other={NEUTRAL[name]})"
+            finish.append(f"v{index} = {functions[name]}({part}, axis=0)")
+        finish += [
+            f"v{index} = tl.load({self._tensor(self.load_steps.index(index))})"
+            if self.program.steps[index].name == "load"
+            else self._step(index)
+            for index in item.rows_after
+        ]
+        finish += [f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)]
+        inputs = [f"in{index}" for index in range(len(self.strides))]
+        outs = [f"out{index}" for index in range(len(self.signature.stores))]
+        stages = "\n".join(
+            [
+                "@triton.jit",
+                f"def _{self.__name__}_finish({', '.join([*inputs, *parts, *outs])}):",
+                *(f"    {line}" for line in finish),
+                "",
+                "",
+                "",
+            ]
+        )
+        return self._kernel(body, grid, stages, 8, parts)

@@ -1,0 +1,243 @@
+"""Reading and editing an operator graph: an `fx.Graph` of ATen calls in which every node knows its shape.
+
+The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at
+once, so its shape, dtype and strides are always known and a rewrite that would change a shape fails where it
+is made.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernelwright.rewrites.recurrent_shapes import without_steps
+
+aten = torch.ops.aten
+
+Operator = Any
+"""An ATen overload (`aten.relu.default`), an overload packet (`aten.relu`) or a helper function."""
+
+FUNCTIONS_WITH_STATE = frozenset({"batch_norm", "instance_norm", "_native_batch_norm_legit"})
+
+
+def value(node: fx.Node) -> torch.Tensor:
+    """The fake tensor a node stands for."""
+    return cast(torch.Tensor, node.meta["val"])
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of a node's tensor."""
+    return tuple(value(node).shape)
+
+
+def numel(node: fx.Node) -> int:
+    """The number of elements of a node's tensor."""
+    return value(node).numel()
+
+
+def is_tensor(item: Any) -> bool:
+    """Whether `item` is a node that stands for one tensor."""
+    return isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor)
+
+
+def is_float(node: fx.Node) -> bool:
+    """Whether a node's tensor is of floating point."""
+    return value(node).is_floating_point()
+
+
+def is_call(item: Any, *packets: Operator) -> bool:
+    """Whether `item` is a call of one of these operators, in any overload."""
+    if not isinstance(item, fx.Node) or item.op != "call_function":
+        return False
+    packet = getattr(item.target, "overloadpacket", item.target)
+    return any(packet is wanted or item.target is wanted for wanted in packets)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an ATen call by their schema's names, defaults included."""
+    schema = cast(Any, node.target)._schema
+    bound: dict[str, Any] = {}
+    for index, parameter in enumerate(schema.arguments):
+        if index < len(node.args) and not parameter.kwarg_only:
+            bound[parameter.name] = node.args[index]
+        elif parameter.name in node.kwargs:
+            bound[parameter.name] = node.kwargs[parameter.name]
+        elif parameter.has_default_value():
+            bound[parameter.name] = parameter.default_value
+    return bound
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """One argument of an ATen call by its schema's name; None when the schema has no such argument."""
+    return arguments(node).get(name)
+
+
+def scalar(item: Any) -> float | None:
+    """The number `item` is: a Python number, or a node marked as a constant of one element."""
+    if isinstance(item, bool):
+        return None
+    if isinstance(item, int | float):
+        return float(item)
+    if isinstance(item, fx.Node) and "constant" in item.meta:
+        return float(item.meta["constant"])
+    return None
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The node's user when it has exactly one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def dims_of(item: Any, rank: int) -> tuple[int, ...] | None:
+    """Normalised, sorted dimensions of a `dim` argument (number, list or None, which means all)."""
+    if item is None or item == []:
+        return tuple(range(rank))
+    items = [item] if isinstance(item, int) else list(item)
+    if not all(isinstance(dim, int) for dim in items):
+        return None
+    return tuple(sorted(dim % rank for dim in items)) if rank else ()
+
+
+def numbers(item: Any, count: int) -> tuple[int, ...]:
+    """A stride-like argument spelled out for `count` spatial dimensions; empty when it is empty."""
+    if isinstance(item, int):
+        return (item,) * count
+    items = tuple(cast(Any, item))
+    return items * count if len(items) == 1 else items
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    if node.op != "call_function":
+        return False
+    if is_call(node, aten.dropout, aten.feature_dropout, aten.alpha_dropout):
+        return bool(argument(node, "train")) and float(argument(node, "p")) > 0
+    if is_call(node, aten.rrelu):
+        return bool(argument(node, "training"))
+    if is_call(node, aten.scaled_dot_product_attention):
+        return float(argument(node, "dropout_p")) > 0
+    if is_call(node, aten.gru, aten.lstm, aten.rnn_tanh, aten.rnn_relu):
+        return bool(argument(node, "train")) and float(argument(node, "dropout")) > 0
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a call changes something besides making its result: a buffer, or state of a norm."""
+    if node.op != "call_function":
+        return node.op in ("output", "placeholder")
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return True
+    if is_call(node, aten.batch_norm):
+        return bool(argument(node, "training")) and argument(node, "running_mean") is not None
+    if is_call(node, aten.instance_norm):
+        return bool(argument(node, "use_input_stats")) and argument(node, "running_mean") is not None
+    return False
+
+
+def reads(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes a node reads."""
+    yield from node.all_input_nodes
+
+
+class Editor:
+    """Changes a graph in place and keeps every node's fake tensor up to date.
+
+    Args:
+        graph: The graph to edit; its nodes carry `meta["val"]`.
+        mode: The fake-tensor mode those values live in.
+    """
+
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
+        self.graph = graph
+        self.mode = mode
+
+    def nodes(self, *packets: Operator) -> list[fx.Node]:
+        """The calls in the graph, in order; with operators given, only calls of those."""
+        calls = [node for node in self.graph.nodes if node.op == "call_function"]
+        return [node for node in calls if is_call(node, *packets)] if packets else calls
+
+    def call(self, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """A new call placed before a node.
+
+        Raises:
+            Exception: whatever the operator raises when it does not take these shapes.
+        """
+
+        def fake(item: Any) -> Any:
+            return item.meta["val"] if isinstance(item, fx.Node) else item
+
+        with self.mode, without_steps():
+            result = target(*fx.node.map_aggregate(args, fake), **fx.node.map_aggregate(kwargs, fake))
+        with self.graph.inserting_before(before):
+            node = self.graph.create_node("call_function", target, args, kwargs, name=_short_name(target))
+        node.meta["val"] = result
+        return node
+
+    def pick(self, before: fx.Node, source: fx.Node, index: int) -> fx.Node:
+        """One of the results of a call that has several."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(operator.getitem, (source, index))
+        node.meta["val"] = source.meta["val"][index]
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let every user of `old` read `new`.
+
+        Raises:
+            AssertionError: shape or dtype would change, which is a fault of the rule.
+        """
+        if value(old).shape != value(new).shape or value(old).dtype != value(new).dtype:
+            raise AssertionError(
+                f"A rule replaces {old.format_node()} of {value(old).shape} {value(old).dtype} "
+                f"by {new.format_node()} of {value(new).shape} {value(new).dtype}."
+            )
+        old.replace_all_uses_with(new)
+        self._drop(old)
+
+    def _drop(self, node: fx.Node) -> None:
+        """Erase a node nobody reads, then whatever only it read."""
+        if node.users or node.op != "call_function" or has_effect(node) or is_random(node):
+            return
+        sources = list(reads(node))
+        self.graph.erase_node(node)
+        for source in sources:
+            # A source may have gone already as the source of another one.
+            if source.graph is self.graph and not source._erased:
+                self._drop(source)
+
+    def sweep(self) -> int:
+        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random
+        stream.
+
+        Returns:
+            How many calls went, not counting picks of one result among several.
+        """
+        erased = 0
+        live_random = False
+        for node in reversed(list(self.graph.nodes)):
+            if node.op != "call_function":
+                continue
+            if node.users or has_effect(node):
+                live_random |= is_random(node)
+            elif not (is_random(node) and live_random):
+                self.graph.erase_node(node)
+                erased += node.target is not operator.getitem
+        return erased
+
+
+def _short_name(target: Any) -> str:
+    """A node name without the overload: `mean`, not `mean_dim`."""
+    schema = getattr(target, "_schema", None)
+    return str(schema.name.split("::")[1]) if schema is not None else str(target.__name__)
+
+
+def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense row-major tensor."""
+    return tuple(math.prod(sizes[index + 1 :]) for index in range(len(sizes)))

@@ -1,0 +1,122 @@
+"""Bring a freshly exported graph into the form the rules expect: functional, and without bookkeeping
+operators."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import fx
+
+from kernelwright.rewrites.graph import aten, is_call, is_tensor, value
+
+BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift_fresh_copy)
+"""Operators that only matter to autograd or to the exporter: their result is their input."""
+
+
+def normalise(graph: fx.Graph) -> None:
+    """Remove bookkeeping and turn in-place operators on intermediates into ordinary ones.
+
+    Only counters of buffers (`num_batches_tracked += 1`) stay in place, because they are seen from outside.
+
+    Raises:
+        NotImplementedError: an operator writes to an input, a parameter or storage shared with another value.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if is_call(node, *BOOKKEEPING):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif str(node.target).startswith("aten._assert"):
+            graph.erase_node(node)
+        elif _is_mutable(node):
+            _make_functional(graph, node)
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _scalars(node)
+    _record_contract(graph)
+    graph.lint()
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
+    target = node.args[0]
+    if not is_tensor(target):
+        raise NotImplementedError(f"{node.target} writes to something that is no tensor")
+    target = cast(fx.Node, target)
+    if target.op == "placeholder":
+        counts = target.meta.get("role") == "state" and is_call(node, aten.add_) and not node.users
+        if counts and all(_is_mutable(user) for user in target.users):
+            return
+        raise NotImplementedError(f"{node.target} writes to {target.name}")
+    if _shares_storage(target):
+        raise NotImplementedError(f"{node.target} writes to storage that another value shares")
+    name = cast(Any, node.target)._schema.name.split("::")[1]
+    packet = getattr(aten, name.removesuffix("_"), None)
+    overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None
+    if overload is None or overload._schema.is_mutable:
+        raise NotImplementedError(f"{node.target} has no form that leaves its input alone")
+    later = _after(graph, node)
+    node.target = overload
+    target.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+
+
+def _after(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
+    nodes = list(graph.nodes)
+    return set(nodes[nodes.index(node) + 1 :])
+
+
+def _shares_storage(node: fx.Node) -> bool:
+    """Whether another value may look at this one's storage: it is a view, or has views."""
+
+    def is_view(item: fx.Node) -> bool:
+        return not _is_mutable(item) and is_view_call(item)
+
+    return is_view(node) or any(is_view(user) for user in node.users if is_tensor(user))
+
+
+def is_view_call(node: fx.Node) -> bool:
+    """Whether a call's result may share storage with its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    # These say nothing in their schema and may or may not copy.
+    return aliases or is_call(node, aten.reshape, aten.flatten, aten.contiguous, aten.to, aten.expand_as)
+
+
+def aliases_placeholder(node: fx.Node) -> bool:
+    """Whether a value may share storage with an input or with state."""
+    while node.op == "call_function" and is_view_call(node) and is_tensor(node.args[0]):
+        node = cast(fx.Node, node.args[0])
+    return node.op == "placeholder"
+
+
+def _record_contract(graph: fx.Graph) -> None:
+    """Remember what is promised about the outputs, before any rule changes how they are made."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    output.meta["contract"] = [
+        (value(item).stride(), aliases_placeholder(item)) if is_tensor(item) else None for item in output.args[0]
+    ]
+
+
+def _scalars(node: fx.Node) -> None:
+    """Read a constant of one element as a Python number where that gives the same result type."""
+    if not is_call(node, aten.add, aten.sub, aten.mul, aten.div, aten.min, aten.max, aten.minimum, aten.maximum):
+        return
+    if len(node.args) != 2 or not all(is_tensor(item) or isinstance(item, int | float) for item in node.args):
+        return
+    left, right = node.args
+    if not (isinstance(right, fx.Node) and "constant" in right.meta and isinstance(left, fx.Node)):
+        return
+    if not (value(left).is_floating_point() and value(left).dim() and value(node).dtype == value(left).dtype):
+        return
+    number = right.meta["constant"]
+    if is_call(node, aten.min, aten.minimum):
+        node.target, node.args = aten.clamp_max.default, (left, number)
+    elif is_call(node, aten.max, aten.maximum):
+        node.target, node.args = aten.clamp_min.default, (left, number)
+    else:
+        node.args = (left, number)

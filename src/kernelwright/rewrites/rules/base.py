@@ -1,0 +1,68 @@
+"""What a rewrite rule is, and how a set of rules is applied until nothing fires any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernelwright.rewrites.graph import Editor
+from kernelwright.rewrites.tracing import OperatorGraph
+
+MOST_ROUNDS = 30
+"""A stop for rules that feed each other; a set that is still firing then has a cycle."""
+
+
+class RuleError(Exception):
+    """A rule is wrong: it raised, or it never ends. Carries the rule's name."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"rule {name}: {message}")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """An exact rewrite of an operator graph.
+
+    A rule that is not `always` better, such as another algorithm for the same convolution, is an alternative:
+    it is proposed as a candidate of its own and left to the clock.
+    """
+
+    name: str
+    apply: Callable[[Editor], int]
+    """Rewrites a graph in place; returns how many places it changed."""
+    always: bool = True
+
+    @property
+    def summary(self) -> str:
+        """The first line of the rule's description."""
+        return (self.apply.__doc__ or "").strip().splitlines()[0]
+
+
+def rewrite(graph: OperatorGraph, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Apply rules in order, again and again until none fires.
+
+    Returns:
+        The names of the rules that fired, in the order given.
+
+    Raises:
+        RuleError: a rule failed, which is a fault of the rule and leaves the graph unusable.
+    """
+    editor = Editor(graph.graph, graph.mode)
+    fired: set[str] = set()
+    for _ in range(MOST_ROUNDS):
+        changed = False
+        for rule in rules:
+            try:
+                count = rule.apply(editor)
+            except Exception as error:
+                raise RuleError(rule.name, f"{type(error).__name__}: {error}") from error
+            if count:
+                editor.sweep()
+                fired.add(rule.name)
+                changed = True
+        if not changed:
+            editor.sweep()
+            graph.graph.lint()
+            return tuple(rule.name for rule in rules if rule.name in fired)
+    raise RuleError(rules[0].name, f"a set of {len(rules)} rules was still firing after {MOST_ROUNDS} rounds")

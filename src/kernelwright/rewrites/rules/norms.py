@@ -1,0 +1,115 @@
+"""Shifts that a normalisation removes anyway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from kernelwright.rewrites.graph import (
+    Editor,
+    argument,
+    aten,
+    dims_of,
+    is_call,
+    is_tensor,
+    only_user,
+    scalar,
+    shape,
+    value,
+)
+from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
+
+
+def drop_shift_before_norm(editor: Editor) -> int:
+    """An addend that is constant along the axes whose mean is removed, or that softmax divides out, has no
+    effect.
+
+    Before layer norm, instance norm without running statistics, group norm (numbers only), softmax,
+    log-softmax and `x - mean(x)`. Conditions: the addend has size 1 along those axes; no other reader of the
+    sum; infinite addends, which would give NaN, are not considered.
+    """
+    count = 0
+    for node in editor.nodes(aten.layer_norm, aten.instance_norm, aten.group_norm, aten.softmax, aten.log_softmax):
+        total = node.args[0]
+        if node._erased or not isinstance(total, fx.Node) or only_user(total) is None:
+            continue
+        axes = _removed_axes(node, len(shape(total)))
+        source = _without_shift(total, axes) if axes else None
+        if source is not None:
+            node.replace_input_with(total, source)
+            count += 1
+    for node in editor.nodes(aten.sub):
+        if node._erased or len(node.args) != 2 or node.kwargs:
+            continue
+        total, mean = node.args
+        if not isinstance(total, fx.Node) or not is_call(mean, aten.mean) or not isinstance(mean, fx.Node):
+            continue
+        if mean.args[0] is not total or not argument(mean, "keepdim") or set(total.users) != {node, mean}:
+            continue
+        axes = dims_of(argument(mean, "dim"), len(shape(total)))
+        source = _without_shift(total, axes) if axes else None
+        if source is not None:
+            mean.replace_input_with(total, source)
+            node.replace_input_with(total, source)
+            count += 1
+    return count
+
+
+def _removed_axes(node: fx.Node, rank: int) -> tuple[int, ...] | None:
+    if is_call(node, aten.layer_norm):
+        return tuple(range(rank - len(argument(node, "normalized_shape")), rank))
+    if is_call(node, aten.softmax, aten.log_softmax):
+        return (argument(node, "dim") % rank,)
+    if is_call(node, aten.instance_norm):
+        return tuple(range(2, rank)) if argument(node, "running_mean") is None else None
+    return tuple(range(1, rank))
+
+
+def _without_shift(total: fx.Node, axes: tuple[int, ...]) -> fx.Node | None:
+    """The other term when `total` adds something constant along `axes`."""
+    if not is_call(total, aten.add, aten.sub) or total.kwargs or len(total.args) != 2:
+        return None
+    source, shift = total.args
+    if not isinstance(source, fx.Node) or value(source).dtype != value(total).dtype or shape(source) != shape(total):
+        return None
+    if scalar(shift) is not None and not is_tensor(shift):
+        return source
+    if not isinstance(shift, fx.Node) or not is_tensor(shift):
+        return None
+    padded = (1,) * (len(shape(total)) - len(shape(shift))) + shape(shift)
+    return source if all(padded[axis] == 1 for axis in axes) else None
+
+
+def drop_bias_before_norm(editor: Editor) -> int:
+    """The bias of a convolution or `linear` before a batch norm in train mode, or an instance norm, has no
+    effect.
+
+    Conditions: batch statistics are used; the running mean, which does see the bias, is corrected by momentum
+    * bias after the call; no other reader. In eval mode nothing is dropped.
+    """
+    count = 0
+    for node in editor.nodes(aten.batch_norm, aten.instance_norm):
+        producer = node.args[0]
+        if node._erased or not isinstance(producer, fx.Node) or only_user(producer) is None:
+            continue
+        if not is_call(producer, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not is_tensor(argument(producer, "bias")):
+            continue
+        running_mean = argument(node, "running_mean")
+        if is_call(node, aten.batch_norm):
+            # A linear over (batch, length, features) has its features where batch norm has its length.
+            if not argument(node, "training") or (is_call(producer, aten.linear) and len(shape(producer)) != 2):
+                continue
+        elif running_mean is not None or not argument(node, "use_input_stats") or is_call(producer, aten.linear):
+            continue
+        target: Any = producer.target
+        arguments = list(producer.args)
+        bias, arguments[2] = arguments[2], None
+        bare = editor.call(producer, target, *arguments, **producer.kwargs)
+        if running_mean is not None:
+            following = node.next
+            momentum = float(argument(node, "momentum"))
+            editor.call(following, aten.add_.Tensor, running_mean, bias, alpha=momentum)
+        editor.replace(producer, bare)
+        count += 1
+    return count

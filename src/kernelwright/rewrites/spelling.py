@@ -1,0 +1,231 @@
+"""How an operator is written in Python: infix, a method, a function of `torch` or of
+`torch.nn.functional`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, shape
+
+INFIX = {
+    aten.add: "+",
+    aten.sub: "-",
+    aten.mul: "*",
+    aten.div: "/",
+    aten.matmul: "@",
+    aten.mm: "@",
+    aten.bmm: "@",
+}
+
+METHODS = frozenset(
+    {
+        "view",
+        "reshape",
+        "expand",
+        "permute",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "contiguous",
+        "t",
+        "select",
+        "unbind",
+        "chunk",
+        "split",
+        "narrow",
+        "masked_fill",
+        "to",
+        "repeat",
+        "clone",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "neg",
+        "unflatten",
+        "unfold",
+        "view_as",
+        "expand_as",
+        "type_as",
+        "movedim",
+        "mT",
+        "diagonal",
+        "fill",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+    }
+)
+"""Written as `x.name(...)`: the method takes the operator's arguments in the operator's order."""
+
+FUNCTIONAL = frozenset(
+    {
+        "linear",
+        "silu",
+        "mish",
+        "gelu",
+        "softplus",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "leaky_relu",
+        "logsigmoid",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "pad",
+        "one_hot",
+        "elu",
+        "selu",
+        "celu",
+        "relu6",
+        "softsign",
+        "pixel_shuffle",
+        "glu",
+    }
+)
+"""Written as `F.name(...)` when every given argument has the same name there."""
+
+ORDERED: dict[Any, tuple[str, tuple[str, ...]]] = {
+    aten.batch_norm: (
+        "F.batch_norm",
+        ("input", "running_mean", "running_var", "weight", "bias", "training=", "momentum=", "eps="),
+    ),
+    aten.layer_norm: ("F.layer_norm", ("input", "normalized_shape", "weight", "bias", "eps=")),
+    aten.group_norm: ("F.group_norm", ("input", "num_groups", "weight", "bias", "eps=")),
+    aten.instance_norm: (
+        "F.instance_norm",
+        (
+            "input",
+            "running_mean",
+            "running_var",
+            "weight",
+            "bias",
+            "use_input_stats=use_input_stats",
+            "momentum=",
+            "eps=",
+        ),
+    ),
+    aten.dropout: ("F.dropout", ("input", "p=", "training=train")),
+    aten.rms_norm: ("F.rms_norm", ("input", "normalized_shape", "weight", "eps=")),
+    aten.scaled_dot_product_attention: (
+        "F.scaled_dot_product_attention",
+        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
+    ),
+}
+"""Operators whose Python function has another order of arguments, or decides by itself about cuDNN."""
+
+
+def literal(item: Any) -> str:
+    """Python text of a constant argument."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return f'float("{item}")'
+    if isinstance(item, list | tuple):
+        return f"[{', '.join(map(literal, item))}]"
+    return str(item) if isinstance(item, torch.dtype | torch.memory_format | torch.layout) else repr(item)
+
+
+class Speller:
+    """Writes one call as a Python expression.
+
+    Args:
+        name_of: The text by which a node's value is read.
+        device: The text of the device on which new tensors are made.
+    """
+
+    def __init__(self, name_of: Callable[[fx.Node], str], device: str) -> None:
+        self._name_of = name_of
+        self._device = device
+
+    def text(self, item: Any) -> str:
+        """An argument: a node, a list with nodes in it, or a constant."""
+        if isinstance(item, fx.Node):
+            return self._name_of(item)
+        if isinstance(item, list | tuple) and any(isinstance(part, fx.Node) for part in item):
+            return "[" + ", ".join(map(self.text, item)) + "]"
+        return literal(item)
+
+    def call(self, node: fx.Node) -> str:
+        """The whole call."""
+        target: Any = node.target
+        if target is operator.getitem:
+            return f"{self.text(node.args[0])}[{node.args[1]}]"
+        packet = getattr(target, "overloadpacket", None)
+        if packet is None:
+            return self._plain(target.__name__, node)
+        if packet in INFIX and len(node.args) == 2 and not node.kwargs:
+            return f"{self.text(node.args[0])} {INFIX[packet]} {self.text(node.args[1])}"
+        if is_call(node, aten.rsub) and len(node.args) == 2:
+            return f"{self.text(node.args[1])} - {self.text(node.args[0])}"
+        if is_call(node, aten.slice) and is_tensor(node.args[0]):
+            return self._slice(node)
+        if packet in ORDERED:
+            return self._ordered(*ORDERED[packet], node)
+        if is_call(node, aten.add_) and is_tensor(node.args[0]):
+            return f"{self.text(node.args[0])}.add_({self._rest(node, 1)})"
+        name = target._schema.name.split("::")[1]
+        if name in METHODS and is_tensor(node.args[0]) and hasattr(torch.Tensor, name):
+            return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
+        if name in FUNCTIONAL and hasattr(F, name):
+            return f"F.{name}({self._named(node)})"
+        function = getattr(torch, name, None)
+        if type(function).__name__ == "builtin_function_or_method" or name in ("einsum", "stack", "cat"):
+            return self._plain(f"torch.{name}", node)
+        return self._plain(f"torch.ops.aten.{name}.{target._overloadname}", node)
+
+    def _plain(self, name: str, node: fx.Node) -> str:
+        return f"{name}({self._rest(node, 0)})"
+
+    def _rest(self, node: fx.Node, start: int) -> str:
+        parts = [self.text(item) for item in node.args[start:]]
+        for key, item in node.kwargs.items():
+            # pin_memory and a strided layout are what a factory does anyway.
+            if key == "pin_memory" or item is None or item is torch.strided:
+                continue
+            parts.append(f"{key}={self._device if key == 'device' else self.text(item)}")
+        return ", ".join(parts)
+
+    def _named(self, node: fx.Node) -> str:
+        names = list(arguments(node))
+        parts = [
+            self.text(item) if index < 1 or is_tensor(item) else f"{names[index]}={self.text(item)}"
+            for index, item in enumerate(node.args)
+        ]
+        parts += [f"{key}={self.text(item)}" for key, item in node.kwargs.items()]
+        return ", ".join(parts)
+
+    def _ordered(self, name: str, order: tuple[str, ...], node: fx.Node) -> str:
+        given = arguments(node)
+        parts = []
+        for entry in order:
+            keyword, equals, source = entry.partition("=")
+            item = given.get(source or keyword)
+            if equals and (item is None or (item is False and not source and keyword == "is_causal")):
+                continue
+            if keyword == "dropout_p" and not item:
+                continue
+            parts.append(f"{keyword}={self.text(item)}" if equals else self.text(item))
+        while parts and parts[-1] == "None":
+            parts.pop()
+        return f"{name}({', '.join(parts)})"
+
+    def _slice(self, node: fx.Node) -> str:
+        source = cast(fx.Node, node.args[0])
+        dim = int(argument(node, "dim")) % len(shape(source))
+        start, end, step = (argument(node, key) for key in ("start", "end", "step"))
+        first = "" if start in (None, 0) else str(start)
+        last = "" if end is None or end >= shape(source)[dim] else str(end)
+        text = f"{first}:{last}" + (f":{step}" if step != 1 else "")
+        return f"{self.text(source)}[{':, ' * dim}{text}]"

@@ -1,0 +1,235 @@
+"""From a task's source to operator graphs, one per module mode, with everything needed to print them again.
+
+The task is trusted code: it is run here, on fake tensors where it can be, so that even a task of many
+gigabytes is traced in seconds and megabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from kernelwright.records import Task
+from kernelwright.rewrites.graph import contiguous_strides
+from kernelwright.rewrites.normalise import normalise
+from kernelwright.rewrites.recurrent_shapes import without_steps
+from kernelwright.tasks import printing_aside
+
+LARGEST_CONSTANT = 64
+"""Tensors made inside `forward` from literals are printed as literals up to this many elements."""
+
+
+class UntraceableError(Exception):
+    """Why a task has no operator graph that could be printed as source. The policy then only wraps the
+    module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One argument of `forward`: what it was when the graph was traced."""
+
+    name: str
+    default: str | None
+    """Text of its default value in the signature."""
+    shape: tuple[int, ...] | None
+    """None when the argument is not a tensor."""
+    dtype: torch.dtype | None
+    constant: Any
+    """The value of an argument that is not a tensor; it is baked into the graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorGraph:
+    """The operators of `forward` in one mode. Placeholders of module state carry `meta["expression"]`."""
+
+    graph: fx.Graph
+    mode: FakeTensorMode
+    output_spec: pytree.TreeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A task's module as operator graphs."""
+
+    inputs: tuple[Input, ...]
+    init_inputs: tuple[Any, ...] | None
+    """The constructor's arguments when they are plain data: the graphs hold for these only."""
+    training: OperatorGraph
+    evaluation: OperatorGraph
+
+
+def load(source: str, name: str) -> types.ModuleType:
+    """Run a task's source as a module of its own, outside `sys.modules`.
+
+    Raises:
+        Exception: whatever the source raises.
+    """
+    module = types.ModuleType(name)
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+    return module
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's warnings and log lines away from the user, what the task prints away from the result, and the
+    caller's random state as it was."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), printing_aside():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def trace(task: Task) -> Trace:
+    """Trace a task in train and in eval mode.
+
+    Raises:
+        UntraceableError: the module cannot be expressed as one straight line of operators.
+    """
+    # Any exception of a task's own code or of the exporter means the same here: no graph.
+    with _quiet():
+        try:
+            return _trace(task, FakeTensorMode(allow_non_fake_inputs=True))
+        except UntraceableError:
+            raise
+        except Exception:  # noqa: BLE001
+            try:
+                return _trace(task, None)
+            except UntraceableError:
+                raise
+            except Exception as error:
+                raise UntraceableError(f"{type(error).__name__}: {str(error).splitlines()[:1]}") from error
+
+
+def _trace(task: Task, mode: FakeTensorMode | None) -> Trace:
+    with mode or contextlib.nullcontext():
+        module = load(task.source, "kernelwright_task")
+        init_inputs = module.get_init_inputs()
+        model = cast(nn.Module, module.Model(*init_inputs))
+        inputs = tuple(module.get_inputs())
+    if len({child.training for child in model.modules()}) != 1:
+        raise UntraceableError("its submodules are in different modes")
+    signature = _signature(model, inputs)
+    return Trace(
+        inputs=signature,
+        init_inputs=tuple(init_inputs) if _is_plain(init_inputs) else None,
+        training=_graph(model.train(), inputs, signature),
+        evaluation=_graph(model.eval(), inputs, signature),
+    )
+
+
+def _is_plain(item: Any) -> bool:
+    if isinstance(item, list | tuple):
+        return all(map(_is_plain, item))
+    return item is None or isinstance(item, bool | int | float | str)
+
+
+def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
+    """The arguments of `forward`, matched with the traced inputs."""
+    described = []
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            raise UntraceableError("forward takes *args, **kwargs or keyword-only arguments")
+        has_default = parameter.default is not parameter.empty
+        if has_default and not _is_plain(parameter.default):
+            raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
+        item = inputs[index] if index < len(inputs) else parameter.default
+        tensor = isinstance(item, torch.Tensor)
+        if (not tensor and not _is_plain(item)) or isinstance(item, list | tuple):
+            raise UntraceableError(f"argument {parameter.name} is neither a tensor nor a number")
+        if tensor and item.stride() != contiguous_strides(tuple(item.shape)) and not item.is_contiguous():
+            raise UntraceableError(f"argument {parameter.name} is not contiguous")
+        described.append(
+            Input(
+                name=parameter.name,
+                default=repr(parameter.default) if has_default else None,
+                shape=tuple(item.shape) if tensor else None,
+                dtype=item.dtype if tensor else None,
+                constant=None if tensor else item,
+            )
+        )
+    return tuple(described)
+
+
+def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:
+    with without_steps():
+        exported = torch.export.export(model, inputs, strict=False)
+    graph = exported.graph
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    if any(node.op in ("get_attr", "call_module", "call_method") for node in graph.nodes):
+        raise UntraceableError("it has control flow or nested graphs")
+    names = iter(signature)
+    mode: FakeTensorMode | None = None
+    for spec in exported.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            mode = mode or getattr(node.meta["val"], "fake_mode", None)
+        if spec.kind is InputKind.USER_INPUT:
+            node.meta["expression"] = next(names).name
+            node.meta["role"] = "input"
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            node.meta["expression"] = path_expression(model, cast(str, spec.target))
+            node.meta["role"] = "state"
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            _constant(model, node, cast(str, spec.target), exported.constants)
+        else:
+            raise UntraceableError(f"it takes an input of kind {spec.kind}")
+    if mode is None:
+        raise UntraceableError("it has no tensor input or parameter")
+    try:
+        normalise(graph)
+    except NotImplementedError as error:
+        raise UntraceableError(str(error)) from error
+    return OperatorGraph(graph=graph, mode=mode, output_spec=exported.call_spec.out_spec)
+
+
+def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str, Any]) -> None:
+    """Describe a tensor that is neither input nor state: an attribute of the module or a literal of
+    `forward`."""
+    node.meta["role"] = "constant"
+    with contextlib.suppress(AttributeError, UntraceableError):
+        node.meta["expression"] = path_expression(model, target)
+        return
+    tensor = constants[target]
+    if "Fake" in type(tensor).__name__ or tensor.numel() > LARGEST_CONSTANT:
+        raise UntraceableError("forward makes a large constant tensor")
+    items = tensor.tolist()
+    node.meta["expression"] = f"torch.tensor({items!r}, dtype={tensor.dtype})"
+    node.meta["role"] = "literal"
+    if tensor.dim() == 0 and not isinstance(items, bool):
+        node.meta["constant"] = items
+
+
+def path_expression(model: nn.Module, path: str) -> str:
+    """Python text that reads `path` from `self`, such as `self.layers[0].weight`.
+
+    Raises:
+        UntraceableError: no short expression reads it.
+        AttributeError: the module has no such member.
+    """
+    text, item = "self", cast(Any, model)
+    for part in path.split("."):
+        child = getattr(item, part)
+        if part.isidentifier():
+            text += f".{part}"
+        elif isinstance(item, nn.Sequential | nn.ModuleList | nn.ParameterList) and part.isdigit():
+            text += f"[{part}]"
+        else:
+            text = f"getattr({text}, {part!r})"
+        item = child
+    return text

@@ -1,1 +1,0 @@
-"""Search and learning over candidates. Rewards are computed from recorded evaluations only."""

@@ -1,0 +1,1 @@
+"""Machine code as typed data: containers, listings, instructions, control words, programs."""

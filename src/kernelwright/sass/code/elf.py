@@ -1,0 +1,160 @@
+"""The parts of a cubin's ELF container that re-scheduling needs: code sections and side tables."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from kernelwright.sass.code.control import INSTRUCTION_BYTES
+from kernelwright.sass.errors import CubinError
+
+EM_CUDA = 190
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SHT_NOBITS = 8
+_MAX_SECTIONS = 1 << 16
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+"""Compute capabilities times ten whose code was looked at."""
+_FORMAT_SIZED = 4
+"""Format byte of an `.nv.info` entry that carries a 16-bit payload size."""
+
+INSTRUCTION_OFFSET_ATTRIBUTES = {
+    0x1C: "EXIT",
+    0x1D: "S2RCTAID",
+    0x25: "LD_CACHEMOD",
+    0x27: "ATOM_SYS",
+    0x28: "COOP_GROUP",
+    0x2D: "ATOMF16_EMUL",
+    0x31: "INT_WARP_WIDE",
+    0x34: "INDIRECT_BRANCH_TARGETS",
+    0x39: "MBARRIER",
+    0x3A: "COROUTINE",
+    0x44: "UNUSED_LOAD_BYTE",
+    0x46: "SYSCALL",
+    0x47: "SW_WAR_MEMBAR_SYS",
+    0x57: "STACK_CANARY",
+    0x59: "LOCAL_CTA_ASYNC_STORE",
+}
+"""`.nv.info` attributes whose payload names instructions by their offset in the code section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One ELF section: its name and where its bytes lie in the file."""
+
+    name: str
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSection:
+    """The code of one kernel.
+
+    Attributes:
+        kernel: the kernel's name.
+        section: where the code lies in the file.
+        listed_offsets: code offset -> names of the side tables that mention it.
+        has_relocations: whether the loader patches this code.
+    """
+
+    kernel: str
+    section: Section
+    listed_offsets: dict[int, tuple[str, ...]]
+    has_relocations: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CubinImage:
+    """A parsed cubin: its bytes, its architecture number and its code sections."""
+
+    data: bytes
+    architecture: int
+    code: tuple[CodeSection, ...]
+
+    def code_bytes(self, section: Section) -> bytes:
+        """Return the bytes of a section."""
+        return self.data[section.offset_bytes : section.offset_bytes + section.size_bytes]
+
+
+def read_cubin(data: bytes) -> CubinImage:
+    """Parse a cubin.
+
+    Raises:
+        CubinError: the bytes are not a well-formed 64-bit CUDA ELF file with code of 128-bit instructions, or it is for
+            an architecture that is not supported.
+    """
+    if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
+        raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")
+    ident, _, machine, _, _, _, table, flags, _, _, _, entry, count, names = _HEADER.unpack_from(data)
+    if ident[4] != 2 or ident[5] != 1 or machine != EM_CUDA:
+        raise CubinError(f"wanted a 64-bit little-endian CUDA ELF file, found ELF machine {machine}")
+    if entry != _SECTION.size or not 0 < count < _MAX_SECTIONS or names >= count:
+        raise CubinError("wanted an ELF section table, found a header that describes none")
+    if table + count * entry > len(data):
+        raise CubinError("wanted a whole cubin, found one whose section table lies beyond its end (truncated?)")
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise CubinError(f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these")
+    raw = [_SECTION.unpack_from(data, table + i * entry) for i in range(count)]
+    for _, kind, _, _, offset, size, *_ in raw:
+        if kind != _SHT_NOBITS and offset + size > len(data):
+            raise CubinError("wanted a whole cubin, found a section that lies beyond its end (truncated?)")
+    strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
+    sections = {}
+    for name_offset, kind, _, _, offset, size, *_ in raw:
+        if kind != _SHT_NOBITS:
+            name = _string(strings, name_offset)
+            sections[name] = Section(name, offset, size)
+    code = tuple(_code_section(data, sections, s) for n, s in sections.items() if n.startswith(".text."))
+    if not code:
+        raise CubinError("wanted a cubin with kernels, found no .text section")
+    return CubinImage(data, architecture, code)
+
+
+def _code_section(data: bytes, sections: dict[str, Section], section: Section) -> CodeSection:
+    kernel = section.name.removeprefix(".text.")
+    if section.size_bytes % INSTRUCTION_BYTES or not section.size_bytes:
+        raise CubinError(
+            f"wanted 16-byte instructions in {section.name}, found {section.size_bytes} bytes; "
+            "compute capabilities below 7.0 are not supported"
+        )
+    info = sections.get(f".nv.info.{kernel}")
+    listed: dict[int, tuple[str, ...]] = {}
+    if info is not None:
+        payload = data[info.offset_bytes : info.offset_bytes + info.size_bytes]
+        for attribute, value in _info_entries(payload):
+            name = INSTRUCTION_OFFSET_ATTRIBUTES.get(attribute)
+            if name is None:
+                continue
+            # Some tables mix offsets with other words; a word that only looks like an offset costs
+            # one needlessly pinned instruction, never a wrong schedule.
+            for (word,) in struct.iter_unpack("<I", value[: len(value) // 4 * 4]):
+                if word < section.size_bytes and word % INSTRUCTION_BYTES == 0:
+                    listed[word] = (*listed.get(word, ()), name)
+    relocations = [sections.get(f".rel{a}{section.name}") for a in ("", "a")]
+    return CodeSection(kernel, section, listed, any(r is not None and r.size_bytes for r in relocations))
+
+
+def _info_entries(payload: bytes) -> list[tuple[int, bytes]]:
+    """Return (attribute, value) of each entry of an `.nv.info` section."""
+    entries = []
+    position = 0
+    while position + 4 <= len(payload):
+        form, attribute, size = struct.unpack_from("<BBH", payload, position)
+        position += 4
+        if form == _FORMAT_SIZED:
+            if position + size > len(payload):
+                raise CubinError("wanted whole .nv.info entries, found one that runs past its section")
+            entries.append((attribute, payload[position : position + size]))
+            position += size
+    return entries
+
+
+def _string(table: bytes, offset: int) -> str:
+    end = table.find(b"\0", offset)
+    if offset >= len(table) or end < 0:
+        raise CubinError("wanted section names, found a name outside the string table")
+    return table[offset:end].decode("utf-8", errors="replace")

@@ -1,0 +1,1 @@
+"""Timing and dependence rules of the hardware that every legal schedule respects."""

@@ -1,0 +1,259 @@
+"""Which wait protects which consumer: abstract interpretation of the six scoreboards.
+
+A variable-latency instruction counts its result on a write scoreboard and the reading of its sources
+on a read scoreboard. A later instruction that waits for the scoreboard to be empty thereby knows it
+is done, and so does every instruction after that one, which does not repeat the wait. The analysis
+follows every outstanding result and read (a token) through the control-flow graph and notes who
+cleared it and who relied on that.
+
+An in-order queue gives one more way: if a later operation of the same queue is known to be done, an
+earlier one without a scoreboard of its own is done too. The assembler relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.program import Block
+from kernelwright.sass.hazards.effects import (
+    FENCE,
+    is_read_before_written,
+    orders_memory,
+    vouches_for,
+    vouches_for_result,
+)
+
+SETTLE_CYCLES = 2
+"""A scoreboard counts an instruction only from this many cycles after its issue."""
+SAFE_SETTLE_CYCLES = 8
+"""Long enough for any instruction; see `settle_cycles`."""
+_QUICK_TO_SETTLE = frozenset({"LDC", "LDS", "MUFU", "SHFL"})
+_READS_UNIFORM_AT_ISSUE = frozenset({"LDS", "LDSM", "LDL", "STS", "STSM", "STL"})
+
+
+class TokenKind(Enum):
+    """What of an outstanding instruction is still to happen."""
+
+    RESULT = "result"
+    READ = "read"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A result not yet written, or sources not yet read, of the instruction at index `producer`."""
+
+    producer: int
+    kind: TokenKind
+
+
+@dataclass(slots=True)
+class _Pending:
+    clears: int
+    age: int
+
+
+@dataclass(slots=True)
+class ScoreboardFacts:
+    """What the analysis found.
+
+    Attributes:
+        unprotected: (producer, consumer, kind) where no wait was found between the two. In code the
+            assembler made, this means that the analysis does not know the mechanism.
+        cleared: (token, waiter): least cycles from the producer to the waiter that clears the token,
+            at most `SAFE_SETTLE_CYCLES`.
+        relied: (waiter, consumer) in one block: the consumer relies on the waiter having waited.
+        overlapping: (producer, access): a memory access issues while a fence, an atomic operation or a strong
+            load may not be complete. Where the assembler allows that, it is fine.
+    """
+
+    unprotected: set[tuple[int, int, TokenKind]] = field(default_factory=set)
+    cleared: dict[tuple[Token, int], int] = field(default_factory=dict)
+    relied: set[tuple[int, int]] = field(default_factory=set)
+    overlapping: set[tuple[int, int]] = field(default_factory=set)
+
+
+_State = dict[Token, _Pending]
+
+
+Settle = Callable[[Token, int], int]
+"""(token, waiter) -> cycles after the producer's issue from which the wait counts."""
+
+
+def _briefly(_token: Token, _waiter: int) -> int:
+    return SETTLE_CYCLES
+
+
+def analyse_scoreboards(
+    instructions: Sequence[Instruction], blocks: Sequence[Block], settle: Settle = _briefly
+) -> ScoreboardFacts:
+    """Run the analysis to its fixed point over all paths.
+
+    Args:
+        instructions: the kernel's code.
+        blocks: its control flow.
+        settle: from when a wait counts; an earlier one leaves the token outstanding.
+    """
+    entry: dict[int, _State] = {0: {}}
+    work = [0]
+    while work:
+        index = work.pop()
+        state = _copy(entry[index])
+        block = blocks[index]
+        for i in range(block.start, block.stop):
+            _step(instructions, i, state, settle)
+        for successor in block.successors:
+            if successor not in entry:
+                entry[successor] = _copy(state)
+                work.append(successor)
+            elif _merge(entry[successor], state):
+                work.append(successor)
+    facts = ScoreboardFacts()
+    for block in blocks:
+        _collect(instructions, block, _copy(entry.get(block.index, {})), settle, facts)
+    return facts
+
+
+def settle_cycles(producer: Instruction) -> int:
+    """Return how long after its issue a wait for the producer's scoreboard is surely seen.
+
+    ptxas waits two cycles after some opcodes; for those where it was never seen to wait less than
+    this, the longer time is kept.
+    """
+    return SETTLE_CYCLES if producer.opcode in _QUICK_TO_SETTLE else SAFE_SETTLE_CYCLES
+
+
+def waits_of(instruction: Instruction) -> int:
+    """Return the mask of scoreboards that are empty once this instruction has issued."""
+    mask = instruction.control.wait_mask
+    if instruction.opcode == "DEPBAR" and len(instruction.operands) >= 2:
+        scoreboard, count = instruction.operands[:2]
+        if scoreboard.startswith("SB") and scoreboard[2:].isdigit() and count.strip() == "0x0":
+            mask |= 1 << int(scoreboard[2:])
+    return mask
+
+
+def tokens_of(instruction: Instruction, index: int) -> dict[Token, int]:
+    """Return the tokens an instruction makes outstanding, each with the scoreboards that count it."""
+    if not instruction.is_variable_latency:
+        return {}
+    control = instruction.control
+    result = 0 if control.write_barrier is None else 1 << control.write_barrier
+    # Sources are read before the result is written, so the write scoreboard covers both.
+    read = result | (0 if control.read_barrier is None else 1 << control.read_barrier)
+    tokens = {Token(index, TokenKind.READ): read}
+    if instruction.defs or result:
+        tokens[Token(index, TokenKind.RESULT)] = result
+    return tokens
+
+
+def late_reads(instruction: Instruction) -> frozenset[str]:
+    """Return the registers that a variable-latency instruction may read after its issue.
+
+    Predicates are read at issue: ptxas overwrites them one cycle later. So are uniform registers by accesses to shared
+    and local memory; bulk copies have them on a scoreboard, and of others nothing is known.
+    """
+    files = ("R",) if instruction.opcode in _READS_UNIFORM_AT_ISSUE else ("R", "UR")
+    return frozenset(name for name in instruction.uses if name.startswith(files))
+
+
+def _step(instructions: Sequence[Instruction], index: int, state: _State, settle: Settle) -> None:
+    instruction = instructions[index]
+    waits = waits_of(instruction)
+    if waits:
+        for token in [t for t, p in state.items() if p.clears & waits and p.age >= settle(t, index)]:
+            del state[token]
+    new = tokens_of(instruction, index)
+    if new:
+        _cover(instructions, instruction, state)
+        for token, mask in new.items():
+            state[token] = _Pending(mask, 0)
+    elapsed = max(1, instruction.control.stall)
+    for pending in state.values():
+        if pending.age < SAFE_SETTLE_CYCLES:
+            pending.age = min(SAFE_SETTLE_CYCLES, pending.age + elapsed)
+
+
+def _cover(instructions: Sequence[Instruction], later: Instruction, state: _State) -> None:
+    """Let a later operation of an in-order queue vouch for earlier ones without own scoreboard."""
+    control = later.control
+    result = 0 if control.write_barrier is None else 1 << control.write_barrier
+    read = result | (0 if control.read_barrier is None else 1 << control.read_barrier)
+    for token, pending in state.items():
+        earlier = instructions[token.producer]
+        is_result = token.kind is TokenKind.RESULT
+        own = earlier.control.write_barrier if is_result else earlier.control.read_barrier
+        if own is not None or not vouches_for(earlier, later):
+            continue
+        if not is_result:
+            pending.clears |= read
+        elif vouches_for_result(earlier, later):
+            pending.clears |= result
+
+
+def _collect(
+    instructions: Sequence[Instruction], block: Block, state: _State, settle: Settle, facts: ScoreboardFacts
+) -> None:
+    """Walk one block from its entry state and note what happens."""
+    guards: dict[str, set[int]] = {}
+    for i in range(block.start, block.stop):
+        instruction = instructions[i]
+        waits = waits_of(instruction)
+        accesses_memory = bool(instruction.traits.reads or instruction.traits.writes)
+        for token, pending in state.items():
+            if pending.clears & waits and pending.age >= settle(token, i):
+                facts.cleared[token, i] = min(pending.age, facts.cleared.get((token, i), pending.age))
+                for name in registers_of(instructions, token):
+                    guards.setdefault(name, set()).add(i)
+                if orders_memory(instructions[token.producer]):
+                    guards.setdefault(FENCE, set()).add(i)
+                continue
+            if _hazard(instructions, token, instruction):
+                facts.unprotected.add((token.producer, i, token.kind))
+            if accesses_memory and orders_memory(instructions[token.producer]):
+                facts.overlapping.add((token.producer, i))
+        _step(instructions, i, state, settle)
+        for name in instruction.defs | instruction.uses | ({FENCE} if accesses_memory else set()):
+            for guard in guards.get(name, ()):
+                if guard != i:
+                    facts.relied.add((guard, i))
+        for name in instruction.defs:
+            if name in guards and name not in instruction.uses:
+                del guards[name]
+
+
+def registers_of(instructions: Sequence[Instruction], token: Token) -> frozenset[str]:
+    """Return the registers that a token makes unsafe: to touch (RESULT) or to overwrite (READ)."""
+    producer = instructions[token.producer]
+    return producer.defs if token.kind is TokenKind.RESULT else late_reads(producer)
+
+
+def _hazard(instructions: Sequence[Instruction], token: Token, consumer: Instruction) -> bool:
+    unsafe = registers_of(instructions, token)
+    if token.kind is TokenKind.RESULT:
+        return not unsafe.isdisjoint(consumer.uses | consumer.defs)
+    if is_read_before_written(instructions[token.producer], consumer):
+        return False
+    return not unsafe.isdisjoint(consumer.defs)
+
+
+def _copy(state: _State) -> _State:
+    return {token: _Pending(p.clears, p.age) for token, p in state.items()}
+
+
+def _merge(into: _State, other: _State) -> bool:
+    """Join two states: outstanding on either path, cleared only by what clears on both."""
+    changed = False
+    for token, pending in other.items():
+        mine = into.get(token)
+        if mine is None:
+            into[token] = _Pending(pending.clears, pending.age)
+            changed = True
+            continue
+        clears, age = mine.clears & pending.clears, min(mine.age, pending.age)
+        if (clears, age) != (mine.clears, mine.age):
+            mine.clears, mine.age = clears, age
+            changed = True
+    return changed

@@ -1,0 +1,132 @@
+"""Random legal moves of every kind: where searches that need no fixed numbering of moves get theirs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelwright.sass.code.program import Kernel
+from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
+from kernelwright.sass.scheduling.moves import (
+    MOVE_KINDS,
+    AnyMove,
+    ClusterMove,
+    Move,
+    ReuseEdit,
+    StallEdit,
+    YieldEdit,
+)
+from kernelwright.sass.scheduling.schedule import Schedule
+
+_LONGEST_CLUSTER = 8
+_FARTHEST_CLUSTER = 16
+_TRIES_PER_KIND = 8
+"""A kind that is seldom legal gets this many tries, or the others would crowd it out."""
+_STALL_STEPS = (-2, -1, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """Which moves a search may make.
+
+    Attributes:
+        kinds: names of kinds of moves, of `MOVE_KINDS`.
+        max_distance: by how many slots one instruction may be moved at once; None is as far as is legal.
+        memory_only: whether only memory instructions are chosen.
+        hot_share: share of the draws that choose among instructions inside loops, where there are any.
+    """
+
+    kinds: tuple[str, ...] = MOVE_KINDS
+    max_distance: int | None = None
+    memory_only: bool = False
+    hot_share: float = 0.8
+
+    def draw(self, schedule: Schedule, rng: random.Random, attempts: int = 128) -> AnyMove | None:
+        """Return a random legal move, or None when `attempts` draws found none."""
+        slots = list(schedule.movable_slots)
+        if self.memory_only:
+            instructions = schedule.kernel.instructions
+            slots = [s for s in slots if instructions[schedule.order[s]].traits.is_memory]
+        if not slots:
+            return None
+        inside = loop_slots(schedule.kernel)
+        hot = [s for s in slots if s in inside]
+        for attempt in range(attempts):
+            if attempt % _TRIES_PER_KIND == 0:
+                kind = rng.choice(self.kinds)
+            chosen = rng.choice(hot if hot and rng.random() < self.hot_share else slots)
+            move = _DRAWS[kind](schedule, chosen, rng, self.max_distance)
+            if move is not None and schedule.is_legal(move):
+                return move
+        return None
+
+
+@lru_cache(maxsize=64)
+def loop_slots(kernel: Kernel) -> frozenset[int]:
+    """Return the slots of blocks from which control flow may come back to them."""
+    inside: set[int] = set()
+    for block in kernel.blocks:
+        seen: set[int] = set()
+        work = list(block.successors)
+        while work:
+            index = work.pop()
+            if index not in seen:
+                seen.add(index)
+                work += kernel.blocks[index].successors
+        # A lone branch to itself is the trap behind the last EXIT, not a loop.
+        if block.index in seen and block.stop - block.start > 1:
+            inside.update(range(block.start, block.stop))
+    return frozenset(inside)
+
+
+def _between(first: int, last: int, here: int, rng: random.Random) -> int | None:
+    """Return a random number of [first, last] other than `here`, which is one of them."""
+    if first >= last:
+        return None
+    drawn = rng.randrange(first, last)
+    return drawn if drawn < here else drawn + 1
+
+
+def _move(schedule: Schedule, slot: int, rng: random.Random, max_distance: int | None) -> AnyMove | None:
+    window = schedule.window(slot)
+    reach = len(schedule.order) if max_distance is None else max_distance
+    target = _between(max(window[0], slot - reach), min(window[-1], slot + reach), slot, rng)
+    return None if target is None else Move(slot, target)
+
+
+def _cluster(schedule: Schedule, slot: int, rng: random.Random, max_distance: int | None) -> AnyMove | None:
+    reach = _FARTHEST_CLUSTER if max_distance is None else max_distance
+    return ClusterMove(slot, rng.randint(2, _LONGEST_CLUSTER), slot + rng.choice((-1, 1)) * rng.randint(1, reach))
+
+
+def _stall(_schedule: Schedule, slot: int, rng: random.Random, _max_distance: int | None) -> AnyMove | None:
+    return StallEdit(slot, rng.choice(_STALL_STEPS))
+
+
+def _yield(_schedule: Schedule, slot: int, _rng: random.Random, _max_distance: int | None) -> AnyMove | None:
+    return YieldEdit(slot)
+
+
+def _reuse(_schedule: Schedule, slot: int, rng: random.Random, _max_distance: int | None) -> AnyMove | None:
+    return ReuseEdit(slot, rng.choice(OPERAND_SLOTS))
+
+
+_Draw = Callable[[Schedule, int, random.Random, int | None], AnyMove | None]
+_DRAWS: dict[str, _Draw] = {"move": _move, "cluster": _cluster, "stall": _stall, "yield": _yield, "reuse": _reuse}
+
+
+def play_random(
+    schedule: Schedule, rng: random.Random, moves: int, neighbourhood: Neighbourhood | None = None
+) -> Sequence[AnyMove]:
+    """Play up to `moves` random legal moves, fewer where no more are found, and return them."""
+    chosen = neighbourhood or Neighbourhood()
+    played = []
+    for _ in range(moves):
+        move = chosen.draw(schedule, rng)
+        if move is None:
+            break
+        schedule.play(move)
+        played.append(move)
+    return played

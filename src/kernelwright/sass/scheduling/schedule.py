@@ -1,0 +1,351 @@
+"""A kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
+
+A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped
+yield, a flipped reuse bit. Which moves are legal, and every control word, are functions of the state
+alone, so the same state always gives the same bytes whatever path led there, and the original state
+gives the original bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kernelwright.sass.code.control import LEAST_STALL_TO_YIELD, MAX_STALL_WITHOUT_YIELD, ControlWord
+from kernelwright.sass.code.program import Kernel, Program
+from kernelwright.sass.errors import MoveError
+from kernelwright.sass.hazards.dependences import BlockConstraints, constrain
+from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
+from kernelwright.sass.scheduling.moves import AnyMove, ClusterMove, Move, ReuseEdit, StallEdit, YieldEdit, move_to_json
+from kernelwright.sass.scheduling.stalls import retime
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What was changed by hand about one instruction.
+
+    Attributes:
+        extra_stall: cycles beyond the least stall, 0 or more.
+        flips_yield: whether it yields where the original does not, or the other way round.
+        flips_reuse: mask of operands that are kept where they would not be, or the other way round.
+    """
+
+    extra_stall: int = 0
+    flips_yield: bool = False
+    flips_reuse: int = 0
+
+
+_NO_EDIT = Edit()
+
+
+class Schedule:
+    """The current order and timing of one kernel.
+
+    Attributes:
+        kernel: the original kernel.
+        order: for each slot, the index of the original instruction in it.
+        history: moves played, oldest first.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.constraints: tuple[BlockConstraints, ...] = constrain(kernel)
+        self.order: list[int] = list(range(len(kernel.instructions)))
+        self.history: list[AnyMove] = []
+        self._edits: dict[int, Edit] = {}
+        self._slot = list(self.order)
+        self._stalls: list[int] = [i.control.stall for i in kernel.instructions]
+        self._spans = reuse_spans(kernel)
+        self._keepable_of: dict[tuple[int, int], int] = {}
+        self._segment_of: dict[int, tuple[BlockConstraints, int, int]] = {
+            slot: (constraints, start, stop)
+            for constraints in self.constraints
+            for start, stop in constraints.segments
+            for slot in range(start, stop)
+        }
+        self._movable = tuple(sorted(self._segment_of))
+
+    @property
+    def movable_slots(self) -> tuple[int, ...]:
+        """Slots whose instruction may be taken elsewhere, in order."""
+        return self._movable
+
+    @property
+    def issue_cycles(self) -> int:
+        """Sum of all stall counts: cycles to issue every instruction once with no other delay."""
+        return sum(max(1, stall) for stall in self._stalls)
+
+    def slot_of(self, index: int) -> int:
+        """Return where the instruction with this original index is now."""
+        return self._slot[index]
+
+    def window(self, slot: int) -> range:
+        """Return the slots to which dependences let the instruction in `slot` go (itself included)."""
+        segment = self._segment_of.get(slot)
+        if segment is None:
+            return range(slot, slot + 1)
+        constraints, low, high = segment
+        index = self.order[slot]
+        first = max((self._slot[u] + 1 for u in constraints.predecessors[index]), default=low)
+        last = min((self._slot[v] - 1 for v in constraints.successors[index]), default=high - 1)
+        return range(max(low, first), min(high - 1, last) + 1)
+
+    def is_legal(self, move: AnyMove) -> bool:
+        """Whether `move` changes something, keeps every dependence and has control words that satisfy all rules."""
+        return self._outcome(move) is not None
+
+    def legal_moves(self, max_distance: int | None = None, memory_only: bool = False) -> Iterator[Move]:
+        """Yield legal moves.
+
+        Args:
+            max_distance: only moves of at most this many slots; 1 gives CuAsmRL's swaps.
+            memory_only: only moves of memory instructions, as in CuAsmRL.
+        """
+        for slot in self._segment_of:
+            if memory_only and not self.kernel.instructions[self.order[slot]].traits.is_memory:
+                continue
+            for target in self.window(slot):
+                if max_distance is None or abs(target - slot) <= max_distance:
+                    move = Move(slot, target)
+                    if self.is_legal(move):
+                        yield move
+
+    def random_move(
+        self,
+        rng: random.Random,
+        attempts: int = 64,
+        max_distance: int | None = None,
+        memory_only: bool = False,
+    ) -> Move | None:
+        """Return a random legal move, or None when `attempts` draws found none.
+
+        Args:
+            rng: where chance comes from.
+            attempts: how many moves to try.
+            max_distance: as in `legal_moves`.
+            memory_only: as in `legal_moves`.
+        """
+        slots = list(self._segment_of)
+        if memory_only:
+            slots = [s for s in slots if self.kernel.instructions[self.order[s]].traits.is_memory]
+        if not slots:
+            return None
+        for _ in range(attempts):
+            source = rng.choice(slots)
+            window = self.window(source)
+            first, last = window[0], window[-1]
+            if max_distance is not None:
+                first, last = max(first, source - max_distance), min(last, source + max_distance)
+            if first == last:
+                continue
+            target = rng.randrange(first, last)
+            move = Move(source, target if target < source else target + 1)
+            if self.is_legal(move):
+                return move
+        return None
+
+    def play(self, move: AnyMove) -> None:
+        """Make a legal move.
+
+        Raises:
+            MoveError: the move is not legal here.
+        """
+        outcome = self._outcome(move)
+        if outcome is None:
+            raise MoveError(f"wanted a legal move, found {move_to_json(move)}, which is not")
+        self._apply(outcome)
+        self.history.append(move)
+
+    def undo(self) -> AnyMove:
+        """Take the last move back and return it.
+
+        Raises:
+            MoveError: no move was played.
+        """
+        if not self.history:
+            raise MoveError("wanted a move to undo, found an empty history")
+        move = self.history.pop()
+        # Every kind of move but a flip has an inverse, and a flip is its own.
+        inverse = move if isinstance(move, YieldEdit | ReuseEdit) else move.inverse()
+        outcome = self._outcome(inverse, must_change=False)
+        if outcome is None:
+            raise AssertionError("the state before a legal move must be legal")
+        self._apply(outcome)
+        return move
+
+    def copy(self) -> Schedule:
+        """Return a schedule in the same state with the same history, which goes its own way from here."""
+        twin = object.__new__(Schedule)
+        twin.__dict__ |= self.__dict__
+        twin.order, twin.history = list(self.order), list(self.history)
+        twin._slot, twin._stalls, twin._edits = list(self._slot), list(self._stalls), dict(self._edits)
+        return twin
+
+    def edit_of(self, index: int) -> Edit:
+        """Return what was changed by hand about the instruction with this original index."""
+        return self._edits.get(index, _NO_EDIT)
+
+    def stall_of(self, slot: int) -> int:
+        """Return the stall count in a slot, cycles."""
+        return self._stalls[slot]
+
+    def control(self, slot: int) -> ControlWord:
+        """Return the control word of the instruction in a slot as it will be written."""
+        return self._control(slot, self.edit_of(self.order[slot]))
+
+    def controls(self) -> list[ControlWord]:
+        """Return the control word of each slot's instruction as it will be written."""
+        return [self.control(slot) for slot in range(len(self.order))]
+
+    def words(self) -> list[int]:
+        """Return the 128-bit word of every slot."""
+        words = []
+        for slot, index in enumerate(self.order):
+            instruction = self.kernel.instructions[index]
+            control = self.control(slot)
+            words.append(instruction.word if control is instruction.control else control.encode(instruction.word))
+        return words
+
+    def cubin(self, program: Program) -> bytes:
+        """Return `program`'s cubin with this kernel's new schedule."""
+        return program.with_words({self.kernel.name: self.words()})
+
+    @property
+    def moved(self) -> int:
+        """How many instructions are not in their original slot."""
+        return sum(slot != index for slot, index in enumerate(self.order))
+
+    def _control(self, slot: int, edit: Edit) -> ControlWord:
+        index = self.order[slot]
+        original = self.kernel.instructions[index].control
+        undisturbed = self._is_undisturbed(slot)
+        if undisturbed and edit is _NO_EDIT and self._stalls[slot] == original.stall:
+            return original
+        control = replace(original, reuse=0).with_stall(self._stalls[slot])
+        # Flips hold only while they make sense: elsewhere the instruction is as the original has it.
+        if edit.flips_yield and LEAST_STALL_TO_YIELD <= control.stall <= MAX_STALL_WITHOUT_YIELD:
+            control = replace(control, yields=not original.yields)
+        if allows_reuse(control):
+            keepable = self._keepable(slot)
+            kept = original.reuse if undisturbed else keepable
+            control = replace(control, reuse=(kept ^ edit.flips_reuse) & (kept | keepable))
+        return control
+
+    def _is_undisturbed(self, slot: int) -> bool:
+        """Whether the instruction in `slot` has its original followers, as far as its operands are kept for them."""
+        index = self.order[slot]
+        if index in self._spans:
+            return same_run(self.order, slot, self._spans[index])
+        segment = self._segment_of.get(slot)
+        at_end = segment is None or slot + 1 == segment[0].block.stop
+        return at_end or self.order[slot + 1] == index + 1
+
+    def _keepable(self, slot: int) -> int:
+        """Return the mask of operands that the instruction in `slot` may keep for its present follower.
+
+        ptxas keeps every one of them, so a new pair of neighbours does, too.
+        """
+        segment = self._segment_of.get(slot)
+        if segment is None or slot + 1 >= segment[0].block.stop:
+            return 0
+        pair = self.order[slot], self.order[slot + 1]
+        if pair not in self._keepable_of:
+            first, follower = (self.kernel.instructions[index] for index in pair)
+            self._keepable_of[pair] = sum(
+                1 << k for k in OPERAND_SLOTS if may_keep(first, follower, k, self.kernel.architecture)
+            )
+        return self._keepable_of[pair]
+
+    def _outcome(self, move: AnyMove, must_change: bool = True) -> _Outcome | None:
+        """Return what `move` leads to, or None when it is illegal."""
+        if isinstance(move, Move):
+            if move.target not in self.window(move.source) or move.source == move.target:
+                return None
+            return self._reordered(move.source, 1, move.target)
+        if isinstance(move, ClusterMove):
+            return self._reordered(move.source, move.count, move.target) if self._fits(move) else None
+        if move.slot not in self._segment_of:
+            return None
+        index = self.order[move.slot]
+        edit = self.edit_of(index)
+        if isinstance(move, StallEdit):
+            if move.cycles == 0 or edit.extra_stall + move.cycles < 0:
+                return None
+            block = self._segment_of[move.slot][0]
+            extra = self._extra(block) | {index: edit.extra_stall + move.cycles}
+            stalls = retime(self.order[block.block.start : block.block.stop], block, extra)
+            if stalls is None:
+                return None
+            unchanged = stalls == self._stalls[block.block.start : block.block.stop]
+            if must_change and unchanged:
+                return None
+            return _Outcome(block, None, stalls, index, replace(edit, extra_stall=extra[index]))
+        if isinstance(move, YieldEdit):
+            changed = replace(edit, flips_yield=not edit.flips_yield)
+        elif move.operand in OPERAND_SLOTS:
+            changed = replace(edit, flips_reuse=edit.flips_reuse ^ 1 << move.operand)
+        else:
+            return None
+        if must_change and self._control(move.slot, edit) == self._control(move.slot, changed):
+            return None
+        return _Outcome(self._segment_of[move.slot][0], None, None, index, changed)
+
+    def _fits(self, move: ClusterMove) -> bool:
+        """Whether dependences let the run go there."""
+        segment = self._segment_of.get(move.source)
+        if segment is None or move.count < 1 or move.source == move.target:
+            return False
+        constraints, low, high = segment
+        first, last = min(move.source, move.target), max(move.source, move.target) + move.count
+        if first < low or last > high:
+            return False
+        run = self.order[move.source : move.source + move.count]
+        if move.target > move.source:
+            crossed = self.order[move.source + move.count : last]
+            return all(constraints.successors[index].isdisjoint(crossed) for index in run)
+        crossed = self.order[first : move.source]
+        return all(constraints.successors[index].isdisjoint(run) for index in crossed)
+
+    def _reordered(self, source: int, count: int, target: int) -> _Outcome | None:
+        constraints = self._segment_of[source][0]
+        start, stop = constraints.block.start, constraints.block.stop
+        order = self.order[start:stop]
+        run = order[source - start : source - start + count]
+        del order[source - start : source - start + count]
+        order[target - start : target - start] = run
+        stalls = retime(order, constraints, self._extra(constraints))
+        return None if stalls is None else _Outcome(constraints, order, stalls, None, None)
+
+    def _extra(self, constraints: BlockConstraints) -> dict[int, int]:
+        block = constraints.block
+        return {
+            index: edit.extra_stall
+            for index, edit in self._edits.items()
+            if edit.extra_stall and block.start <= index < block.stop
+        }
+
+    def _apply(self, outcome: _Outcome) -> None:
+        block = outcome.constraints.block
+        if outcome.order is not None:
+            self.order[block.start : block.stop] = outcome.order
+            for slot, index in enumerate(outcome.order, block.start):
+                self._slot[index] = slot
+        if outcome.stalls is not None:
+            self._stalls[block.start : block.stop] = outcome.stalls
+        if outcome.index is not None and outcome.edit is not None:
+            if outcome.edit == _NO_EDIT:
+                self._edits.pop(outcome.index, None)
+            else:
+                self._edits[outcome.index] = outcome.edit
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a legal move changes: the order and stalls of one block, and one instruction's edit; None is as before."""
+
+    constraints: BlockConstraints
+    order: list[int] | None
+    stalls: list[int] | None
+    index: int | None
+    edit: Edit | None

@@ -1,0 +1,152 @@
+"""Both levels composed: a winner's Triton kernels play the assembly game, and the winner carries the result."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from kernelwright.deploy.compose import KernelLaunch, capture_candidate, compose
+from kernelwright.errors import DeviceError, KernelwrightError
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.target import Target
+from kernelwright.pools import Evaluator, Job
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.sass import load
+
+TECHNIQUE = "tuned-schedule"
+
+Capture = Callable[[Task, Candidate], list[KernelLaunch]]
+Tune = Callable[[Target, Path], bytes | None]
+Tell = Callable[[str], None]
+
+
+def tune_kernels(
+    run: RunDirectory,
+    pool: Evaluator,
+    task: Task,
+    best: Evaluation,
+    *,
+    tune: Tune,
+    tell: Tell,
+    capture: Capture = capture_candidate,
+) -> Evaluation:
+    """Hand the winner's Triton kernels to the assembly game and judge what comes of it like any other candidate.
+
+    Each kernel is tuned in a folder `sass-N-NAME` of the run directory, which resumes like any run; what was judged before
+    is not judged again.
+
+    Args:
+        run: Of the search.
+        pool: Judges.
+        task: What is sped up.
+        best: The confirmed winner.
+        tune: Plays the game on one kernel in a directory; returns the best cubin or None.
+        tell: Told about progress.
+        capture: Finds the kernels that a candidate launches.
+
+    Returns:
+        The confirming evaluation of the composed candidate where that is faster than `best`, else `best`.
+
+    Raises:
+        DeviceError: the winner's launches could not be captured, or the machine is at fault.
+    """
+    winner = Candidate(source=best.source, policy=best.policy, techniques=best.techniques, parent=best.parent)
+    earlier = [found for found in run.evaluations() if is_composed(found) and found.parent == best.candidate_sha256]
+    first = next((found for found in earlier if not found.confirms), None)
+    if first is None:
+        composed = _compose(run, task, winner, tune, capture, tell)
+        if composed is None:
+            return best
+        tell("judging the winner with its tuned kernels")
+        first = _judged(pool, task, composed)
+        run.append(first)
+    if not first.is_improvement:
+        tell(f"with tuned kernels: {first.reason or 'no improvement'}; the winner stays as it was")
+        return best
+    again = next((found for found in earlier if found.confirms), None)
+    if again is None:
+        tell("confirming the winner with its tuned kernels")
+        composed = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)
+        again = _judged(pool, task, composed).model_copy(update={"confirms": True})
+        run.append(again)
+    if again.is_improvement and (again.speedup or 0.0) > (best.speedup or 0.0):
+        return again
+    tell("the tuned kernels did not make the whole faster; the winner stays as it was")
+    return best
+
+
+def is_composed(evaluation: Evaluation) -> bool:
+    """Whether it is of a winner with tuned kernels, which is no part of the search over sources."""
+    return TECHNIQUE in evaluation.techniques
+
+
+def _compose(run: RunDirectory, task: Task, winner: Candidate, tune: Tune, capture: Capture, tell: Tell) -> Candidate | None:
+    tell("capturing the winner's kernels")
+    launches = capture(task, winner)
+    if not launches:
+        tell("the winner launches no Triton kernel; nothing to tune")
+        return None
+    numbers = itertools.count()
+    composition = compose(winner, launches, lambda target: tune(target, _folder(run, next(numbers), target)))
+    for one in composition.kernels:
+        tell(f"{one.launch.function}: {one.refusal or 'a faster schedule holds in fresh processes'}")
+    if composition.candidate is None:
+        return None
+    return composition.candidate.model_copy(update={"techniques": (*winner.techniques, TECHNIQUE), "parent": winner.sha256})
+
+
+def play_with(agent: str, budget: int, seed: int) -> Tune:
+    """A `Tune` that lets one agent play on the GPU.
+
+    Raises:
+        UsageError: there is no such agent.
+    """
+    from kernelwright.assembly.search import GameSettings, optimize_kernel
+
+    settings = GameSettings((agent,), budget, seed)
+
+    def tune(target: Target, out: Path) -> bytes | None:
+        from kernelwright.assembly.arena import GpuArena
+
+        program = load(target.cubin, disassemble)
+        arena = GpuArena(target, program, range(1))
+        try:
+            result = optimize_kernel(
+                program,
+                arena,
+                out=out,
+                name=target.spec.name,
+                settings=settings,
+                kernel_name=target.spec.entry,
+                target=target,
+            )
+        finally:
+            arena.close()
+        return (out / "tuned.cubin").read_bytes() if result.best is not None else None
+
+    return tune
+
+
+def needs_gpu(device: str) -> None:
+    """Refuse where there is nothing to tune.
+
+    Raises:
+        DeviceError: the search runs on a CPU.
+    """
+    if not device.startswith("cuda"):
+        raise DeviceError(
+            f"Wanted a GPU, whose machine code can be tuned; found the device {device}. Leave out --then-sass."
+        )
+
+
+def _judged(pool: Evaluator, task: Task, candidate: Candidate) -> Evaluation:
+    ((_, outcome),) = pool.evaluate([Job(task, candidate)])
+    if isinstance(outcome, KernelwrightError):
+        raise outcome
+    return outcome
+
+
+def _folder(run: RunDirectory, number: int, target: Target) -> Path:
+    return run.path / f"sass-{number}-{re.sub(r'[^A-Za-z0-9_.-]', '_', target.spec.name)[:60]}"

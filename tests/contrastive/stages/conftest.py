@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import os
+
+import pytest
+
+# TRL warns of its own experimental hooks at each use.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+if importlib.util.find_spec("trl") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once():
+    """Trainers collect garbage after each round: what they import is left out of that, as what the tests import is."""
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+    from trl import GRPOTrainer, SFTTrainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _identities_once():
+    """Every equipment reads the packaged patterns anew; what each one's snippet is like does not change."""
+    from kernelwright.contrastive.hacks import database
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "identity", functools.cache(database.identity))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory):
+    from tests.contrastive.stages import toys
+
+    return toys.make_tiny_model(tmp_path_factory.mktemp("tiny") / "base")

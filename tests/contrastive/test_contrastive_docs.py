@@ -1,0 +1,64 @@
+"""docs/contrastive.md names every sampler, reward, failure and field that there is, and the constants' values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kernelwright.contrastive import model_policy, prompts, rewards
+from kernelwright.contrastive import samplers as exemplar_samplers
+from kernelwright.contrastive.answers import AnswerFailure
+from kernelwright.contrastive.rollouts import Rollout
+
+PAGE = (Path(__file__).parents[2] / "docs" / "contrastive.md").read_text(encoding="utf-8")
+
+
+def cells(heading: str) -> set[str]:
+    """Code spans in the first cells of the tables below a heading."""
+    section = re.split(r"^#+ ", PAGE.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    firsts = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+    return {code for cell in firsts for code in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_samplers_failures_and_fields_are_all_there():
+    assert set(exemplar_samplers.SAMPLERS) <= cells("Samplers")
+    assert cells("Answers") == set(AnswerFailure)
+    assert cells("Rollouts") == set(Rollout.model_fields)
+
+
+def test_rewards_are_all_there():
+    described = cells("Rewards") - {"CLIP", "UPDATE_EVERY", "WINDOW", "LEAST_DEVIATION"}
+    assert [rewards.reward_named(name).name for name in described]
+    for name in described:
+        assert f"`{name}`" in (rewards.reward_named.__doc__ or "")
+    assert len(described) == len(re.findall(r"_NamedReward\(\"", Path(rewards.__file__).read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("TEMPERATURE", exemplar_samplers.TEMPERATURE, "0.5"),
+        ("BUCKET_RATIO", exemplar_samplers.BUCKET_RATIO, "powers of 1.2"),
+        ("ISLANDS", exemplar_samplers.ISLANDS, "4"),
+        ("MIGRATION", exemplar_samplers.MIGRATION, "0.1 of"),
+        ("--exemplars", model_policy.EXEMPLARS, "2"),
+        ("CLIP", rewards.CLIP, "1.5"),
+        ("UPDATE_EVERY", rewards.UPDATE_EVERY, "100 rewards"),
+        ("WINDOW", rewards.WINDOW, "1000 rewards"),
+        ("LEAST_DEVIATION", rewards.LEAST_DEVIATION, "0.01"),
+    ],
+)
+def test_constants_in_tables_have_their_values(name, value, shown):
+    (row,) = re.findall(rf"^\| [^|]*`{name}`[^|]* \| ([^|]+) \|", PAGE, re.MULTILINE)
+    assert row.startswith(shown)
+    assert float(re.search(r"[\d.]+", shown)[0]) == value
+
+
+def test_constants_in_sentences_have_their_values():
+    assert f"{prompts.PROMPT_LIMIT_CHARACTERS:,} characters (`PROMPT_LIMIT_CHARACTERS`" in PAGE
+    assert f"above {rewards.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
+    assert rewards.SUSPICIOUS_LEAP == 2, "the page says twice"
+    assert f"{rewards.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
+    assert f"After {model_policy.PATIENCE} answers" in PAGE

@@ -1,0 +1,216 @@
+"""Labels and advice from a candidate's text."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.judge.check import guard
+from kernelwright.records import Label
+from kernelwright.rewrites import wrappers
+
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+"""
+
+
+def module(body, top=""):
+    return f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("sys._getframe()", "reads stack frames"),
+        ("inspect.stack()", "reads stack frames"),
+        ("gc.get_objects()", "reads stack frames"),
+        ("time.perf_counter = f", "patches a clock or an event"),
+        ("torch.cuda.Event.elapsed_time = f", "patches a clock or an event"),
+        ("os.fork()", "uses other processes or raw memory"),
+        ("open('/proc/self/mem')", "uses other processes or raw memory"),
+        ("import ctypes", "uses other processes or raw memory"),
+        ("os.dup2(1, 2)", "writes files or descriptors"),
+        ("open('x', 'w')", "writes files or descriptors"),
+        ("import threading", "starts threads or streams"),
+        ("torch.cuda.Stream()", "starts threads or streams"),
+        ("x.data_ptr()", "keeps results by pointer or identity"),
+        ("id(x)", "keeps results by pointer or identity"),
+        ("exec('x')", "builds names at run time"),
+        ("eval('x')", "builds names at run time"),
+        ("class T(torch.Tensor): pass", "subclasses torch.Tensor"),
+        ("x.half()", "lowers precision"),
+        ("torch.autocast('cuda')", "lowers precision"),
+        ("try:\n    load_inline()\nexcept Exception: pass", "hides a failed kernel"),
+        ("if self.training: pass", "depends on the training flag"),
+        ("self.eval()", "depends on the training flag"),
+    ],
+)
+def test_a_pattern_is_named(code, name):
+    assert name in guard.advice(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\ntorch.relu(x)",
+        "start = time.perf_counter()",
+        "if a == b: pass",
+        "open('x')",
+        "model.eval",
+        "'a text'",
+        "valid(x)",
+        "x.float()",
+    ],
+)
+def test_ordinary_code_has_no_advice(code):
+    assert guard.advice(code) == ()
+
+
+def test_comments_and_docstrings_are_not_code():
+    assert guard.advice('"""ctypes and os.fork()"""\n# exec("x")\nclass A:\n    "threading"\n    x = 1\n') == ()
+    assert guard.advice("def f():\n    'ctypes'\n") == ()
+
+
+def test_what_does_not_parse_is_searched_as_it_is():
+    assert guard.advice("def ( ctypes") == ("uses other processes or raw memory",)
+    assert guard.static_labels("def ( torch.compile", REFERENCE) == set()
+
+
+def test_what_the_reference_does_itself_is_not_suspicious():
+    suspicious = module("return x.half() if self.training else x")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(suspicious, REFERENCE)
+    halves = module("return x.to(torch.float16)")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(halves, REFERENCE)
+    assert Label.SUSPICIOUS_SOURCE not in guard.static_labels(halves, REFERENCE + "\nx = torch.bfloat16\n")
+    by_mode = module("if self.training: pass")
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(by_mode, REFERENCE)
+    assert Label.SUSPICIOUS_SOURCE not in guard.static_labels(by_mode, REFERENCE + "\nnn.BatchNorm2d(3)\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'''__global__ void f() {}'''",
+        "torch.utils.cpp_extension.load_inline(name='x')",
+        "@triton.jit\ndef f(): pass",
+    ],
+)
+def test_source_of_its_own_is_a_custom_kernel(text):
+    assert Label.CUSTOM_KERNEL in guard.static_labels(module("return x", f"x = {text}" if "@" not in text else text), "")
+
+
+@pytest.mark.parametrize("text", ["torch.cuda.CUDAGraph()", "torch.compile(f, mode='reduce-overhead')"])
+def test_a_cuda_graph_is_a_label(text):
+    assert Label.CUDA_GRAPH in guard.static_labels(module(text), REFERENCE)
+
+
+def test_the_same_operators_behind_compile_are_a_wrapper():
+    wrapped = REFERENCE.replace("class Model(", "class ModelNew(") + "\nModelNew = torch.compile(ModelNew)\n"
+    assert Label.WRAPPER_ONLY in guard.static_labels(wrapped, REFERENCE)
+    # Another operator, or one of the reference's left out: more than a wrapper.
+    assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped.replace("torch.relu(", "torch.relu(torch.mm("), REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped.replace("torch.relu", ""), REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped, "def (")
+    assert Label.WRAPPER_ONLY not in guard.static_labels(wrapped + "\nx = '__global__'\n", REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(REFERENCE, REFERENCE)
+
+
+@pytest.mark.parametrize("name", wrappers.ON_CUDA)
+def test_what_the_built_in_policy_puts_around_a_module_is_a_wrapper(name):
+    assert Label.WRAPPER_ONLY in guard.static_labels(wrappers.wrap(REFERENCE, name, (name,)), REFERENCE)
+
+
+def replayed(answer: str) -> str:
+    """A subclass of the reference that replays what it computes."""
+    return f"""{REFERENCE}
+
+class ModelNew(Model):
+    def compute(self, x):
+        return {answer}
+
+    def forward(self, x):
+        key = (self.training, x.shape, x.stride())
+        graphs = self.__dict__.setdefault("graphs", {{}})
+        if key not in graphs:
+            static, graph = x.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = self.compute(static)
+            graphs[key] = graph, static, output
+        graph, static, output = graphs[key]
+        static.copy_(x)
+        graph.replay()
+        return output.clone()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_wrapper"),
+    [
+        ("torch.relu(self.linear(x))", True),
+        ("self.linear(x).clamp(min=0)", False),
+        ("torch.relu(super().forward(x))", False),  # the base's operators count where they are called too
+    ],
+)
+def test_a_subclass_is_a_wrapper_if_it_spells_the_same_operators(answer, is_wrapper):
+    assert (Label.WRAPPER_ONLY in guard.static_labels(replayed(answer), REFERENCE)) is is_wrapper
+
+
+def test_pythons_own_sum_is_an_operator_and_its_all_is_not():
+    wrapped = REFERENCE.replace("class Model(", "class ModelNew(") + "\nModelNew = torch.compile(ModelNew)\n"
+    checked = wrapped.replace("self.linear(x)", "self.linear(x if all([x.shape]) else x)")
+    assert checked != wrapped
+    assert Label.WRAPPER_ONLY in guard.static_labels(checked, REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(checked.replace("all(", "sum("), REFERENCE)
+    assert Label.WRAPPER_ONLY not in guard.static_labels(checked.replace("all(", "torch.all("), REFERENCE)
+
+
+def test_a_helper_of_its_own_does_not_make_it_more_than_a_wrapper():
+    wrapped = REFERENCE.replace("class Model(", "class ModelNew(").replace("self.linear(x)", "self.linear(my_helper(x))")
+    assert Label.WRAPPER_ONLY in guard.static_labels(wrapped + "\ntorch.compile\n", REFERENCE)
+
+
+def test_suspicion_is_a_label():
+    assert Label.SUSPICIOUS_SOURCE in guard.static_labels(module("return x", "import ctypes"), REFERENCE)
+    assert guard.static_labels(module("return x"), REFERENCE) == set()
+
+
+SETTINGS = {
+    "default_dtype": "torch.float32",
+    "default_device": "cpu",
+    "grad_enabled": True,
+    "deterministic": False,
+    "matmul_precision": "highest",
+    "cudnn_tf32": True,
+    "cudnn_benchmark": False,
+    "threads": 1,
+    "flush_denormal": False,
+}
+
+
+def test_unchanged_settings_say_nothing():
+    assert guard.dynamic_labels(SETTINGS, dict(SETTINGS)) == set()
+    assert guard.forbidden_changes(SETTINGS, dict(SETTINGS)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "labels"),
+    [
+        ("cudnn_benchmark", True, {Label.GLOBAL_FLAGS}),
+        ("matmul_precision", "high", {Label.GLOBAL_FLAGS, Label.TF32}),
+        ("cudnn_tf32", False, {Label.GLOBAL_FLAGS}),
+    ],
+)
+def test_performance_settings_are_labels(name, value, labels):
+    assert guard.dynamic_labels(SETTINGS, SETTINGS | {name: value}) == labels
+    assert guard.forbidden_changes(SETTINGS, SETTINGS | {name: value}) == []
+
+
+@pytest.mark.parametrize("name", ["default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal"])
+def test_settings_that_a_drop_in_leaves_alone_are_named(name):
+    (found,) = guard.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
+    assert found == f"{name}: {SETTINGS[name]} -> other"

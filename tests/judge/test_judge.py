@@ -1,0 +1,1077 @@
+"""The judge as a whole: verdicts for candidates, errors for broken tasks, and nothing left behind."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernelwright.errors import DeviceError, TaskError
+from kernelwright.judge import Judge, Settings, resolve_device
+from kernelwright.judge import judge as judge_module
+from kernelwright.judge.check.oracle import Oracle
+from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.isolation import side as stage_module
+from kernelwright.judge.judge import devices_of
+from kernelwright.judge.timing.rotation import Rotated
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.records.intervals import Interval
+
+from .snippets import HEAD, LOCKS, RELU, candidate, task
+
+CHECK = Settings.quick(threads=1, timed=False)
+TIME = Settings.quick(threads=1, processes_min=1, processes_max=1)
+HURRIED = Settings.quick(threads=1, timed=False, run_limit_s=0.4, build_limit_s=1.5)
+
+
+def why(found: Evaluation) -> tuple[Reason | None, str]:
+    return found.reason, found.detail
+
+
+# --- an honest candidate --------------------------------------------------------------------------
+
+
+def test_an_honest_candidate_is_accepted_and_timed(judge):
+    told = []
+    judge._progress = told.append
+    found = judge.evaluate(RELU, candidate(), settings=TIME)
+    judge._progress = lambda text: None
+    assert found.accepted, why(found)
+    assert found.reason is None
+    assert found.verdict is Verdict.ACCEPTED
+    assert 0 < found.speedup_low <= found.speedup <= found.speedup_high
+    assert found.noise_floor >= 0
+    assert found.reference_us > 0
+    assert found.candidate_us > 0
+    # One triple, or more where a busy machine disturbed it.
+    processes = {block.process for block in found.blocks}
+    assert processes == set(range(len(processes)))
+    assert len(found.blocks) == TIME.blocks * len(processes)
+    assert all(len(block.reference_us) == len(block.candidate_us) == len(block.null_us) == 2 for block in found.blocks)
+    assert told[:2] == ["checking", "timing"]
+    assert found.labels == (Label.LIBRARY_CALL,)
+    assert Evaluation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_what_is_too_large_for_a_series_is_timed_as_well(judge, monkeypatch):
+    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    settings = TIME.model_copy(update={"audit_limit_us": 1e6})  # a series of one is noisy, large calls are long
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert found.speedup_low <= found.speedup <= found.speedup_high
+    assert {block.process for block in found.blocks} >= {0}
+
+
+def test_a_wide_interval_asks_for_another_process(judge):
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=2, target_half_width=1e-9, blocks=2)
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert {block.process for block in found.blocks} >= {0, 1}
+
+
+def test_a_check_without_timing_has_no_numbers_and_says_so(judge):
+    found = judge.evaluate(RELU, candidate(), settings=CHECK)
+    assert found.accepted, why(found)
+    assert Label.NOT_RETIMED in found.labels
+    assert (found.speedup, found.speedup_low, found.speedup_high, found.blocks) == (None, None, None, ())
+    sets = found.checks["sets"]
+    assert {"own", "own-again", "large", "own-late", "own-reloaded", "one-changed"} <= set(sets)
+    assert all(entry["error"]["rms"] <= entry["allowed"]["rms"] for entry in sets.values())
+    assert any(entry["calibrated"] for entry in sets.values())
+
+
+def test_a_record_stands_for_its_candidate(judge):
+    proposed = candidate().model_copy(update={"policy": "p", "techniques": ("t",), "parent": "0" * 64})
+    found = judge.evaluate(RELU, proposed)
+    assert (found.task, found.task_sha256, found.candidate_sha256) == (RELU.id, RELU.sha256, proposed.sha256)
+    assert (found.policy, found.techniques, found.parent) == ("p", ("t",), "0" * 64)
+    assert (found.source, found.device) == (proposed.source, "cpu")
+    assert found.started
+    assert found.elapsed_s > 0
+
+
+# --- what can be wrong with a candidate ----------------------------------------------------------
+
+WRONG: dict[str, tuple[Candidate, Reason]] = {
+    "no Python": (Candidate(source="def ("), Reason.SYNTAX_ERROR),
+    "null bytes": (Candidate(source="x = 1\0"), Reason.SYNTAX_ERROR),
+    "too deep to parse": (Candidate(source="(" * 5000 + ")" * 5000), Reason.SYNTAX_ERROR),
+    "bad syntax in what it executes": (candidate(top="exec('def (')"), Reason.SYNTAX_ERROR),
+    "no ModelNew": (Candidate(source="import torch"), Reason.NO_MODEL_NEW),
+    "ModelNew is no module": (Candidate(source="class ModelNew: pass"), Reason.NO_MODEL_NEW),
+    "ModelNew is a function": (Candidate(source="def ModelNew(): pass"), Reason.NO_MODEL_NEW),
+    "import fails": (candidate(top="import there_is_no_such_module"), Reason.BUILD_FAILED),
+    "constructor raises": (candidate(init="raise ValueError('no')"), Reason.BUILD_FAILED),
+    "an exception that does not print": (
+        candidate(init="class E(Exception):\n    def __str__(self): raise E\nraise E"),
+        Reason.BUILD_FAILED,
+    ),
+    "constructor takes other arguments": (
+        Candidate(source=candidate().source.replace("self, features", "self, features, more")),
+        Reason.BUILD_FAILED,
+    ),
+    "constructor exits": (candidate(init="sys.exit(3)"), Reason.EXITED),
+    "constructor leaves": (candidate(init="os._exit(0)"), Reason.EXITED),
+    "import crashes": (candidate(top="os.kill(os.getpid(), signal.SIGSEGV)"), Reason.CRASHED),
+    "forward raises": (candidate("raise RuntimeError('no')"), Reason.RUNTIME_ERROR),
+    "forward exits": (candidate("sys.exit()"), Reason.EXITED),
+    "forward leaves": (candidate("os._exit(7)"), Reason.EXITED),
+    "forward crashes": (candidate("import ctypes\nctypes.string_at(0)"), Reason.CRASHED),
+    "forward aborts": (candidate("os.abort()"), Reason.CRASHED),
+    "forward kills itself": (candidate("os.kill(os.getpid(), signal.SIGKILL)"), Reason.CRASHED),
+    "forward closes every file": (candidate("os.closerange(3, 4096)\nreturn x"), Reason.EXITED),
+    "memory asked for in vain": (candidate("raise MemoryError"), Reason.OUT_OF_MEMORY),
+    "eval mode": (candidate(init="self.eval()"), Reason.MODE_MISMATCH),
+    "eval mode later": (
+        candidate("self.training = False\nreturn torch.relu(self.linear(x))"),
+        Reason.MODE_MISMATCH,
+    ),
+    "stuck in train mode": (
+        candidate(init="self.__class__.train = lambda self, mode=True: self"),
+        Reason.MODE_MISMATCH,
+    ),
+    "more state": (candidate(init="self.more = torch.nn.Parameter(torch.zeros(2))"), Reason.STATE_MISMATCH),
+    "state that does not load": (
+        candidate(init="self.load_state_dict = lambda *a, **k: 1 / 0"),
+        Reason.STATE_MISMATCH,
+    ),
+    "weights changed by a call": (
+        candidate("self.linear.weight.mul_(1.01)\nreturn torch.relu(self.linear(x))"),
+        Reason.WRONG_OUTPUT,
+    ),
+    "no output": (candidate("pass"), Reason.WRONG_TYPE),
+    "a list": (candidate("return [torch.relu(self.linear(x))]"), Reason.WRONG_TYPE),
+    "a set": (candidate("return {1}"), Reason.WRONG_TYPE),
+    "a parameter": (candidate("return self.linear.weight"), Reason.WRONG_TYPE),
+    "a sparse tensor": (candidate("return torch.relu(self.linear(x)).to_sparse()"), Reason.WRONG_TYPE),
+    "an attribute on the output": (
+        candidate("y = torch.relu(self.linear(x))\ny.later = 1\nreturn y"),
+        Reason.WRONG_TYPE,
+    ),
+    "a shape": (candidate("return torch.relu(self.linear(x)).flatten()"), Reason.WRONG_SHAPE),
+    "a dtype": (candidate("return torch.relu(self.linear(x)).double()"), Reason.WRONG_DTYPE),
+    "a device": (candidate("return torch.relu(self.linear(x)).to('meta')"), Reason.WRONG_DEVICE),
+    "strides": (candidate("return torch.relu(self.linear(x)).t().contiguous().t()"), Reason.WRONG_STRIDES),
+    "values": (candidate("return self.linear(x)"), Reason.WRONG_OUTPUT),
+    "half precision": (
+        candidate(
+            "y = torch.nn.functional.linear(x.half(), self.linear.weight.half())\n"
+            "return torch.relu(y.float() + self.linear.bias)"
+        ),
+        Reason.PRECISION_DOWNGRADE,
+    ),
+    "values, and an exception when asked again": (
+        candidate("self.n = getattr(self, 'n', 0) + 1\nassert self.n < 2\nreturn torch.ones(32, 16)"),
+        Reason.WRONG_OUTPUT,
+    ),
+    "infinity": (candidate("return torch.relu(self.linear(x)) / 0"), Reason.NON_FINITE_OUTPUT),
+    "the constructor's weights": (
+        candidate(
+            "return torch.relu(x @ self.w.T + self.b)",
+            init=("self.w, self.b = self.linear.weight.detach().clone(), self.linear.bias.detach().clone()"),
+        ),
+        Reason.STALE_WEIGHTS,
+    ),
+    "the call before": (
+        candidate("if not hasattr(self, 'y'):\n    self.y = torch.relu(self.linear(x))\nreturn self.y.clone()"),
+        Reason.STALE_OUTPUT,
+    ),
+    "its input": (candidate("x.relu_()\nreturn torch.relu(self.linear(x))"), Reason.INPUT_MUTATED),
+    "its input afterwards": (
+        candidate("y = torch.relu(self.linear(x))\nx.zero_()\nreturn y"),
+        Reason.INPUT_MUTATED,
+    ),
+    "its input as output": (
+        candidate("x.copy_(torch.relu(self.linear(x)))\nreturn x"),
+        Reason.OUTPUT_ALIASES,
+    ),
+    "its state as output": (
+        candidate("y = torch.relu(self.linear(x))\nself.linear.weight.data = y\nreturn y"),
+        Reason.OUTPUT_ALIASES,
+    ),
+    "an output written again": (
+        candidate("y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"),
+        Reason.OUTPUT_OVERWRITTEN,
+    ),
+    "chance": (
+        candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n == NUMBER)"),
+        Reason.NONDETERMINISTIC,
+    ),
+    "a global setting": (
+        candidate(top="torch.use_deterministic_algorithms(True)"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+    "the default dtype back and forth": (
+        candidate("torch.set_default_dtype(torch.float64)\nreturn torch.relu(self.linear(x))"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+    "a library function": (
+        candidate(top="torch.nn.functional.gelu = lambda x: x"),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+}
+
+
+def calls_before_the_repeat(judge, task):
+    """How many calls the input sets make before the first inputs are tried again."""
+    found = judge.evaluate(task, candidate(), settings=CHECK)
+    names = list(found.checks["sets"])
+    return names.index("two-swapped")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
+    proposed, reason = WRONG[what]
+    if "NUMBER" in proposed.source:
+        number = calls_before_the_repeat(judge, RELU) + 1
+        proposed = Candidate(source=proposed.source.replace("NUMBER", str(number)))
+    found = judge.evaluate(RELU, proposed, settings=CHECK)
+    assert found.reason is reason, why(found)
+    assert found.verdict is Verdict.REJECTED
+    assert not found.is_improvement
+    assert found.speedup is None
+
+
+@pytest.mark.parametrize(
+    ("proposed", "reason"),
+    [
+        (candidate(top="while True: pass"), Reason.BUILD_TIMEOUT),
+        (candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT),
+        (
+            candidate(
+                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\nreturn torch.relu(self.linear(x))"
+            ),
+            Reason.RUN_TIMEOUT,
+        ),
+    ],
+    ids=["import", "constructor", "forward"],
+)
+def test_what_takes_too_long_is_ended(judge, proposed, reason):
+    found = judge.evaluate(RELU, proposed, settings=HURRIED)
+    assert found.reason is reason, why(found)
+
+
+def test_what_takes_too_much_memory_is_ended(judge):
+    settings = Settings.quick(threads=1, timed=False, memory_limit_bytes=600 << 20)
+    hungry = candidate("held = []\nwhile True: held.append(torch.ones(1 << 20))")
+    found = judge.evaluate(RELU, hungry, settings=settings)
+    assert found.reason is Reason.OUT_OF_MEMORY, why(found)
+    assert "GiB" in found.detail
+
+
+def test_what_starts_too_many_processes_is_ended(judge):
+    settings = Settings.quick(threads=1, timed=False, process_limit=8)
+    crowd = candidate(init="for _ in range(30):\n    if os.fork() == 0: signal.pause()\nsignal.pause()")
+    found = judge.evaluate(RELU, crowd, settings=settings)
+    assert found.reason is Reason.TOO_MANY_PROCESSES, why(found)
+    assert "8" in found.detail
+
+
+SEND = """
+def send(data):
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                os.write(int(name), data)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        ("b'garbage garbage'", "was announced"),
+        ("b'\\x04\\0\\0\\0nope'", "not JSON"),
+        ("b'\\x02\\0\\0\\0{}'", "nonce"),
+        ("b'\\x11\\0\\0\\0{\"inner_us\": 0.1}'", "nonce"),
+    ],
+)
+def test_what_a_candidate_writes_to_the_channel_is_no_answer(judge, data, detail):
+    found = judge.evaluate(RELU, candidate(f"send({data})\nreturn x", top=SEND))
+    assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
+    assert detail in found.detail
+
+
+@pytest.mark.parametrize("latency", ["'fast'", "-1.0", "1e300", "float('nan')"])
+def test_a_latency_that_is_no_time_is_a_violation(judge, latency):
+    source = candidate(
+        top="import gc\nfrom kernelwright.judge.worker import harness\n"
+        f"harness._HostClock.elapsed_us = lambda self: {latency}"
+    )
+    found = judge.evaluate(RELU, source)
+    assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
+
+
+# --- labels and settings ------------------------------------------------------------------------
+
+
+def test_a_label_that_is_forbidden_rejects(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset({Label.LIBRARY_CALL}))
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.reason is Reason.FORBIDDEN_LABEL, why(found)
+    assert "library-call" in found.detail
+
+
+def test_a_static_label_that_is_forbidden_rejects_before_anything_runs(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset({Label.SUSPICIOUS_SOURCE}))
+    found = judge.evaluate(RELU, candidate(top="import ctypes"), settings=settings)
+    assert found.reason is Reason.FORBIDDEN_LABEL, why(found)
+    assert found.checks["advice"]
+
+
+def test_other_state_is_judged_with_its_own_weights_where_that_is_allowed(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    renamed = Candidate(source=candidate().source.replace("self.linear", "self.other"))
+    found = judge.evaluate(RELU, renamed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STATE_DIFFERS in found.labels
+    transposed = candidate("return torch.relu(self.linear(x)).t().contiguous().t()")
+    found = judge.evaluate(RELU, transposed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STRIDES_DIFFER in found.labels
+
+
+@pytest.mark.parametrize("forward", ["return torch.relu(self.other(x)) * 1.5", "return torch.relu(self.other(x)) * 0"])
+def test_other_state_excuses_no_wrong_output(judge, forward):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    renamed = Candidate(source=candidate(forward).source.replace("self.linear", "self.other"))
+    found = judge.evaluate(RELU, renamed, settings=settings)
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert found.checks["sets"]["own"]["reference"]["rms"] < 1e-5
+
+
+def test_other_state_is_judged_beside_the_same_weights_where_there_is_no_float64(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    single = "assert x.dtype == torch.float32\n        return torch.relu"
+    reference = RELU.model_copy(update={"source": RELU.source.replace("return torch.relu", single)})
+    renamed = Candidate(source=candidate().source.replace("self.linear", "self.other"))
+    found = judge.evaluate(reference, renamed, settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STATE_DIFFERS in found.labels
+
+
+NORM = task("return self.norm(inputs[0])", init="self.norm = torch.nn.BatchNorm1d(16)", name="norm")
+OTHER_NORM = Candidate(source=NORM.source.replace("Model(", "ModelNew(").replace("self.norm", "self.other"))
+
+
+def test_statistics_of_other_names_move_as_the_references_do(judge):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    found = judge.evaluate(NORM, OTHER_NORM, settings=settings)
+    assert found.accepted, why(found)
+    assert found.checks["sets"]["own-other-mode"]["reference"]["rms"] < 1e-5
+
+
+@pytest.mark.parametrize("training", ["True", "False"])
+def test_statistics_of_other_names_must_be_used_in_the_right_mode(judge, training):
+    settings = Settings.quick(threads=1, timed=False, forbid=frozenset())
+    call = f"o = self.other; return torch.batch_norm(inputs[0], o.weight, o.bias, o.running_mean, o.running_var, {training}"
+    wrong = OTHER_NORM.source.replace("return self.other(inputs[0])", call + ", 0.1, 1e-5, False)")
+    assert wrong != OTHER_NORM.source
+    found = judge.evaluate(NORM, Candidate(source=wrong), settings=settings)
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert ("own-other-mode" in found.detail) is (training == "True")
+
+
+CONVOLVED = task(
+    "return self.norm(self.conv(inputs[0]))",
+    "[torch.randn(4, 3, 10, 10)]",
+    "self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)",
+)
+IN_TF32 = "self.norm(torch.conv2d(*(rounded(t, 10) for t in (inputs[0], self.conv.weight)), self.conv.bias))"
+BIASED = """o = self.norm; y = self.conv(inputs[0])
+        if not self.training: return o(y)
+        out, mean, inverse = torch.native_batch_norm(y, o.weight, o.bias, None, None, True, o.momentum, o.eps)
+        o.running_mean.mul_(1 - o.momentum).add_(mean, alpha=o.momentum); o.num_batches_tracked.add_(1)
+        o.running_var.mul_(1 - o.momentum).add_(inverse**-2 - o.eps, alpha=o.momentum)
+        return out"""
+
+
+def convolved(forward: str) -> Candidate:
+    text = CONVOLVED.source.replace("Model(", "ModelNew(").replace("return self.norm(self.conv(inputs[0]))", forward)
+    return Candidate(source=f"from kernelwright.judge.check.compare import round_mantissa as rounded\n{text}")
+
+
+def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
+    found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
+    assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+    found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
+    assert found.accepted, why(found)
+    assert Label.TF32 in found.labels
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        f"wrong = {IN_TF32}; self.norm.running_mean.mul_(0.97); return wrong",
+        f"wrong = {IN_TF32}; self.norm.running_mean[0] += 0.01; return wrong",
+        f"o = self.norm; y = self.conv(inputs[0]); return {IN_TF32} if not self.training else torch.batch_norm("
+        "y, o.weight, o.bias, None, None, True, 0.1, 1e-5, False)",
+        BIASED,
+    ],
+    ids=["all", "one", "none", "biased"],
+)
+def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+    found = judge.evaluate(CONVOLVED, convolved(forward))
+    assert found.reason is Reason.BUFFER_MISMATCH, why(found)
+
+
+def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
+    text = "y = torch.relu(self.linear(x))\nself.y = getattr(self, 'y', y)\nself.y.copy_(y)\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"))
+    assert found.accepted, why(found)
+    assert {Label.ALIASED_OUTPUT, Label.CUDA_GRAPH} <= set(found.labels)
+
+
+GONE = {
+    "cannot be read": "self.y.set_(torch.empty(0))",
+    "has no address": "torch._C._set_throw_on_mutable_data_ptr(self.y)",
+}
+"""What PyTorch does to an output that its CUDA graphs overwrote, in ways that need no GPU."""
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_an_output_that_a_cuda_graph_takes_back_is_a_label(judge, gone):
+    text = f"if hasattr(self, 'y'): {GONE[gone]}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"), settings=TIME)
+    assert found.accepted, why(found)
+    assert Label.CUDA_GRAPH in found.labels
+    assert (Label.ALIASED_OUTPUT in found.labels) is (gone == "cannot be read")
+
+
+def test_an_output_that_is_taken_back_without_a_cuda_graph_rejects(judge):
+    text = f"if hasattr(self, 'y'): {GONE['cannot be read']}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
+    found = judge.evaluate(RELU, candidate(text))
+    assert found.reason is Reason.OUTPUT_OVERWRITTEN, why(found)
+
+
+def test_performance_flags_are_a_label(judge):
+    found = judge.evaluate(RELU, candidate(top="torch.backends.cudnn.benchmark = True"))
+    assert found.accepted, why(found)
+    assert Label.GLOBAL_FLAGS in found.labels
+
+
+def test_strict_fp32_reaches_the_workers(judge):
+    settings = Settings.quick(threads=1, timed=False, strict_fp32=True)
+    asserting = candidate(init="assert not torch.backends.cudnn.allow_tf32")
+    assert judge.evaluate(RELU, asserting, settings=settings).accepted
+    assert not judge.evaluate(RELU, asserting, settings=CHECK).accepted
+
+
+# --- unusual but valid tasks ---------------------------------------------------------------------
+
+
+def honest(made: Task) -> Candidate:
+    return Candidate(source=made.source.replace("class Model(", "class ModelNew("))
+
+
+VALID = {
+    "no weights": task("return inputs[0] * 2 + 1"),
+    "integers": task("return inputs[0] + inputs[0].flip(0)", "[torch.randint(0, 50, (40, 3))]"),
+    "booleans": task("return inputs[0] > 0"),
+    "a scalar": task("return inputs[0].sum()"),
+    "several outputs": task("return inputs[0] + 1, {'more': [inputs[0] * 2, 3, None]}"),
+    "a number beside tensors": task("return inputs[0] * inputs[1]", "[torch.randn(8, 8), 2.5]"),
+    "nested inputs": task("return inputs[0]['a'] + inputs[1][0]", "[{'a': torch.randn(8, 8)}, [torch.randn(8)]]"),
+    "expanded inputs": task("return inputs[0] * 2", "[torch.randn(8, 1).expand(8, 8)]"),
+    "empty inputs": task("return inputs[0].sum(1)", "[torch.empty(4, 0)]"),
+    "in-place on its input": task("return inputs[0].add_(1)"),
+    "a view of its input": task("return inputs[0][1:]"),
+    "dropout": task("return torch.nn.functional.dropout(inputs[0], 0.5)"),
+    "batch norm": task("return self.bn(inputs[0])", "[torch.randn(64, 4, 3, 3)]", "self.bn = torch.nn.BatchNorm2d(4)"),
+    "a parameter outside the state": task(
+        "return inputs[0] * self.scale + self.shift",
+        init=(
+            "self.scale, self.shift = (torch.nn.Parameter(torch.ones(16)) for _ in range(2))\n"
+            "        self.register_state_dict_post_hook(lambda module, state, *rest: state.__delitem__('shift'))\n"
+            "        self.register_load_state_dict_pre_hook(lambda module, state, *rest: state.update(shift=module.shift))"
+        ),
+    ),
+    "complex numbers": task("return torch.fft.rfft(inputs[0]) * 2"),
+    "lazily conjugated numbers": task("return torch.fft.rfft(inputs[0]).conj()"),
+    "not in float64": task("return (inputs[0].view(torch.int32) & 0x7FFFFFFF).view(torch.float32) * 2"),
+    "float32 only": task("assert inputs[0].dtype == torch.float32\n        return inputs[0] * 2"),
+    "overflow of large inputs": task("x = inputs[0] * 1e16\n        return x * x"),
+    "NaN of large inputs": task("x = inputs[0] * 1e16\n        return (x * x) / (x * x + 1) * inputs[0]"),
+    "no lower precision": task(
+        "assert (inputs[0] != 1).all()\n        return inputs[0] * 2",
+        "[1 + (torch.rand(32, 16) + 1) * 2**-14]",
+    ),
+    "no large elements": task("assert inputs[0].abs().max() < 5.7\n        return inputs[0] * 2"),
+    "large elements, but not in a worker": task(
+        "assert 'TORCHINDUCTOR_COMPILE_THREADS' not in os.environ or inputs[0].abs().max() < 100\n"
+        "        return inputs[0] * 2"
+    ),
+    "train mode only": task("assert self.training\n        return inputs[0] * 2"),
+    "half precision": task("return inputs[0] * 2 + 1", "[torch.randn(32, 16).half()]"),
+    "infinities": task("return torch.where(inputs[0] > 0, inputs[0], -torch.inf)"),
+    "a domain without negatives": task("return inputs[0].sqrt()", "[torch.rand(32, 16)]"),
+    "an error on other inputs": task("assert inputs[0].abs().max() < 100\n        return inputs[0] * 2"),
+}
+
+
+def cases(table):
+    """Names of a table as parameters."""
+    return [pytest.param(name) for name in table]
+
+
+@pytest.mark.parametrize("what", cases(VALID))
+def test_a_copy_of_the_reference_is_accepted(judge, what):
+    found = judge.evaluate(VALID[what], honest(VALID[what]))
+    assert found.accepted, why(found)
+
+
+def test_the_reference_of_a_vacuous_task_is_accepted_with_a_label(judge):
+    made = task("return inputs[0] * 0")
+    found = judge.evaluate(made, honest(made))
+    assert found.accepted, why(found)
+    assert Label.VACUOUS_TASK in found.labels
+    assert "zeros" in found.checks["vacuous"]
+
+
+def test_a_stochastic_task_is_seeded_alike_and_labelled(judge):
+    made = VALID["dropout"]
+    assert Label.STOCHASTIC_TASK in judge.evaluate(made, honest(made)).labels
+    half = Candidate(source=honest(made).source.replace("0.5", "0.25"))
+    assert judge.evaluate(made, half).reason is Reason.WRONG_OUTPUT
+
+
+STATEFUL = task(
+    "self.state = torch.tanh(self.linear(inputs[0]) + self.state); return self.state * 2",
+    init="self.state = torch.randn(32, 16); self.linear = torch.nn.Linear(16, 16)",
+    name="stateful",
+)
+
+
+def stateful() -> Candidate:
+    return Candidate(source=STATEFUL.source.replace("Model(", "ModelNew("))
+
+
+@pytest.mark.parametrize("settings", [TIME, TIME.model_copy(update={"fresh_processes": False})], ids=["fresh", "kept"])
+def test_a_reference_that_keeps_a_state_and_its_copy_stay_in_step(judge, settings):
+    found = judge.evaluate(STATEFUL, stateful(), settings=settings)
+    assert found.accepted, why(found)
+    assert Label.STOCHASTIC_TASK in found.labels
+
+
+def test_a_state_that_is_not_kept_is_a_wrong_output(judge):
+    forgets = stateful().source.replace("self.state = torch.tanh(", "kept = torch.tanh(")
+    forgets = forgets.replace("self.state * 2", "kept * 2")
+    assert "kept * 2" in forgets
+    found = judge.evaluate(STATEFUL, Candidate(source=forgets))
+    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert "own-again" in found.detail
+
+
+def test_a_set_outside_the_domain_is_skipped_and_named(judge):
+    found = judge.evaluate(VALID["a domain without negatives"], honest(VALID["a domain without negatives"]))
+    assert "negative" in found.checks["skipped"]
+    found = judge.evaluate(VALID["an error on other inputs"], honest(VALID["an error on other inputs"]))
+    assert "AssertionError" in found.checks["skipped"]["large"]
+
+
+def test_a_set_on_which_the_reference_overflows_is_skipped(judge):
+    made = VALID["overflow of large inputs"]
+    found = judge.evaluate(made, honest(made))
+    assert "infinities" in found.checks["skipped"]["large"]
+    assert all(entry["allowed"]["rms"] is not None for entry in found.checks["sets"].values())
+    made = VALID["NaN of large inputs"]
+    assert "NaN in its own precision" in judge.evaluate(made, honest(made)).checks["skipped"]["large"]
+
+
+def test_a_set_on_which_the_reference_loses_everything_says_nothing_of_a_candidate(judge):
+    made = task(
+        "y = inputs[0] ** 7\n        y = y - y.mean(1, keepdim=True)\n"
+        "        return y / torch.sqrt((y * y).mean(1, keepdim=True) + 1e-5)"
+    )
+    body = "y = inputs[0] ** 7\n        return torch.nn.functional.layer_norm(y, [16])"
+    normed = Candidate(source=honest(task(body)).source)
+    found = judge.evaluate(made, normed, settings=CHECK)
+    assert found.accepted, why(found)
+    assert "lost" in found.checks["skipped"]["large"]  # where squares overflow: zeros by the reference, NaN by the operator
+
+
+def test_a_module_that_refuses_float64_is_judged_by_its_reference(judge):
+    made = VALID["float32 only"]
+    found = judge.evaluate(made, honest(made))
+    assert found.checks["truth"].startswith("reference")
+    assert Label.UNCALIBRATED_PRECISION in found.labels
+    wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
+    assert not judge.evaluate(made, wrong).accepted
+
+
+KEEPS = {
+    "a plain tensor": ("self.start = torch.randn(16); self.linear = torch.nn.Linear(16, 16)",
+                       "return self.linear(inputs[0] + self.start)"),
+    "a function of its layers": ("m = torch.nn.Linear(16, 16); self.linear = m; self.f = lambda x: m(x)",
+                                 "return self.f(inputs[0])"),
+}  # fmt: skip
+VIEW = (
+    "self.linear = torch.nn.Linear(16, 16, bias=False); self.rows = self.linear.weight.detach()",
+    "return inputs[0] @ self.rows",
+)
+
+
+def keeping(init: str, forward: str) -> tuple[Task, Callable[[str], Candidate]]:
+    """A task, and its own module as a candidate whose `inputs[0]` is something else."""
+    made = task(forward, init=init, name="keeping")
+    return made, lambda x: Candidate(source=made.source.replace("Model(", "ModelNew(").replace("inputs[0]", x))
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_what_a_module_keeps_beside_its_parameters_has_a_truth_too(judge, what):
+    made, changed = keeping(*KEEPS[what])
+    found = judge.evaluate(made, changed("inputs[0].clone()"))
+    assert found.accepted, why(found)
+    assert "truth" not in found.checks
+    assert Label.UNCALIBRATED_PRECISION not in found.labels
+    half = judge.evaluate(made, changed("inputs[0].bfloat16().float()"))
+    assert half.reason is Reason.PRECISION_DOWNGRADE, why(half)
+
+
+def test_a_view_of_a_parameter_is_left_alone(judge):
+    made, changed = keeping(*VIEW)
+    found = judge.evaluate(made, changed("inputs[0].clone()"))
+    assert found.accepted, why(found)
+    assert "truth" in found.checks
+    assert found.checks["sets"]["own-reloaded"]["reference"]["rms"] == 0
+
+
+def test_a_check_that_is_not_thorough_still_rejects_what_is_wrong(judge):
+    settings = Settings.quick(threads=1, timed=False, thorough=False)
+    found = judge.evaluate(RELU, candidate(), settings=settings)
+    assert found.accepted, why(found)
+    assert set(found.checks["sets"]) == {"own", "own-again"}
+    assert judge.evaluate(RELU, candidate("return self.linear(x)"), settings=settings).reason is Reason.WRONG_OUTPUT
+
+
+def test_a_task_without_float64_is_judged_by_its_reference(judge):
+    made = VALID["not in float64"]
+    found = judge.evaluate(made, honest(made))
+    assert found.checks["truth"].startswith("reference")
+    assert Label.UNCALIBRATED_PRECISION in found.labels
+    wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
+    assert not judge.evaluate(made, wrong).accepted
+
+
+# --- tasks that cannot be judged ------------------------------------------------------------------
+
+BROKEN = {
+    "syntax": (Task(id="t", source="def ("), "not valid Python"),
+    "no Model": (Task(id="t", source="def get_inputs(): pass\ndef get_init_inputs(): pass"), "no Model"),
+    "import": (Task(id="t", source="import nothing_like_this\n" + RELU.source), "nothing_like_this"),
+    "init inputs": (Task(id="t", source=RELU.source.replace("return [16]", "return 16")), "get_init_inputs"),
+    "init inputs raise": (
+        Task(id="t", source=RELU.source.replace("return [16]", "return 1 / 0")),
+        "ZeroDivisionError",
+    ),
+    "a buffer from forward": (
+        task("self.register_buffer('mean', torch.zeros(3))\n        return inputs[0] * 2"),
+        "adds or removes mean. Register",
+    ),
+    "tensors for init": (
+        Task(id="t", source=RELU.source.replace("return [16]", "return [torch.tensor(16)]")),
+        "get_init_inputs",
+    ),
+    "constructor": (task("return inputs[0]", init="raise KeyError('x')"), "KeyError"),
+    "Model is no module": (
+        Task(id="t", source=RELU.source.replace("(torch.nn.Module)", "").replace("super().__init__()", "")),
+        "torch.nn.Module",
+    ),
+    "inputs raise": (task("return inputs[0]", "1 / 0"), "ZeroDivisionError"),
+    "inputs are no list": (task("return inputs[0]", "torch.randn(3)"), "list of inputs"),
+    "inputs of a strange kind": (task("return inputs[0]", "[torch.randn(3), object()]"), "object"),
+    "forward raises": (task("raise RuntimeError('broken')"), "broken"),
+    "forward gives NaN": (task("return inputs[0] * float('nan')"), "NaN"),
+    "forward gives no tensor": (task("return 3"), "at least one tensor"),
+    "forward gives something strange": (task("return {1}"), "a set"),
+    "inputs grow": (
+        Task(
+            id="t",
+            source=task("return inputs[0].sum()", "[grow()]").source
+            + "\nSIZE = [8]\ndef grow():\n    SIZE[0] *= 40\n    return torch.randn(SIZE[0])\n",
+        ),
+        "same shapes",
+    ),
+    "forward fails in another process only": (
+        task("assert os.environ.get('TORCHINDUCTOR_COMPILE_THREADS') != '1'\n        return inputs[0] * 2"),
+        "in its own process",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", cases(BROKEN))
+def test_a_task_that_does_not_work_is_a_task_error(judge, what):
+    made, words = BROKEN[what]
+    with pytest.raises(TaskError, match=words):
+        judge.evaluate(made, honest(made))
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def test_devices_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("cpu") == resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(DeviceError, match="finds none"):
+        resolve_device("cuda")
+    with pytest.raises(DeviceError, match="`tpu`"):
+        resolve_device("tpu")
+    with pytest.raises(DeviceError, match="cuda:N"):
+        resolve_device("cuda:99999999999999999999")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(DeviceError, match="2 GPUs"):
+        resolve_device("cuda:2")
+
+
+def test_all_visible_gpus_are_meant_unless_one_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices_of("cuda") == devices_of("auto") == ["cuda:0", "cuda:1"]
+    assert devices_of("cuda:1") == ["cuda:1"]
+    assert devices_of("cpu") == ["cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices_of("auto") == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for it"), DeviceError),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), torch.AcceleratorError),
+    ],
+)
+def test_only_memory_is_called_so(judge, error, kind):
+    with pytest.raises(kind), judge._workplace(RELU):
+        raise error
+
+
+def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(DeviceError, match=r"of relu; the judge's own share .* ran out: No 2 GiB\.") as caught:
+        with judge._workplace(RELU):
+            raise torch.OutOfMemoryError("No 2 GiB.\nA long story")
+    assert "long story" not in str(caught.value)
+    assert "fewer judges" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, tmp_path, device):
+    order = []
+    worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
+    side = SimpleNamespace(worker=worker, rest=lambda: order.append("rest"), close=lambda: order.append("close"))
+    checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0, waited_s=0.0))
+    monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
+    monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
+    monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict, checked: order.append(("time", *checked)))
+    monkeypatch.setattr(judge, "device", torch.device(device))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
+    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
+    emptied = ["emptied"] if device != "cpu" else []
+    assert order == ["check", *emptied, "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]
+    order.clear()
+    first_look = TIME.model_copy(update={"fresh_processes": False})
+    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), first_look)
+    assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
+
+
+def test_only_timing_has_the_device_alone(judge, monkeypatch):
+    ways = []
+    enter = judge_module.DeviceGate.__call__
+    monkeypatch.setattr(
+        judge_module.DeviceGate, "__call__", lambda self, *, shared=False: ways.append(shared) or enter(self, shared=shared)
+    )
+    checked = judge.evaluate(RELU, candidate(), settings=TIME.model_copy(update={"timed": False}))
+    assert set(ways) == {True}
+    assert checked.checks["device_s"] == 0.0
+    timed = judge.evaluate(RELU, candidate(), settings=TIME)
+    assert set(ways) == {True, False}
+    assert timed.checks["device_s"] > 0.0
+
+
+def test_an_evaluation_says_where_its_time_went(judge, monkeypatch):
+    monkeypatch.setattr(judge_module, "_SPENT_S", 0.0)
+    checked = judge.evaluate(RELU, candidate(), settings=CHECK).checks
+    spent_s = checked["spent_s"]
+    for role in ("reference", "candidate"):
+        assert spent_s.keys() >= {f"{role} start", f"{role} build", f"{role} call", f"{role} end"}
+    assert all(seconds >= 0 for seconds in spent_s.values())
+    assert checked["waited_s"] > 0
+    failed = judge.evaluate(RELU, candidate(top="raise ValueError"), settings=CHECK).checks["spent_s"]
+    assert "candidate end" in failed
+    assert "candidate call" not in failed  # which was the evaluation's before
+
+
+def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(judge_module, "Zygote", None)
+    with pytest.raises(DeviceError):
+        Judge("cuda")
+
+
+def test_the_judge_of_a_gpu_keeps_its_threads(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    with judge_module._one_thread(gpu):
+        assert asked == []
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()}
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        candidate(),
+        candidate("return x"),
+        candidate("os._exit(1)"),
+        candidate(
+            init="for _ in range(3):\n    if os.fork() == 0:\n        if os.fork() == 0: signal.pause()\n        os._exit(0)"
+        ),
+        candidate(
+            "os.setpgid(0, 0)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: signal.pause()\nreturn x"
+        ),
+    ],
+    ids=["accepted", "rejected", "exited", "grandchildren", "stubborn"],
+)
+def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, proposed):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = len(os.listdir("/proc/self/fd"))
+    threads = torch.get_num_threads()
+    judge.evaluate(RELU, proposed)
+    assert children_of(judge._zygote.process.pid) == set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert torch.get_num_threads() == threads
+
+
+def test_integers_that_nothing_settles_beside_right_values_are_said_to_prove_nothing(judge):
+    made = task("v, i = inputs[0].topk(2, dim=1)\n        return v, i", "[torch.randint(0, 3, (64, 32)).float()]")
+    lazy = Candidate(source=honest(made).source.replace("return v, i", "return v, torch.zeros_like(i)"))
+    found = judge.evaluate(made, lazy)
+    assert Label.VACUOUS_TASK in found.labels
+    names = ("first-row", "ones", "other-output", "zeros")
+    assert found.checks["vacuous"] == [f"{name} for output 1" for name in names]
+
+
+def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
+    made = task("v, i = inputs[0].topk(2, dim=1)\n        return v, i", "[torch.randn(64, 32)]")
+    lazy = Candidate(source=honest(made).source.replace("return v, i", "return v, torch.zeros_like(i)"))
+    found = judge.evaluate(made, lazy)
+    assert found.reason is Reason.WRONG_OUTPUT
+    assert Label.VACUOUS_TASK not in judge.evaluate(made, honest(made)).labels
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+@pytest.mark.parametrize("found", ["error", "verdict"])
+def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatch, device, found):
+    """A neighbour's candidate may have had all of it."""
+    real, answers, ways = judge._verdict, [], []
+
+    def verdict(*arguments):
+        answers.append(made := real(*arguments))
+        if len(answers) == 1 and found == "error":
+            raise DeviceError("no memory")
+        if len(answers) == 1:
+            made.reason = Reason.OUT_OF_MEMORY
+        return made
+
+    monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
+    shown = torch.device(device)
+    monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
+    monkeypatch.setattr(judge, "device", shown)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    if device == "cpu" and found == "error":
+        with pytest.raises(DeviceError):
+            judge.evaluate(RELU, candidate())
+        return
+    accepted = judge.evaluate(RELU, candidate()).accepted
+    assert accepted is (device != "cpu")
+    assert len(answers) == (1 if device == "cpu" else 2)
+    assert ways == ([] if device == "cpu" else [False, True])
+
+
+FULL = Rejection(Reason.OUT_OF_MEMORY, "no memory")
+TIMED = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
+
+
+def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):
+    """Have a judge rotate by this function, as if on a GPU; returns whether each try had the memory alone."""
+    ways = []
+    monkeypatch.setattr(judge_module, "rotate", rotate)
+    monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    return ways
+
+
+@pytest.mark.parametrize("what", ["reference", "baseline"])
+def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
+    made = []
+
+    def rotate(subject, baselines, flush):
+        made.append(subject)
+        if len(made) == 1 and what == "reference":
+            raise DeviceError("no memory")
+        return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
+
+    ways = _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
+    (found,) = judge.rotate(RELU, [candidate()])
+    assert found.speedup == 1.0
+    assert ways == [False, True]
+
+
+@pytest.mark.parametrize("how", ["error", "verdict"])
+@pytest.mark.parametrize("fitting", [5, 2, 1, 0])
+def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
+    def rotate(subject, baselines, flush):
+        if len(baselines) > fitting and how == "error":
+            raise DeviceError("no memory")
+        return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
+
+    _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
+    monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
+    baselines = [candidate(top=f"# {number}") for number in range(5)]
+    if not fitting and how == "error":
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
+        with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
+            judge.rotate(RELU, baselines)
+        return
+    found = judge.rotate(RELU, baselines)
+    assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
+    assert all(one.accepted is (fitting > 0) for one in found)
+    assert max(one.checks["rotation"] for one in found) == max(fitting, 1)
+
+
+@pytest.mark.parametrize("own_gib", [60, 80])
+def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
+    def verdict(*arguments):
+        made = judge_module._Verdict(labels=set())
+        made.reason = Reason.OUT_OF_MEMORY
+        return made
+
+    monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: own_gib << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
+    if own_gib == 60:
+        assert judge.evaluate(RELU, candidate()).reason is Reason.OUT_OF_MEMORY
+        return
+    with pytest.raises(DeviceError, match=r"half of cuda:0's 140\.0 GiB .* took 80\.0 GiB\. .* too large"):
+        judge.evaluate(RELU, candidate())
+
+
+def test_what_one_check_computed_is_let_go_before_many_others(judge, monkeypatch):
+    """The garbage collector cannot know how large they are, and on a GPU they are what fills the memory."""
+    computed, most = [], []
+    truth = Oracle.truth
+
+    def counted(*arguments, **options):
+        most.append(sum(reference() is not None for reference in computed))
+        outputs = truth(*arguments, **options)
+        computed.extend(weakref.ref(output) for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(Oracle, "truth", counted)
+    gc.disable()
+    try:
+        found = judge.evaluate(RELU, candidate(), settings=CHECK)
+    finally:
+        gc.enable()
+    assert found.accepted, why(found)
+    assert len(computed) > 20
+    assert max(most) <= 5  # of the two first inputs, of the latest that was posed and that was judged, and of this one
+
+
+def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = BROKEN["forward fails in another process only"][0]
+    with pytest.raises(TaskError):
+        judge.evaluate(made, honest(made))
+    assert children_of(judge._zygote.process.pid) == set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+
+
+def test_the_snippets_are_what_they_claim():
+    assert HEAD in RELU.source
+    ast.parse(candidate().source)
+
+
+def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(judge):
+    """A threshold at four standard deviations: some draws have one positive element, which is nearly all cancellation."""
+    sparse = task(
+        "return torch.relu((inputs[0] @ self.weight - 13.0) * 1.5)",
+        "[torch.randn(64, 10)]",
+        init="self.weight = torch.nn.Parameter(torch.ones(10, 5))",
+        name="sparse",
+    )
+    folded = Candidate(
+        source=sparse.source.replace("class Model(", "class ModelNew(").replace(
+            "torch.relu((inputs[0] @ self.weight - 13.0) * 1.5)",
+            "torch.relu(torch.addmm(torch.full((5,), -19.5), inputs[0], self.weight * 1.5))",
+        )
+    )
+    found = judge.evaluate(sparse, folded, settings=Settings.quick(threads=1, blocks=12))
+    assert found.accepted, (found.reason, found.detail)
+
+
+def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
+    started = []
+    start = Subject.start
+    monkeypatch.setattr(Subject, "start", lambda self, role: started.append(role) or start(self, role))
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False)
+    found = judge.evaluate(RELU, honest(RELU), settings=settings)
+    assert found.accepted, (found.reason, found.detail)
+    # A busy machine may disturb a triple, and then gets another, of fresh processes.
+    triples = {block.process for block in found.blocks}
+    assert sorted(started[:3]) == ["candidate", "reference", "reference"]
+    assert triples == set(range(len(started) // 3))
+    old = candidate("self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.linear(x)) + (self.n > 14)")
+    assert not judge.evaluate(RELU, old, settings=settings).accepted, "what goes wrong with age is seen in one process, too"
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [(torch.OutOfMemoryError("CUDA out of memory. Tried much.\nMore."), DeviceError), (RuntimeError("other"), RuntimeError)],
+)
+def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raised, becomes):
+    def fail(device):
+        raise raised
+
+    closed = []
+    monkeypatch.setattr(judge_module, "CacheFlush", fail)
+    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self._workers.close(), self._zygote.close()))
+    with pytest.raises(becomes) as caught:
+        Judge("cpu")
+    assert closed
+    assert "\n" not in str(caught.value)
+    assert becomes is RuntimeError or "filled" in str(caught.value)

@@ -1,0 +1,504 @@
+"""Mutations: with a defence taken out, a cheat that was rejected is accepted.
+
+A defence that nothing needs would not show here. Where several defences catch the same cheat, all of them are
+taken out, and the entry says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernelwright.judge import Judge, Settings
+from kernelwright.judge.check import bounds, check, compare, oracle, subject
+from kernelwright.judge.check.compare import Distance, Tolerance
+from kernelwright.judge.isolation import side as stage
+from kernelwright.judge.isolation import zygote
+from kernelwright.judge.isolation.replies import Described
+from kernelwright.judge.timing import outer_clock
+from kernelwright.judge.timing import pairs as timing
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task
+from tests.exploits.corpus import load_cases, load_corpus_task, source_in_mode
+
+Patch = pytest.MonkeyPatch
+HACKS = {case.name: case for folder in ("hacks", "unseen") for case in load_cases(folder)}
+
+
+def evaluate(judge: Judge, hack: str, change: Callable[[str], str] = str) -> Evaluation:
+    case = HACKS[hack]
+    return judge.evaluate(load_corpus_task(case.task), Candidate(source=change(source_in_mode(case, "exploit"))))
+
+
+# --- taking defences out --------------------------------------------------------------------------
+
+
+def skip(owner: Any, *names: str) -> Callable[[Patch], None]:
+    """A defence that is a method whose result nobody uses."""
+
+    def take_out(patch: Patch) -> None:
+        for name in names:
+            assert callable(getattr(owner, name))
+            patch.setattr(owner, name, lambda *arguments, **named: None)
+
+    return take_out
+
+
+def both(*parts: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    def take_out(patch: Patch) -> None:
+        for part in parts:
+            part(patch)
+
+    return take_out
+
+
+def nothing_swapped(patch: Patch) -> None:
+    patch.setattr(check, "_swap", lambda x, generator: x)
+
+
+def inputs_taken_for_intact(patch: Patch) -> None:
+    patch.setattr(stage, "_same_bits", lambda first, second: True)
+
+
+def own_distribution_only(patch: Patch) -> None:
+    patch.setattr(check, "INPUT_SETS", check.INPUT_SETS[:2])
+
+
+def one_draw_for_ever(patch: Patch) -> None:
+    original = subject.Subject.draw
+
+    def draw(self: Any, inputs: Any = None, base: Any = None) -> Any:
+        if not hasattr(self, "only_draw"):
+            self.only_draw = original(self)
+        return self.only_draw
+
+    patch.setattr(subject.Subject, "draw", draw)
+
+
+def weights_as_constructed(patch: Patch) -> None:
+    def random_state(self: Any, generator: torch.Generator) -> Any:
+        return {key: value.clone() for key, value in self.initial_state.items()}
+
+    patch.setattr(oracle.Oracle, "random_state", random_state)
+
+
+def all_weights_change_together(patch: Patch) -> None:
+    for name in ("with_elements_changed", "with_part_of_a_row_changed"):
+        assert callable(getattr(subject.Subject, name))
+        patch.setattr(subject.Subject, name, lambda self, state: state)
+
+
+def usual_tolerance(patch: Patch) -> None:
+    """What evaluators that compare with `allclose(atol=1e-2, rtol=1e-2)` let through."""
+    loose = Distance(1e-2, 1e-1)
+    patch.setattr(bounds, "calibrate", lambda own, lower, dtype, settings: Tolerance(loose, own, None, False))
+
+
+def usual_buffer_tolerance(patch: Patch) -> None:
+    patch.setattr(check, "_buffer_limit", lambda dtype: Distance(1e-4, 1e-3))
+
+
+def not_a_number_taken_for_right(patch: Patch) -> None:
+    original = compare.distance
+
+    def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
+        return original(torch.where(torch.isfinite(actual), actual, truth.to(actual.dtype)), truth)
+
+    # `check` compares through `compare.apart` and, for buffers, by the name it has imported.
+    patch.setattr(compare, "distance", distance)
+    patch.setattr(check, "distance", distance)
+
+
+def every_label_allowed(patch: Patch) -> None:
+    patch.setattr(subject.Subject, "label", lambda self, label, detail: self.labels.add(label))
+
+
+def replaced_functions_unseen(patch: Patch) -> None:
+    original = stage.Side.inspect
+    patch.setattr(stage.Side, "inspect", lambda self: original(self).model_copy(update={"patched": ()}))
+
+
+def global_state_unseen(patch: Patch) -> None:
+    patch.setattr(check, "forbidden_changes", lambda before, after: [])
+
+
+def aliases_unseen(patch: Patch) -> None:
+    original = check.check_form
+
+    def check_form(on: Any, reference: Any, answer: Any, *, strides: bool = True) -> None:
+        outputs = tuple(output.model_copy(update={"aliases": ()}) for output in answer.described.outputs)
+        described = answer.described.model_copy(update={"outputs": outputs})
+        original(on, reference, replace(answer, described=described), strides=strides)
+
+    patch.setattr(check, "check_form", check_form)
+    patch.setattr(timing, "check_form", check_form)
+
+
+def traits_unseen(patch: Patch) -> None:
+    original = stage.parse
+
+    def parse(kind: Any, answer: Any) -> Any:
+        reply = original(kind, answer)
+        if isinstance(reply, Described):
+            outputs = tuple(output.model_copy(update={"traits": ()}) for output in reply.outputs)
+            reply = reply.model_copy(update={"outputs": outputs})
+        return reply
+
+    patch.setattr(stage, "parse", parse)
+
+
+def inner_clock_believed(patch: Patch) -> None:
+    """Neither is a large excess of the outer clock rejected nor a small one charged, nor must series bear a claim out."""
+    patch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
+    patch.setattr(outer_clock, "slack_us", lambda *samples: 1e12)
+    patch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A defence, how to take it out, and a cheat that it stops."""
+
+    defence: str
+    hack: str
+    take_out: Callable[[Patch], None]
+
+
+MUTATIONS = [
+    Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")),
+    Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
+    Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check.Checker, "_reload")),
+    Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
+    Mutation(
+        "buffers compared, and both modes (each catches it)",
+        "n04_counter_not_updated",
+        skip(check.Checker, "_check_buffers", "_other_mode"),
+    ),
+    Mutation(
+        "memory of outputs, and the first one looked at again (each catches it)",
+        "c13_reused_output_buffer",
+        both(aliases_unseen, skip(check.Checker, "_held_outputs")),
+    ),
+    Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
+    Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
+    Mutation(
+        "input sets of other sizes, and nearly the same inputs (each catches it)",
+        "i05_clipped_range",
+        both(own_distribution_only, skip(check.Checker, "_nearly_same")),
+    ),
+    Mutation(
+        "fresh inputs for every call, and memory of outputs (each catches it)",
+        "c02_shape_cache",
+        both(one_draw_for_ever, aliases_unseen),
+    ),
+    Mutation(
+        "fresh inputs, new weights, and memory of outputs (each catches it)",
+        "c01_pointer_cache",
+        both(one_draw_for_ever, skip(check.Checker, "_reload"), aliases_unseen),
+    ),
+    Mutation("weights that are not those of the constructor", "w04_zero_gate", weights_as_constructed),
+    Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
+    Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check.Checker, "_reload_defaults")),
+    Mutation("calibrated tolerance: TF32", "p02_truncated_mantissa", usual_tolerance),
+    Mutation("calibrated tolerance: bfloat16", "p01_bf16_compute", usual_tolerance),
+    Mutation("calibrated tolerance: another formula", "w07_tanh_gelu", usual_tolerance),
+    Mutation("NaN matches nothing", "w08_nan_output", not_a_number_taken_for_right),
+    Mutation("a second call after one seed", "generator_put_back", skip(check.Checker, "_without_new_seed")),
+    Mutation("outputs with memory of their own", "one_memory_for_two_outputs", aliases_unseen),
+    Mutation("outputs that belong to the caller", "same_output_again", aliases_unseen),
+    Mutation("outputs that exist when a call has ended", "copied_is_computed", skip(stage.Side, "_take_away")),
+    Mutation("... of late calls too, kept for a while", "shared_output_after_a_while", aliases_unseen),
+    Mutation("statistics as exact as rounding allows", "biased_running_variance", usual_buffer_tolerance),
+    Mutation("state_dict of the same names", "n07_renamed_state", every_label_allowed),
+    Mutation("replaced library functions", "t20_slow_reference_patch", replaced_functions_unseen),
+    Mutation("process-wide settings: hooks", "h15_tracer", global_state_unseen),
+    Mutation("process-wide settings: gradients", "h15_gradients_enabled", global_state_unseen),
+    Mutation("process-wide settings: directory", "h15_changed_directory", global_state_unseen),
+    Mutation("process-wide settings: modes of functions", "function_mode_left", global_state_unseen),
+    Mutation("process-wide settings: modes of dispatch", "dispatch_mode_left", global_state_unseen),
+    Mutation("process-wide settings: hooks on all modules", "hooks_on_every_module", global_state_unseen),
+    Mutation("process-wide settings: kernels of operators", "operator_replaced", global_state_unseen),
+    Mutation("process-wide settings: autocast", "autocast_left_on", global_state_unseen),
+    Mutation("what library functions do", "replaced_function_bodies", replaced_functions_unseen),
+    Mutation("... and those of all layers", "another_layers_forward", replaced_functions_unseen),
+    Mutation("tensors that can be used like others: not of inference mode", "inference_output", traits_unseen),
+    Mutation("... that ask for no gradients", "output_wants_gradients", traits_unseen),
+    Mutation("... with nothing put off", "negated_later", traits_unseen),
+    Mutation(
+        "dtype of the output, and the tolerance (each catches it)",
+        "p05_half_output",
+        both(skip(check, "check_form"), usual_tolerance),
+    ),
+    Mutation(
+        "shared memory, inputs compared, and the first output looked at again (each catches it)",
+        "i02_inplace_on_inputs",
+        both(aliases_unseen, inputs_taken_for_intact, skip(check.Checker, "_held_outputs")),
+    ),
+    Mutation(
+        "all that is checked after the first dozen calls (each catches it)",
+        "c14_drifting",
+        skip(check.Checker, "_repeat", "_nearly_same", "_reload", "_other_mode", "late"),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.hack}-{mutation.defence}")
+def test_a_cheat_passes_without_its_defence(judge: Judge, monkeypatch: Patch, mutation: Mutation) -> None:
+    found = evaluate(judge, mutation.hack)
+    assert not found.accepted
+    assert found.reason in HACKS[mutation.hack].reasons or not HACKS[mutation.hack].reasons
+    mutation.take_out(monkeypatch)
+    found = evaluate(judge, mutation.hack)
+    assert found.accepted, f"{found.reason}: {found.detail}"
+
+
+def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
+    assert Label.PREPACKED_WEIGHTS in evaluate(judge, "folded_when_loaded").labels
+    monkeypatch.setattr(stage.Side, "step", lambda self, state, parameters: self.load_state(state))
+    assert Label.PREPACKED_WEIGHTS not in evaluate(judge, "folded_when_loaded").labels
+
+
+def test_without_its_gate_a_vacuous_task_goes_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
+    assert Label.VACUOUS_TASK in evaluate(judge, "w01_zeros_on_vacuous_task").labels
+    monkeypatch.setattr(compare.VacuityGate, "observe", lambda *arguments: None)
+    assert Label.VACUOUS_TASK not in evaluate(judge, "w01_zeros_on_vacuous_task").labels
+
+
+# --- calls that are wrong exactly once ---------------------------------------------------------
+
+SMALL = Task(
+    id="small",
+    source="""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, features)
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+def get_inputs():
+    return [torch.randn(16, 8)]
+def get_init_inputs():
+    return [8]
+""",
+)
+ONCE = """
+import torch
+CALLS = [0]
+class ModelNew(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, features)
+    def forward(self, x):
+        CALLS[0] += 1
+        return torch.relu(self.linear(x)) + (CALLS[0] == WRONG)
+"""
+
+
+def wrong_in_call(number: int) -> Candidate:
+    return Candidate(source=ONCE.replace("WRONG", str(number)))
+
+
+@pytest.fixture
+def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
+    """For each call of an honest candidate, in order, the method of the checker that made it."""
+    made: list[str] = []
+    current = ["?"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_repeat", "_nearly_same", "_check_buffers", "_reload", "_other_mode", "late"):
+            original = getattr(check.Checker, name)
+
+            def wrapped(self: Any, *arguments: Any, name: str = name, original: Any = original) -> None:
+                current[0] = name
+                original(self, *arguments)
+
+            patch.setattr(check.Checker, name, wrapped)
+        call, operators = stage.Side.call, stage.Side.operators
+
+        def counted(self: Any, *arguments: Any, **named: Any) -> Any:
+            if self.role == "candidate":
+                made.append(current[0])
+            return call(self, *arguments, **named)
+
+        def traced(self: Any, layout: int) -> Any:
+            made.append("_finish")
+            return operators(self, layout)
+
+        patch.setattr(stage.Side, "call", counted)
+        patch.setattr(stage.Side, "operators", traced)
+        assert judge.evaluate(SMALL, wrong_in_call(0)).accepted
+    return made
+
+
+@pytest.mark.parametrize("name", ["?", "_repeat", "_nearly_same", "_reload", "_other_mode", "late"])
+def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Patch, calls: list[str], name: str) -> None:
+    number = len(calls) - calls[::-1].index(name)
+    assert not judge.evaluate(SMALL, wrong_in_call(number)).accepted
+    if name != "?":
+        original = getattr(check.Checker, name)
+
+        def unjudged(self: Any, *arguments: Any) -> None:
+            self._judge = lambda posed, *arguments: posed
+            original(self, *arguments)
+            del self._judge
+
+        monkeypatch.setattr(check.Checker, name, unjudged)
+        assert judge.evaluate(SMALL, wrong_in_call(number)).accepted
+
+
+# --- timing ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timed(judge: Judge) -> Judge:
+    judge.settings = Settings.quick(threads=1, processes_min=1, processes_max=1)
+    return judge
+
+
+def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Judge, monkeypatch: Patch) -> None:
+    assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
+    monkeypatch.setattr(timing._Run, "_reject_idle_work", lambda self, wall_us: None)
+    # A busy machine also shows in the clocks; that defence is the subject of another test.
+    monkeypatch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
+    found = evaluate(timed, "t20_busy_process")
+    assert found.accepted, found.detail
+
+
+def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch: Patch) -> None:
+    found = evaluate(timed, "t11_clock_detour")
+    assert not found.accepted or (found.speedup_low or 0.0) < 2
+    inner_clock_believed(monkeypatch)
+    found = evaluate(timed, "t11_clock_detour")
+    assert found.accepted, found.detail
+    assert found.speedup is not None
+    assert found.speedup > 10
+
+
+def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Judge, monkeypatch: Patch) -> None:
+    # More calls than the checks make, fewer than a timed process does.
+    timed.settings = timed.settings.model_copy(update={"blocks": 30})
+    number = 50
+
+    def patient(source: str) -> str:
+        assert "_CALLS[0] > 12" in source
+        return source.replace("_CALLS[0] > 12", f"_CALLS[0] > {number}")
+
+    found = evaluate(timed, "c14_drifting", patient)
+    assert found.reason is Reason.TIMED_OUTPUT_WRONG
+    monkeypatch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
+    monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
+    # Those compare a few outputs as well.
+    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
+    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
+    found = evaluate(timed, "c14_drifting", patient)
+    assert found.accepted, found.detail
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check_looks(
+    timed: Judge, monkeypatch: Patch, fresh: bool
+) -> None:
+    timed.settings = timed.settings.model_copy(update={"fresh_processes": fresh})
+    found = evaluate(timed, "buffers_updated_after_a_load")
+    assert found.reason is Reason.BUFFER_MISMATCH
+    assert "after the timed calls" in found.detail
+    monkeypatch.setattr(timing._Run, "verify_buffers", lambda self: None)
+    found = evaluate(timed, "buffers_updated_after_a_load")
+    assert found.accepted, found.detail
+
+
+@pytest.mark.parametrize("hack", ["settled_weights", "settings_after_many_calls"])
+def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_timed(
+    timed: Judge, monkeypatch: Patch, hack: str
+) -> None:
+    found = evaluate(timed, hack)
+    assert found.reason in HACKS[hack].reasons
+    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
+    found = evaluate(timed, hack)
+    assert found.accepted, found.detail
+
+
+def test_without_another_held_output_late_calls_share_their_memory_where_nothing_else_is_kept(
+    timed: Judge, monkeypatch: Patch
+) -> None:
+    aliases_unseen(monkeypatch)  # as on a GPU, where no other outputs stay in use
+    found = evaluate(timed, "shared_output_after_a_while")
+    assert found.reason is Reason.OUTPUT_OVERWRITTEN
+    assert "changed by a later call" in found.detail
+    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
+    found = evaluate(timed, "shared_output_after_a_while")
+    assert found.accepted, found.detail
+
+
+# --- isolation ------------------------------------------------------------------------------------
+
+
+def judge_whose_workers(begin_with: str) -> Judge:
+    """A judge whose workers run this first."""
+    patch = pytest.MonkeyPatch()
+    start = zygote.subprocess.Popen
+
+    def changed(command: list[str], **options: Any) -> Any:
+        assert "zygote.main(" in command[2]
+        return start(
+            [*command[:2], command[2].replace("zygote.main(", begin_with + "; zygote.main("), *command[3:]],
+            **options,
+        )
+
+    patch.setattr(zygote.subprocess, "Popen", changed)
+    judge = Judge("cpu", Settings.quick(threads=1, timed=False))
+    patch.undo()
+    return judge
+
+
+@pytest.fixture(scope="module")
+def open_judge() -> Iterator[Judge]:
+    """A judge whose workers give nothing up."""
+    unrestricted = "from kernelwright.judge.isolation import sandbox; sandbox.restrict = lambda *arguments: None"
+    with judge_whose_workers(unrestricted) as judge:
+        yield judge
+
+
+@pytest.mark.parametrize("hack", ["h06_parent_environment", "h11_network", "h06_parent_memory"])
+def test_without_the_sandbox_a_candidate_reaches_out(judge: Judge, open_judge: Judge, hack: str) -> None:
+    found = evaluate(judge, hack)
+    assert not found.accepted
+    assert found.reason in HACKS[hack].reasons
+    found = evaluate(open_judge, hack)
+    assert found.accepted, found.detail
+
+
+# --- what a worker asks of a module without its hearing of it --------------------------------------
+
+HARNESS = "from kernelwright.judge.worker import harness; "
+HEARD = HARNESS + "import contextlib; harness._unheard = contextlib.nullcontext"
+WITHOUT = {
+    "a parameter's own copy_": ("heard_by_its_parameter", HEARD + "; harness._copy_into = lambda into, x: into.copy_(x)"),
+    "a table's own items": (
+        "heard_by_its_table",
+        HARNESS + "harness._entries = lambda table: list(table.items()) if table else []",
+    ),
+    "a state_dict": (
+        "found_in_state_dict_only",
+        HARNESS + "harness.Harness.registered = lambda self: self.model.state_dict()",
+    ),
+    "a tensor's own functions": ("statistics_when_read", HEARD),
+    "a tensor that is kept itself": (
+        "output_reused_when_let_go",
+        HARNESS + "harness._detach = lambda x: x",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, what: str) -> None:
+    hack, heard = WITHOUT[what]
+    expected = HACKS[hack]
+    found = evaluate(judge, hack)
+    assert found.reason in expected.reasons if expected.reasons else expected.labels & set(found.labels)
+    with judge_whose_workers(heard) as hearing:
+        found = evaluate(hearing, hack)
+    assert found.accepted, found.detail
+    assert not expected.labels & set(found.labels)

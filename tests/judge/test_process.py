@@ -1,0 +1,344 @@
+"""The parent's handle on a worker, with the other end of the channel in the test's hands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from kernelwright.judge import Settings
+from kernelwright.judge.isolation import process
+from kernelwright.judge.isolation.process import Worker, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.zygote import Ending
+from kernelwright.judge.worker.channel import ChannelClosed, ChannelGarbage, ChannelTimeout, decode, encode
+from kernelwright.records import Reason
+
+
+class FakeZygote:
+    """Spawns nothing; ends as it is told."""
+
+    def __init__(self):
+        self.ended = []
+        self.ending = Ending(0, None)
+
+    def spawn(self, config, files):
+        self.config = config
+        return os.getpid()
+
+    def end(self, pid, grace_s=0.0):
+        self.ended.append(pid)
+        return self.ending
+
+
+class FakeChannel:
+    """Answers each request with `reply(request)`, an object to send or an exception to raise."""
+
+    def __init__(self, reply):
+        self.reply = reply
+        self.unread = False
+
+    def pending(self):
+        return self.unread
+
+    def send_encoded(self, data):
+        self.request = decode(data[4:])
+
+    def receive_encoded(self, deadline):
+        self.deadline = deadline
+        answer = self.reply(self.request)
+        if isinstance(answer, Exception):
+            raise answer
+        return encode(answer)[4:] if isinstance(answer, dict) else answer
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made(tmp_path):
+    zygote = FakeZygote()
+    spec = WorkerSpec(
+        role="candidate",
+        source="",
+        class_name="ModelNew",
+        device="cpu",
+        directory=tmp_path,
+        build=tmp_path / "build",
+        arena_bytes={"inputs": 512},
+    )
+    worker = Worker(zygote, spec, Settings.quick(threads=1))
+    yield worker, zygote
+    worker.discard()
+
+
+def answering(made, reply):
+    worker, _ = made
+    worker._channel = FakeChannel(reply)
+    return worker
+
+
+def good(request):
+    return {"nonce": request["nonce"], "inner_us": 2.5, "x": 1}
+
+
+def failure(worker, op="call"):
+    with pytest.raises(WorkerFailure) as caught:
+        worker.request(op, 5.0)
+    return caught.value
+
+
+def test_an_answer_with_its_requests_nonce_is_an_answer(made):
+    worker = answering(made, good)
+    answer, clocks = worker.call(3, 5.0, seed=7)
+    assert answer["x"] == 1
+    assert worker._channel.request["layout"] == 3
+    assert worker._channel.request["seed"] == 7
+    assert "hold" not in worker._channel.request, "a module could read in advance that it will be looked at again"
+    assert clocks.inner_us == 2.5
+    assert clocks.outer_us > 0
+    assert clocks.busy_us >= 0
+    assert clocks.idle_us == 0
+    assert worker.call(3, 5.0, seed=None)[1].idle_us >= 0
+
+
+def test_every_request_has_another_nonce(made):
+    seen = set()
+
+    def remember(request):
+        seen.add(request["nonce"])
+        return good(request)
+
+    worker = answering(made, remember)
+    for _ in range(20):
+        worker.request("release", 5.0)
+    assert len(seen) == 20
+    assert all(len(nonce) >= 16 for nonce in seen)
+
+
+@pytest.mark.parametrize("nonce", ["", "0" * 16, None, 5])
+def test_an_answer_with_another_nonce_is_a_violation_unless_nobody_looks(made, monkeypatch, nonce):
+    worker = answering(made, lambda request: {**good(request), "nonce": nonce})
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_an_answer_to_the_request_before_is_a_violation(made):
+    nonces = []
+
+    def late(request):
+        nonces.append(request["nonce"])
+        return {**good(request), "nonce": nonces[0]}
+
+    worker = answering(made, late)
+    worker.request("release", 5.0)
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_an_answer_before_its_request_is_a_violation(made):
+    worker = answering(made, good)
+    worker._channel.unread = True
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+    assert not hasattr(worker._channel, "request")
+
+
+def test_without_both_looks_a_prepared_answer_would_pass(made, monkeypatch):
+    monkeypatch.setattr(process.secrets, "token_hex", lambda count: "00" * count)
+    worker = answering(made, lambda request: {"nonce": "00" * 8, "inner_us": 0.001})
+    assert worker.call(0, 5.0, seed=None)[1].inner_us == 0.001
+
+
+@pytest.mark.parametrize(
+    ("op", "event", "reason", "words"),
+    [
+        ("call", ChannelTimeout(), Reason.RUN_TIMEOUT, "within 5 s"),
+        ("build", ChannelTimeout(), Reason.BUILD_TIMEOUT, "`build`"),
+        ("call", ChannelGarbage("not JSON"), Reason.PROTOCOL_VIOLATION, "not JSON"),
+        ("call", b"[]", Reason.PROTOCOL_VIOLATION, "not an object"),
+    ],
+)
+def test_what_is_no_answer_has_a_reason_and_ends_the_worker(made, op, event, reason, words):
+    worker = answering(made, lambda request: event)
+    found = failure(worker, op)
+    assert found.reason is reason
+    assert words in found.detail
+    assert made[1].ended == [os.getpid()]
+    assert worker.arenas == {}
+
+
+@pytest.mark.parametrize("latency", ["1", None, -1.0, 1e13, float("nan"), [1]])
+def test_a_latency_must_be_a_time(made, latency):
+    worker = answering(made, lambda request: {**good(request), "inner_us": latency})
+    assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "reason"),
+    [
+        ("build", "SyntaxError", Reason.SYNTAX_ERROR),
+        ("build", "ValueError", Reason.BUILD_FAILED),
+        ("call", "SyntaxError", Reason.RUNTIME_ERROR),
+        ("call", "ValueError", Reason.RUNTIME_ERROR),
+        ("call", "SystemExit", Reason.EXITED),
+        ("build", "SystemExit", Reason.EXITED),
+        ("call", "MemoryError", Reason.OUT_OF_MEMORY),
+        ("call", "OutOfMemoryError", Reason.OUT_OF_MEMORY),
+        ("load_state", "RuntimeError", Reason.STATE_MISMATCH),
+        ("save_state", "KeyError", Reason.STATE_MISMATCH),
+        ("inspect", "KeyError", Reason.RUNTIME_ERROR),
+    ],
+)
+def test_an_exception_over_there_has_a_reason_here(made, op, kind, reason):
+    error = {"type": kind, "message": "what", "trace": "where"}
+    worker = answering(made, lambda request: {"nonce": request["nonce"], "error": error})
+    found = failure(worker, op)
+    assert found.reason is reason
+    assert "what" in found.detail
+    assert made[1].ended == []  # it lives and can be asked again
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason", "words"),
+    [
+        (Ending(signal.SIGSEGV, None), Reason.CRASHED, "SIGSEGV"),
+        (Ending(signal.SIGKILL, None), Reason.CRASHED, "killed or closed"),
+        (Ending(signal.SIGKILL, "memory"), Reason.OUT_OF_MEMORY, "2 GiB"),
+        (Ending(signal.SIGKILL, "processes"), Reason.TOO_MANY_PROCESSES, "128"),
+        (Ending(5 << 8, None), Reason.EXITED, "status 5"),
+    ],
+)
+def test_a_death_has_a_reason(made, ending, reason, words):
+    made[1].ending = ending
+    worker = answering(made, lambda request: ChannelClosed())
+    found = failure(worker)
+    assert found.reason is reason
+    assert words in found.detail
+    worker.close()
+    assert len(made[1].ended) == 1
+
+
+def test_a_worker_is_told_what_it_is_and_nothing_secret(made):
+    _, zygote = made
+    assert set(zygote.config) == {
+        "role",
+        "source",
+        "class",
+        "device",
+        "private",
+        "build",
+        "threads",
+        "strict_fp32",
+        "memory_limit_bytes",
+        "device_memory_limit_bytes",
+        "process_limit",
+        "file_limit_bytes",
+        "arenas",
+    }
+
+
+def test_the_clock_of_another_process_and_of_none(made, monkeypatch):
+    worker, _ = made
+    before = worker._cpu_us()
+    sum(range(100_000))
+    assert worker._cpu_us() > before
+    with pytest.raises(OSError, match="No such process"):
+        process._process_clock(2**22 + 1)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: (_ for _ in ()).throw(OSError()))
+    assert worker._cpu_us() == 0.0
+
+
+def test_helpers_are_the_other_members_of_the_session(made, monkeypatch):
+    worker, _ = made
+    monkeypatch.setattr(process, "session_members", lambda pid: [worker.pid, os.getppid(), 2**22 + 1])
+    assert worker.helpers_cpu_us() > 0
+    monkeypatch.setattr(process, "session_members", lambda pid: [worker.pid])
+    assert worker.helpers_cpu_us() == 0
+
+
+@pytest.fixture
+def sent(made, monkeypatch):
+    """Signals that went to the worker, which has one child."""
+    signals = []
+    monkeypatch.setattr(process, "session_members", lambda pid: [pid, 17])
+    monkeypatch.setattr(process, "signal_each", lambda pids, number: signals.append((pids, number)))
+    return signals
+
+
+def test_pausing_and_resuming_signal_the_whole_session_and_the_worker_at_once(made, sent):
+    worker, _ = made
+    worker.pause()
+    worker.resume()
+    assert sent == [([worker.pid], signal.SIGSTOP), ([worker.pid, 17], signal.SIGSTOP), ([worker.pid, 17], signal.SIGCONT)]
+
+
+def test_a_worker_that_is_kept_still_runs_only_while_it_is_asked(made, sent):
+    moment = []
+    worker = answering(made, lambda request: moment.append(sent[-1:]) or good(request))
+    worker.request("call", 5.0)
+    assert sent == []
+    worker.keep_still()
+    asked_us = worker.asked_us
+    for _ in range(2):
+        assert sent[-1][1] == signal.SIGSTOP
+        worker.request("call", 5.0)
+    assert moment == [[], *[[([worker.pid, 17], signal.SIGCONT)]] * 2]
+    assert sent[-1][1] == signal.SIGSTOP
+    assert worker.asked_us > asked_us > 0
+
+
+def test_discarding_removes_what_it_wrote(made):
+    worker, _ = made
+    assert worker._private.is_dir()
+    assert worker._private.stat().st_mode & 0o777 == 0o700
+    worker.discard()
+    assert not worker._private.exists()
+
+
+def test_a_failed_start_leaves_no_socket_open(tmp_path):
+    class Broken(FakeZygote):
+        def spawn(self, config, files):
+            raise RuntimeError("no")
+
+    spec = WorkerSpec(
+        role="candidate",
+        source="",
+        class_name="",
+        device="cpu",
+        directory=tmp_path,
+        build=tmp_path / "b",
+        arena_bytes={},
+    )
+    with pytest.raises(RuntimeError, match="no"):
+        Worker(Broken(), spec, Settings.quick())
+
+
+def test_a_worker_forgets_if_it_lives_and_was_left_clean(made):
+    worker = answering(made, lambda request: {**good(request), "clean": True})
+    assert worker.forget()
+    assert worker._channel.request["op"] == "forget"
+    assert worker.arenas == {}
+    worker.close()
+    worker._channel = FakeChannel(lambda request: pytest.fail("it was asked, and it is gone"))
+    assert not worker.forget()
+
+
+@pytest.mark.parametrize(
+    "answer", [{"clean": False}, {"clean": "yes"}, {}, ChannelClosed()], ids=["traces", "no truth value", "no word", "gone"]
+)
+def test_a_worker_that_may_not_be_kept_says_so(made, answer):
+    worker = answering(made, lambda request: answer if isinstance(answer, Exception) else good(request) | answer)
+    assert not worker.forget()
+
+
+def test_a_worker_that_forgot_gets_new_memory_and_a_new_module(made):
+    worker = answering(made, lambda request: {**good(request), "clean": True})
+    worker.request("release", 5.0)
+    worker.forget()
+    sent = []
+    worker._channel.send_files = sent.append
+    worker.adopt(replace(worker.spec, source="other", arena_bytes={"inputs": 512, "outputs": 1024}))
+    assert worker._channel.request["config"]["source"] == "other"
+    assert worker._channel.request["config"]["arenas"]["outputs"]["size_bytes"] == 1024
+    assert sent == [[*worker.arenas["inputs"].files, *worker.arenas["outputs"].files]]
+    assert worker._channel.request["files"] == 2

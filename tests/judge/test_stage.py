@@ -1,0 +1,155 @@
+"""One side of a comparison: whose failure is whose, and what lies on the device before a worker is asked."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import kernelwright.judge.isolation.side as stage_module
+from kernelwright.errors import DeviceError, TaskError
+from kernelwright.judge import Settings
+from kernelwright.judge.isolation.process import CallClocks, WorkerFailure
+from kernelwright.judge.isolation.side import Shapes, Side
+from kernelwright.judge.worker.arena import Arena
+from kernelwright.records import Reason
+
+CPU = torch.device("cpu")
+INPUTS = [torch.ones(3)]
+STATE = {"weight": torch.full((2,), 5.0)}
+
+
+def side(tmp_path, request, *, device="cpu", role="reference"):
+    """Of a worker that answers with `request(op)`, its arenas in this process."""
+
+    def start(spec, settings):
+        arenas = {name: Arena(CPU, size) for name, size in spec.arena_bytes.items()}
+        ask = SimpleNamespace(request=lambda op, timeout_s, **fields: request(op), arenas=arenas)
+        for op in ("call", "series"):
+            setattr(ask, op, lambda *given, op=op, **fields: (request(op), CallClocks(0.0, 0.0, 0.0, 0.0)))
+        return ask
+
+    return Side(
+        SimpleNamespace(start=start),
+        Settings.quick(threads=1),
+        Shapes.measure(INPUTS, [torch.zeros(4)], STATE),
+        role=role,
+        source="",
+        class_name="Model",
+        device=torch.device(device),
+        directory=tmp_path,
+        build=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "reason", "kind"),
+    [
+        ("reference", "cuda:0", Reason.OUT_OF_MEMORY, DeviceError),
+        ("reference", "cpu", Reason.OUT_OF_MEMORY, TaskError),
+        ("reference", "cuda:0", Reason.CRASHED, TaskError),
+        ("candidate", "cuda:0", Reason.OUT_OF_MEMORY, WorkerFailure),
+    ],
+)
+def test_a_failure_is_the_candidates_the_tasks_or_the_devices(tmp_path, role, device, reason, kind):
+    def fail(op):
+        raise WorkerFailure(reason, "so it went")
+
+    with pytest.raises(kind, match="so it went") as caught:
+        side(tmp_path, fail, device=device, role=role).release()
+    assert type(caught.value) is kind
+    assert kind is not DeviceError or "fewer judges" in str(caught.value)
+
+
+ANSWER = {"skeleton": None, "strange": [], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("act", "op"),
+    [
+        (lambda one: one.load_state(STATE), "load_state"),
+        (lambda one: one.step(STATE, {"weight"}), "step"),
+        (lambda one: one.read_state(), "save_state"),
+        (lambda one: one.call(one.place(INPUTS, 0)), "call"),
+        (lambda one: one.series([INPUTS, INPUTS], [None, None]), "series"),
+        (lambda one: one.recopy(0), "recopy"),
+    ],
+    ids=["load_state", "step", "read_state", "call", "series", "recopy"],
+)
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, monkeypatch, act, op, device):
+    order = []
+
+    def answer(asked):
+        order.append(asked)
+        return ANSWER | {"answers": [ANSWER] * 2}
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(("waited", device.type)))
+    act(side(tmp_path, answer, device=device))
+    waited = [("waited", "cuda")] if device != "cpu" else []
+    assert [one for one in order if one != "layout"] == [*waited, op]
+
+
+def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_time_counted(tmp_path):
+    asked, others = [], [[torch.full((4,), value)] for value in (1.0, 2.0, 3.0)]
+    one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
+    clocks = CallClocks(1.0, 2.0, 3.0, 4.0)
+
+    def lying():
+        memory = one.worker.arenas["inputs"].memory.view(torch.float32)
+        return {value for value in (1.0, 2.0, 3.0) if (memory == value).any()}
+
+    def call(layout, limit, *, seed):
+        asked.append(("call", seed, lying()))
+        return ANSWER, clocks
+
+    def repeat(layout, limit, *, seed, calls):
+        asked.append(("repeat", seed, calls, lying()))
+        return CallClocks(0.0, 9.0, 9.0, 100.0)
+
+    one.worker.call, one.worker.repeat = call, repeat
+
+    def flush():
+        return asked.append("flush") or 0.0
+
+    assert one.timed_call(others[0], flush, seed=7, repeats=3).clocks.idle_us == 4.0
+    assert asked == ["flush", ("call", 7, {1.0})], "there is nothing to repeat yet"
+    asked.clear()
+    assert one.timed_call(others[1], flush, seed=8, repeats=3).clocks.idle_us == 104.0
+    (what, seed, calls, seen), *after = asked
+    assert (what, seed, calls, seen) == ("repeat", 7, 3, {1.0}), "new inputs are not there yet"
+    assert after[0] == "flush"
+    assert 2.0 in after[1][2]
+    assert one.timed_call(others[2], flush, seed=9).clocks.idle_us == 4.0
+    asked.clear()
+    one.series([INPUTS, INPUTS], [None, None])
+    one.timed_call(others[0], flush, seed=1, repeats=3)
+    assert [entry[0] for entry in asked] == ["f", "call"], "inputs of the latest call may be gone"
+
+
+def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_path):
+    one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
+    takes_us = iter([70.0, 50.0, 9000.0, 30.0])
+    one.worker.call = lambda *given, **named: (ANSWER, CallClocks(next(takes_us), 1e6, 0.0, 0.0))
+    one.call(one.place(INPUTS, slot=0))
+    assert one.latency_us == math.inf, "a first call compiles"
+    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    one.call(one.place(INPUTS, slot=0))
+    one.series([INPUTS, INPUTS], [None, None])
+    assert one.latency_us == 50.0
+    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    assert one.latency_us == 30.0
+
+
+def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path, monkeypatch):
+    small = side(tmp_path, lambda op: ANSWER)
+    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    large = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER]})
+    sizes = [{name: arena.size_bytes for name, arena in one.worker.arenas.items()} for one in (small, large)]
+    assert sizes[0]["outputs"] == sizes[1]["outputs"] * stage_module.SERIES_CALLS_MAX
+    assert sizes[1]["inputs"] == stage_module.SLOTS * sizes[0]["inputs"] // stage_module.SERIES_CALLS_MAX
+    for slot in range(stage_module.SLOTS):
+        large.call(large.place(INPUTS, slot))
+    assert len(large.series([INPUTS], [None])[0]) == 1

@@ -1,0 +1,396 @@
+"""The process that forks workers: its parts driven in this process, and the whole one from outside."""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from kernelwright.errors import SandboxError
+from kernelwright.judge.isolation import sandbox, zygote
+from kernelwright.judge.isolation.zygote import Ending, Zygote, _Watched
+from kernelwright.judge.worker import harness as worker
+from kernelwright.judge.worker.channel import Channel
+
+LIMITS = {"memory_limit_bytes": 1000, "process_limit": 2}
+
+
+@pytest.fixture
+def reaper():
+    """This process adopts orphans, as the zygote does, and keeps none."""
+    sandbox.adopt_orphans()
+    yield
+    sandbox._libc.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def session(children=0, orphans=0):
+    """A process with a session of its own and some descendants in it, all asleep; returns its id."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for _ in range(children):
+            if os.fork() == 0:
+                signal.pause()
+        for _ in range(orphans):
+            middle = os.fork()
+            if middle == 0:
+                if os.fork() == 0:
+                    signal.pause()
+                os._exit(0)
+            os.waitpid(middle, 0)
+        os.write(writer, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
+    return pid
+
+
+def test_members_of_a_session_are_found_and_ended_whole(reaper):
+    pid = session(children=2, orphans=2)
+    assert len(zygote.session_members(pid)) == 5
+    assert pid in zygote.session_members(pid)
+    answer = zygote._end(_Watched(pid, LIMITS))
+    assert answer == {"status": signal.SIGKILL, "cause": None}
+    assert zygote.session_members(pid, zombies=True) == []
+
+
+def test_a_session_that_is_dead_already_keeps_its_status(reaper):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ending = Ending(**zygote._end(_Watched(pid, LIMITS)))
+    assert (ending.exit_code, ending.signal) == (7, None)
+
+
+def test_a_worker_on_its_way_out_is_waited_for(monkeypatch):
+    """It lives when it is asked about first; killed then, it would not show how it left."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        theirs.send(b"x")
+        theirs.recv(1)
+        os._exit(7)
+    ours.recv(1)
+    waits = []
+
+    def let_go(seconds):
+        if not waits:
+            ours.send(b"x")
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        waits.append(seconds)
+
+    monkeypatch.setattr(zygote.time, "sleep", let_go)
+    ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=60.0))
+    assert ending.exit_code == 7
+    assert len(waits) == 2
+    ours.close()
+    theirs.close()
+
+
+def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
+    pid = session(children=1)
+    now_s = [0.0]
+
+    def sleep(seconds):
+        assert now_s[0] < 0.25, "it waits on"
+        now_s.append(now_s.pop() + 0.1)
+
+    monkeypatch.setattr(zygote.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(zygote.time, "sleep", sleep)
+    try:
+        ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
+    finally:
+        zygote._kill_session(pid)
+    assert ending.signal == signal.SIGKILL
+    assert zygote.session_members(pid, zombies=True) == []
+    assert now_s[0] > 0.25
+
+
+def test_a_worker_that_was_just_forked_is_ended_as_well():
+    """It has no session of its own yet, in which it would be looked for."""
+    pid = os.fork()
+    if pid == 0:
+        select.select([], [], [], 20)  # would leave by itself then, and say so
+        os._exit(7)
+    ending = zygote._end(_Watched(pid, LIMITS))
+    assert os.WIFSIGNALED(ending["status"])
+    assert os.WTERMSIG(ending["status"]) == signal.SIGKILL
+
+
+def test_an_ending_says_how():
+    assert (Ending(9, None).signal, Ending(9, None).exit_code) == (9, None)
+    assert (Ending(3 << 8, "memory").signal, Ending(3 << 8, "memory").exit_code) == (None, 3)
+
+
+def test_a_signal_reaches_every_member():
+    pid = session(children=1)
+    zygote.signal_each(zygote.session_members(pid), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+def test_processes_that_end_meanwhile_are_no_error(monkeypatch):
+    gone = 2**22 + 1
+    monkeypatch.setattr(zygote, "session_members", lambda pid, zombies=False: [gone])
+    zygote.signal_each([gone], signal.SIGKILL)
+    zygote._kill_session(1)
+    assert zygote._anonymous_bytes(gone) == 0
+    assert zygote._anonymous_bytes(os.getpid()) > 1 << 20
+
+
+def test_a_process_that_vanishes_while_it_is_looked_at_is_no_member(monkeypatch):
+    entries = [SimpleNamespace(name="self"), SimpleNamespace(name=str(2**22 + 1))]
+    monkeypatch.setattr(zygote.os, "scandir", lambda path: entries)
+    assert zygote.session_members(1) == []
+
+
+def test_an_orphan_that_is_not_ours_to_reap_is_left_to_its_parent(monkeypatch):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    answers = [[2**22 + 1], []]
+    monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
+    monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: answers.pop(0))
+    assert zygote._end(_Watched(pid, LIMITS)) == {"status": 0, "cause": None}
+    assert answers == []
+
+
+def test_an_orphan_that_never_goes_away_does_not_hold_the_judge_up(monkeypatch):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
+    monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: [2**22 + 1])
+    assert zygote._end(_Watched(pid, LIMITS))["status"] == 0
+
+
+# --- the watch ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    ended = []
+    monkeypatch.setattr(zygote, "_kill_session", ended.append)
+    return ended
+
+
+def watch(monkeypatch, members, bytes_each, ticks=10):
+    monkeypatch.setattr(zygote, "session_members", lambda pid: members)
+    monkeypatch.setattr(zygote, "_anonymous_bytes", lambda pid: bytes_each)
+    one = _Watched(5, LIMITS)
+    for _ in range(ticks):
+        zygote._watch(one)
+    return one.cause
+
+
+def test_within_its_limits_a_worker_is_left_alone(monkeypatch, killed):
+    assert watch(monkeypatch, [5, 6], 500) is None
+    assert killed == []
+
+
+def test_too_much_memory_of_all_members_together_ends_the_session_once(monkeypatch, killed):
+    assert watch(monkeypatch, [5, 6], 501, ticks=40) == "memory"
+    assert killed == [5]
+
+
+def test_too_many_members_end_the_session(monkeypatch, killed):
+    assert watch(monkeypatch, [5, 6, 7], 0) == "processes"
+    assert killed == [5]
+
+
+def test_memory_of_the_worker_itself_is_looked_at_every_time(monkeypatch, killed):
+    assert watch(monkeypatch, [5], 1001, ticks=1) == "memory"
+
+
+# --- forking --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    yield Channel(ours), Channel(theirs)
+    ours.close()
+    theirs.close()
+
+
+def hand_over(channel, files):
+    channel.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+
+
+def test_the_parent_side_of_a_fork_closes_what_was_handed_over(ends, monkeypatch):
+    ours, theirs = ends
+    hand_over(ours, [0, 0])
+    monkeypatch.setattr(zygote.os, "fork", lambda: 4242)
+    before = len(os.listdir("/proc/self/fd"))
+    assert zygote._fork(theirs, {"files": 2, "spawn": {}}) == 4242
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Left(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("fails", "status"), [(False, 0), (True, 1)])
+def test_the_child_side_of_a_fork_never_returns(ends, monkeypatch, fails, status):
+    ours, theirs = ends
+    hand_over(ours, [0])
+    became = []
+
+    def become(channel, config, files):
+        became.append((channel, config, len(files)))
+        os.close(files[0])
+        if fails:
+            raise RuntimeError
+
+    def leave(code):
+        raise Left(code)
+
+    monkeypatch.setattr(zygote.os, "fork", lambda: 0)
+    monkeypatch.setattr(zygote.os, "_exit", leave)
+    monkeypatch.setattr(zygote, "_become_worker", become)
+    with pytest.raises(Left, match=str(status)):
+        zygote._fork(theirs, {"files": 1, "spawn": {"x": 1}})
+    assert became == [(theirs, {"x": 1}, 1)]
+
+
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, monkeypatch, tmp_path, role):
+    _, theirs = ends
+    order = []
+    monkeypatch.setattr(zygote.os, "setsid", lambda: order.append("session"))
+    monkeypatch.setattr(sandbox, "die_with_parent", lambda: order.append("bound"))
+    monkeypatch.setattr(zygote.os, "dup2", lambda source, target: order.append(target))
+    monkeypatch.setattr(zygote.signal, "signal", lambda number, action: None)
+    monkeypatch.setattr(worker, "prepare_directories", lambda private, build: order.append((private, build)))
+    monkeypatch.setattr(sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit)))
+    monkeypatch.setattr(worker, "serve", lambda connection, config, files: order.append(("serve", files)))
+    private, build = tmp_path, tmp_path / "build"
+    config = {
+        "private": str(private),
+        "build": str(build),
+        "role": role,
+        "device": "cpu",
+        "file_limit_bytes": 9,
+    }
+    connection, other = socket.socketpair()
+    zygote._become_worker(theirs, config, [connection.detach(), 77])
+    other.close()
+    given_up = [((private, build), "cpu", 9)]
+    assert order == ["session", "bound", 0, 1, 2, (private, build), *given_up, ("serve", [77])]
+    assert (private / "output.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    pids, watched, ended = [11, 12], [], []
+
+    def fork(channel, message):
+        return pids.pop(0)
+
+    monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
+    monkeypatch.setattr(zygote, "_fork", fork)
+    monkeypatch.setattr(zygote, "_watch", lambda one: watched.append(one.pid))
+    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"status": 0, "cause": None})
+    monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
+    channel.send({"spawn": LIMITS, "files": 0})
+    channel.send({"spawn": LIMITS, "files": 0})
+    channel.send({"end": 11, "grace_s": 0.0})
+    ours.shutdown(socket.SHUT_WR)
+    try:
+        zygote.main(theirs.detach())
+    finally:
+        gc.unfreeze()
+    assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"status": 0, "cause": None}]
+    assert set(watched) == {11, 12}
+    assert ended == [11, 12]
+    ours.close()
+
+
+def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
+    ours, theirs = socket.socketpair()
+    looks = []
+
+    def look(one):
+        looks.append(one.pid)
+        if len(looks) == 3:
+            ours.shutdown(socket.SHUT_WR)
+
+    monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
+    monkeypatch.setattr(zygote, "_fork", lambda channel, message: 11)
+    monkeypatch.setattr(zygote, "_watch", look)
+    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: {})
+    monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
+    Channel(ours).send({"spawn": LIMITS, "files": 0})
+    try:
+        zygote.main(theirs.detach())
+    finally:
+        gc.unfreeze()
+    assert looks == [11, 11, 11]
+    ours.close()
+
+
+# --- from outside ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleepy(monkeypatch):
+    """A zygote whose process only sleeps."""
+    start = subprocess.Popen
+    monkeypatch.setattr(zygote.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
+    made = Zygote()
+    monkeypatch.undo()
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_a_zygote_that_is_gone_is_a_sandbox_error(sleepy):
+    sleepy.process.kill()
+    sleepy.process.wait()
+    with pytest.raises(SandboxError, match="exit status -9"):
+        sleepy.spawn({}, [0])
+    with pytest.raises(SandboxError, match="Try again"):
+        sleepy.end(1)
+
+
+def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
+    wait = sleepy.process.wait
+
+    def impatient(timeout=None):
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("sleep", timeout)
+        return wait()
+
+    monkeypatch.setattr(sleepy.process, "wait", impatient)
+    sleepy.close()
+    assert sleepy.process.returncode == -signal.SIGKILL
+
+
+def test_only_named_variables_reach_the_zygote(monkeypatch):
+    seen = {}
+    start = subprocess.Popen
+
+    def remember(command, **options):
+        seen.update(options["env"])
+        return start(["true"], **options)
+
+    monkeypatch.setenv("SOME_API_KEY", "hunter2")
+    monkeypatch.setattr(zygote.subprocess, "Popen", remember)
+    Zygote().close()
+    assert set(seen) <= {*zygote.INHERITED_VARIABLES, "OMP_WAIT_POLICY"}
+    assert "PATH" in seen

@@ -1,0 +1,127 @@
+"""A reward service in this process whose judge does as it is told, and a network that fails as it is told."""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+from fastapi.testclient import TestClient
+
+from kernelwright.errors import InfrastructureError, TaskError
+from kernelwright.judge import Settings
+from kernelwright.pools.service.app import create_app
+from kernelwright.pools.service.client import ServiceClient
+from kernelwright.pools.service.ledger import Ledger
+from kernelwright.pools.service.queue import Desk
+from kernelwright.records import Evaluation, Reason, Verdict
+
+TOKEN = "correct-horse-battery"
+SETTINGS = Settings.quick(threads=1)
+LIMIT_S = 60
+TASK = {
+    "id": "relu",
+    "source": "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n",
+}
+
+
+class FakeEvaluator:
+    """One slot; what it finds follows from the candidate's text."""
+
+    slots = 1
+
+    def __init__(self):
+        self.jobs = []
+        self.begun = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.closed = []
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            self.jobs.append(job)
+            self.begun.release()
+            yield job, self._find(job)
+
+    def _find(self, job):
+        word = job.candidate.source.split()[0].replace("_", "-")
+        if word == "hold" and not self.gate.wait(LIMIT_S):
+            return InfrastructureError("held for ever")
+        if True in self.closed:
+            return InfrastructureError("its judge was killed")
+        if word == "broken-machine":
+            return InfrastructureError("Wanted memory; there is none.")
+        if word == "broken-task":
+            return TaskError("Wanted a task; its Model raised.")
+        if word == "fault":
+            raise ZeroDivisionError("a fault")
+        good = word in ("good", "hold")
+        return Evaluation(
+            task=job.task.id,
+            task_sha256=job.task.sha256,
+            candidate_sha256=job.candidate.sha256,
+            verdict=Verdict.ACCEPTED if good else Verdict.REJECTED,
+            reason=None if good else Reason.WRONG_OUTPUT,
+            speedup=2.119 if good else None,
+            speedup_low=1.999 if good else None,
+            speedup_high=2.3 if good else None,
+            source=job.candidate.source,
+            policy=job.candidate.policy,
+            checks={"sets": {"größe": 1}},
+        )
+
+    def close(self, *, at_once=False):
+        self.closed.append(at_once)
+        if at_once:
+            self.gate.set()
+
+
+class Service:
+    """A service in this process, and what a test looks at."""
+
+    def __init__(self, path, *, token=TOKEN, **options):
+        self.path = path
+        self.judge = FakeEvaluator()
+        self.desk = Desk([self.judge], Ledger(path, "cpu", SETTINGS), SETTINGS, **options)
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = TestClient(create_app(self.desk, token), base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+    def __enter__(self):
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.judge.gate.set()
+        self.http.__exit__(*exception)
+
+    def post(self, candidate="good", wait_s=LIMIT_S, **fields):
+        body = {"task": TASK, "candidate": candidate, **fields}
+        return self.http.post("/v1/evaluations", json=body, params={"wait_s": wait_s}, headers=self.headers)
+
+    def get(self, path, **params):
+        return self.http.get(path, params=params, headers=self.headers)
+
+    def metrics(self):
+        return self.get("/v1/metrics").json()
+
+
+class Scripted:
+    """A server that gives these answers, then passes on to a service."""
+
+    def __init__(self, service, *answers):
+        self.service = service
+        self.answers = list(answers)
+        self.seen = []
+
+    def __call__(self, request):
+        self.seen.append((request.method, request.url.path))
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+        found = self.service.http.request(
+            request.method, str(request.url), content=request.content, headers=dict(request.headers)
+        )
+        return httpx.Response(found.status_code, headers=dict(found.headers), content=found.content)
+
+    def client(self, token=TOKEN):
+        return ServiceClient("http://127.0.0.1", token, backoff_s=0.0, transport=httpx.MockTransport(self))

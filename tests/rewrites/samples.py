@@ -1,0 +1,141 @@
+"""Small tasks in float64, and the comparison of a candidate with its reference."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelwright.records import Task
+from kernelwright.rewrites import emit
+from kernelwright.rewrites.fusion import Foundry
+from kernelwright.rewrites.rules import RULES, rewrite
+from kernelwright.rewrites.tracing import load, trace
+
+TEMPLATE = """
+import math
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, {names}):
+        {forward}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+
+BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def task_text(forward: str, inputs: str, init: str = "pass") -> str:
+    """A task from the body of `forward` over inputs a, b, c, and the body of the constructor."""
+    listed = ast.parse(f"[{inputs}]", mode="eval").body
+    assert isinstance(listed, ast.List)
+    count = len(listed.elts)
+    body = "\n        ".join(line.strip() for line in forward.strip().splitlines())
+    setup = "\n        ".join(line.strip() for line in init.strip().splitlines())
+    return TEMPLATE.format(init=setup, names=", ".join("abc"[:count]), forward=body, inputs=inputs)
+
+
+@dataclass
+class Rewritten:
+    """What a set of rules made of a task."""
+
+    reference: str
+    source: str
+    fired: tuple[str, ...]
+
+
+def apply_rules(text: str, *names: str, fuse: str | None = None, single: bool = False) -> Rewritten:
+    traced = trace(Task(id="sample", source=text))
+    graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
+    fired = [name for graph in graphs for name in rewrite(graph, [BY_NAME[name] for name in names])]
+    if fuse:
+        foundry = Foundry(fuse, single)
+        fired += [name for graph in graphs for name in foundry.fuse(graph)]
+    techniques = tuple(dict.fromkeys(fired))
+    return Rewritten(text, emit.module(text, traced, graphs, techniques), techniques)
+
+
+def tensors(item: Any) -> list[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        return [item]
+    if isinstance(item, dict):
+        item = list(item.values())
+    return [found for part in item for found in tensors(part)] if isinstance(item, list | tuple) else []
+
+
+def other_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Another state of the same shapes, with spread in every parameter."""
+    generator = torch.Generator().manual_seed(11)
+    state = {}
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point():
+            state[name] = value
+            continue
+        noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        state[name] = noise.abs() + 0.5 if "var" in name else value + 0.3 * noise
+    return state
+
+
+def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[str, str], Any] = load) -> float:
+    """Run both in train and eval mode, before and after other weights were loaded.
+
+    Returns:
+        The largest error, relative to the largest output.
+    """
+    old, new = load(reference, "reference"), loader(candidate, "candidate")
+    torch.manual_seed(1)
+    expected_model = old.Model(*old.get_init_inputs())
+    torch.manual_seed(1)
+    model = new.ModelNew(*old.get_init_inputs())
+    assert list(model.state_dict()) == list(expected_model.state_dict())
+    fallbacks: list[int] = []
+    original = new.Model.forward
+
+    def counted(self: Any, *args: Any) -> Any:
+        fallbacks.append(1)
+        return original(self, *args)
+
+    new.Model.forward = counted
+    worst = 0.0
+    for step in range(4):
+        if step == 2:
+            state = other_state(expected_model)
+            expected_model.load_state_dict(state)
+            model.load_state_dict(state)
+        expected_model.train(step % 2 == 0)
+        model.train(step % 2 == 0)
+        torch.manual_seed(20 + step)
+        inputs = old.get_inputs()
+        kept = copy.deepcopy(inputs)
+        with torch.no_grad():
+            torch.manual_seed(5)
+            expected = tensors(expected_model(*inputs))
+            torch.manual_seed(5)
+            outputs = tensors(model(*inputs))
+        assert all(torch.equal(one, two) for one, two in zip(inputs, kept, strict=True)), "an input was changed"
+        owned = {item.untyped_storage().data_ptr() for item in (*model.parameters(), *model.buffers(), *inputs)}
+        for want, have in zip(expected, outputs, strict=True):
+            assert (have.shape, have.dtype, have.stride()) == (want.shape, want.dtype, want.stride())
+            assert have.untyped_storage().data_ptr() not in owned, "an output shares storage with state or input"
+            assert torch.isfinite(want).all()
+            worst = max(worst, float((have - want).abs().max() / (want.abs().max() + 1e-12)))
+        for want, have in zip(expected_model.buffers(), model.buffers(), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-8)
+    assert not fallbacks, "the candidate ran the reference"
+    assert worst < tolerance, f"error {worst:.1e}"
+    return worst

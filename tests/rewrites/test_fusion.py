@@ -1,0 +1,239 @@
+"""Fused kernels against eager: C++ is built and run, Triton is interpreted, and compiled for a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
+
+from .samples import apply_rules, compare, task_text
+
+POINTWISE = """
+z = torch.relu(a) * self.p + F.gelu(a, approximate='tanh') - F.mish(a) / 3 + F.silu(b)
+u = F.softplus(a * 3) + F.elu(b) + F.selu(a) + F.leaky_relu(b, 0.1) + F.logsigmoid(a) + F.hardswish(b)
+v = torch.where(a > b, torch.tanh(a), torch.erf(b)) + torch.clamp(a, -0.5, 0.5) ** 2
+v = v + 1 / (2 + torch.sin(b))
+w = torch.expm1(a * 1e-3) + torch.log1p(b.abs()) + F.hardsigmoid(a) + torch.maximum(a, b)
+w = w + (a * b).abs().sqrt()
+return z + u, v * w + u
+"""
+ROWS = """
+x = torch.softmax(a * 2, -1) * self.q
+y = F.layer_norm(a + x, [37], self.q, self.r) + torch.logsumexp(a, -1, keepdim=True)
+z = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
+return torch.tanh(y), torch.log_softmax(z * 3, -1) + 1, (a * a).amax(-1) - (a + 1).amin(-1)
+"""
+COLUMNS = """
+x = torch.softmax(a + self.s, 1) * 2
+y = (a * a).mean(1, keepdim=True)
+return x * a, a * torch.rsqrt(y + 1e-6), torch.relu(torch.logsumexp(a * 3, 1)) + 1
+"""
+GROUPS = """
+x = F.silu(self.g(a) * 2)
+y = torch.relu(self.i(a)) + 1
+z = torch.tanh(self.b(a) + 1)
+return x, y, z, ((a - 0.5) ** 2).mean() * 3, (a + 1).abs().amax()
+"""
+LONG = """
+x = torch.softmax(a * 3, -1) + self.r[:1]
+y = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
+return x, torch.tanh(y), (a * 2).amax(-1) + 1, (a * a).sum() * 0.5
+"""
+STATE = """
+self.p = nn.Parameter(torch.randn(5, 1, 1))
+self.q = nn.Parameter(torch.rand(37) + 0.5)
+self.r = nn.Parameter(torch.randn(37))
+self.s = nn.Parameter(torch.randn(6, 1, 1))
+self.g = nn.GroupNorm(2, 6)
+self.i = nn.InstanceNorm2d(6, affine=True)
+self.b = nn.BatchNorm2d(6)
+"""
+CASES = {
+    "pointwise": (POINTWISE, "torch.randn(4, 5, 11, 13), torch.randn(4, 5, 11, 13)"),
+    "rows": (ROWS, "torch.randn(70, 37)"),
+    "columns": (COLUMNS, "torch.randn(3, 6, 13, 11)"),
+    "long": (LONG, "torch.randn(3, 16500)"),
+    "groups": (GROUPS, "torch.randn(3, 6, 13, 11)"),
+}
+
+
+def sample(name: str) -> str:
+    forward, inputs = CASES[name]
+    return task_text(forward, inputs, STATE)
+
+
+@pytest.fixture(autouse=True)
+def own_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("name", CASES)
+def test_cpp_agrees_with_eager(name: str) -> None:
+    done = apply_rules(sample(name), fuse="cpu")
+    assert done.fired == ("fuse-chains-cpp",)
+    assert "torch.softmax" not in done.source.split("class ModelNew")[1]
+    compare(done.reference, done.source, 2e-6)
+
+
+@pytest.mark.toolchain
+def test_cpp_lets_nan_through() -> None:
+    text = task_text("return torch.relu(a) + torch.clamp(a, -1, 1), (a * 2).amax(-1) + 1", "torch.randn(64, 40)")
+    done = apply_rules(text, fuse="cpu")
+    namespace: dict[str, object] = {}
+    exec(compile_source(done.source), namespace)
+    x = torch.randn(64, 40)
+    x[3, 5] = float("nan")
+    with torch.no_grad():
+        outputs = namespace["ModelNew"]()(x)  # type: ignore[operator]
+    for have, want in zip(outputs, (torch.relu(x) + torch.clamp(x, -1, 1), (x * 2).amax(-1) + 1), strict=True):
+        assert torch.equal(have.isnan(), want.isnan())
+
+
+def compile_source(source: str) -> object:
+    return compile(source, "candidate", "exec")
+
+
+INTERPRET = """
+import importlib.util, json, sys, traceback
+from pathlib import Path
+from tests.rewrites.samples import compare
+
+def from_file(source, name):
+    path = folder / f"{name}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+said = {}
+for folder in (Path(name) for name in sys.argv[1:]):
+    try:
+        compare((folder / "reference.txt").read_text(), (folder / "candidate.txt").read_text(), 2e-6, from_file)
+        said[folder.name] = "agrees"
+    except Exception:
+        said[folder.name] = traceback.format_exc()
+print(json.dumps(said))
+"""
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tuple[str, ...], str]]:
+    """What fired in each case and what was said of it, by one process: Triton interprets where it is told to at import."""
+    place = tmp_path_factory.mktemp("interpreted")
+    fired = {}
+    for name in CASES:
+        (place / name).mkdir()
+        done = apply_rules(sample(name), fuse="cuda")
+        fired[name] = done.fired
+        (place / name / "reference.txt").write_text(done.reference)
+        # The interpreter works on tensors of the CPU.
+        (place / name / "candidate.txt").write_text(done.source.replace(".is_cuda", ".is_cpu"))
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(INTERPRET), *(str(place / name) for name in CASES)],
+        capture_output=True,
+        text=True,
+        env={
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+            "HOME": str(place),
+            "PATH": "/usr/bin:/bin",
+        },
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    said = json.loads(answer.stdout)
+    return {name: (fired[name], said[name]) for name in CASES}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_triton_agrees_with_eager_in_the_interpreter(name: str, interpreted: dict[str, tuple[tuple[str, ...], str]]) -> None:
+    fired, said = interpreted[name]
+    assert fired == ("fuse-chains-triton",)
+    assert said == "agrees"
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to machine code, which needs no GPU."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    path = tmp_path / "kernels.py"
+    path.write_text(apply_rules(sample(name), fuse="cuda").source)
+    spec = importlib.util.spec_from_file_location("kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
+    assert kernels
+    for kernel in kernels:
+        source = ASTSource(fn=kernel, signature=dict.fromkeys(kernel.arg_names, "*fp32"), constexprs={})
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+@pytest.mark.toolchain
+def test_values_that_are_the_same_along_a_row_are_written_out() -> None:
+    forward = """
+    x = b[:, :1].expand(64, 37) * 2 + 1
+    y = a.sum(1, keepdim=True) * 3 + 1
+    return x, torch.softmax(x, 1) + 1, torch.logsumexp(y, 1, keepdim=True) + a, a.amax(1, keepdim=True) * 2 + 1
+    """
+    done = apply_rules(task_text(forward, "torch.randn(4096, 1), torch.randn(64, 37)"), fuse="cpu")
+    compare(done.reference, done.source, 2e-6)
+
+
+@pytest.mark.toolchain
+def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> None:
+    forward = """
+    e = torch.exp(b) + 1
+    n = e.amax(0)
+    m = torch.tanh(torch.softmax(a, 1) * 2 + 1)
+    u = e * 2 + m
+    v = torch.exp(m * 2) + n
+    return u, v
+    """
+    done = apply_rules(task_text(forward, "torch.randn(64, 64), torch.randn(2, 64, 64)"), fuse="cpu")
+    compare(done.reference, done.source, 2e-6)
+
+
+def test_kernel_is_not_put_between_a_value_and_its_earlier_reader() -> None:
+    """The convolution reads `exp(a)` and the sum reads the convolution: one kernel of both cannot be."""
+    text = task_text(
+        "x = torch.exp(a) + 1\nreturn self.c(x) + x",
+        "torch.randn(2, 3, 32, 32)",
+        "self.c = nn.Conv2d(3, 3, 1)",
+    )
+    body = apply_rules(text, fuse="cpu").source.split("def forward(self, a):")[2]
+    assert body.index("fused_0") < body.index("conv2d") < body.index(" + ")
+
+
+def test_equal_kernels_are_written_once_and_train_and_eval_share_them() -> None:
+    text = task_text("return torch.exp(a) + 1, torch.exp(b) + 1", "torch.randn(64, 64), torch.randn(64, 64)")
+    source = apply_rules(text, fuse="cpu").source
+    assert source.count('extern "C"') == 1
+    assert "if self.training" not in source
+
+
+def test_nothing_small_other_typed_or_endless_is_fused() -> None:
+    assert not apply_rules(task_text("return torch.exp(a) + 1", "torch.randn(8, 8)"), fuse="cpu").fired
+    assert not apply_rules(task_text("return a * 2 + 1", "torch.randn(64, 64).double()"), fuse="cpu").fired
+    long = "x = a\n" + "x = torch.exp(x)\n" * (MOST_MEMBERS + 5) + "return x"
+    assert apply_rules(task_text(long, "torch.randn(64, 64)"), fuse="cpu").source.count('extern "C"') == 2

@@ -1,0 +1,575 @@
+"""Every rule is exact in float64 where it fires, and does not fire when a side condition fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernelwright.rewrites.rules import RULES
+
+from .samples import apply_rules, compare, task_text
+
+X = "torch.randn(4, 6)"
+IMAGE = "torch.randn(2, 4, 9, 8)"
+LINEAR = "self.f = nn.Linear(6, 8)"
+CONV = "self.f = nn.Conv2d(4, 5, 3)"
+UP = "self.f = nn.ConvTranspose2d(4, 5, 3, {})"
+
+FIRES: list[tuple[str, str, str, str]] = [
+    ("remove-unused", "unread = torch.exp(a)\nreturn a + 1", X, "pass"),
+    ("remove-noops", "return self.d(a * 1.0 + 0.0) * 2", X, "self.d = nn.Dropout(0.0)"),
+    ("remove-noops", "return a.contiguous().clone() / 1", X, "pass"),
+    ("share-common-subexpressions", "return torch.exp(a) * 2 + torch.exp(a)", X, "pass"),
+    ("drop-indices", "return torch.max(a, dim=1, keepdim=True)[0] - torch.min(a, dim=0)[0]", X, "pass"),
+    ("canonical-activation", "return a * torch.sigmoid(a)", X, "pass"),
+    ("canonical-activation", "return a * torch.tanh(F.softplus(a))", X, "pass"),
+    ("canonical-activation", "return 0.5 * a * (1 + torch.erf(a / math.sqrt(2.0)))", X, "pass"),
+    (
+        "canonical-activation",
+        "return 0.5 * a * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a ** 3)))",
+        X,
+        "pass",
+    ),
+    ("canonical-activation", "return a * torch.clamp(a + 3, 0, 6) / 6", X, "pass"),
+    (
+        "canonical-softmax",
+        "e = torch.exp(a - a.amax(1, keepdim=True))\nreturn e / e.sum(1, keepdim=True)",
+        X,
+        "pass",
+    ),
+    ("canonical-softmax", "return torch.log(torch.softmax(a, 1))", X, "pass"),
+    (
+        "canonical-layer-norm",
+        "m = a.mean(-1, keepdim=True)\nv = a.var(-1, keepdim=True, unbiased=False)\nreturn (a - m) / torch.sqrt(v + 1e-5)",
+        X,
+        "pass",
+    ),
+    (
+        "canonical-layer-norm",
+        "c = a - a.mean(-1, keepdim=True)\nreturn c * torch.rsqrt((c ** 2).mean(-1, keepdim=True) + 1e-5)",
+        X,
+        "pass",
+    ),
+    ("polynomial", "return (3 * a + a) + torch.pow(a.abs() + 1, 3) + (a.abs() + 1) ** 0.5", X, "pass"),
+    ("merge-constants", "return ((a * 2 + 1) * 3 - 4) / 5", X, "pass"),
+    ("range-analysis", "return torch.clamp(torch.tanh(a), -1, 1) + F.leaky_relu(torch.relu(a)) ", X, "pass"),
+    ("range-analysis", "return torch.clamp(torch.clamp(a, 0, 1) * 2, 0.0, 1.0) / 2", X, "pass"),
+    ("reduce-size-one", "return torch.logsumexp(a.sum(1, keepdim=True), dim=1, keepdim=True)", X, "pass"),
+    ("reduce-size-one", "return torch.softmax(a, 1)", "torch.randn(4, 1)", "pass"),
+    ("subtract-itself", "return (a - a) + 1", X, "pass"),
+    ("diagonal-operand", "return torch.diag(a) @ b", "torch.randn(4), torch.randn(4, 5)", "pass"),
+    ("diagonal-operand", "return b @ torch.diag_embed(a)", "torch.randn(2, 4), torch.randn(2, 3, 4)", "pass"),
+    ("diagonal-operand", "return a @ torch.eye(6)", X, "pass"),
+    ("diagonal-result", "return torch.trace(a @ b)", "torch.randn(4, 6), torch.randn(6, 4)", "pass"),
+    ("diagonal-result", "return torch.diagonal(a @ b)", "torch.randn(3, 6), torch.randn(6, 5)", "pass"),
+    (
+        "sum-of-products",
+        "return (a[:, :, None] * b[None]).sum(1)",
+        "torch.randn(4, 6), torch.randn(6, 5)",
+        "pass",
+    ),
+    (
+        "sum-of-products",
+        "return (a[:, None, :] * b[None]).sum(-1)",
+        "torch.randn(4, 6), torch.randn(5, 6)",
+        "pass",
+    ),
+    (
+        "add-weights",
+        "return self.f(a) + self.g(a)",
+        "torch.randn(9, 6)",
+        f"{LINEAR}\nself.g = nn.Linear(6, 8, bias=False)",
+    ),
+    (
+        "add-weights",
+        "return self.f(a) + a @ self.p",
+        "torch.randn(9, 6)",
+        f"{LINEAR}\nself.p = nn.Parameter(torch.randn(6, 8))",
+    ),
+    ("add-weights", "return self.f(a) + self.f(b)", "torch.randn(9, 6), torch.randn(9, 6)", LINEAR),
+    ("add-weights", "return self.f(a) + self.g(a)", IMAGE, f"{CONV}\nself.g = nn.Conv2d(4, 5, 3)"),
+    (
+        "reorder-product-chain",
+        "return (a @ b) @ c",
+        "torch.randn(8, 2), torch.randn(2, 8), torch.randn(8, 1)",
+        "pass",
+    ),
+    (
+        "triangle-of-product",
+        "return torch.tril(a @ b, -2)",
+        "torch.randn(513, 3), torch.randn(3, 520)",
+        "pass",
+    ),
+    (
+        "triangle-of-product",
+        "return torch.triu(a @ b, 1)",
+        "torch.randn(513, 3), torch.randn(3, 500)",
+        "pass",
+    ),
+    (
+        "attention",
+        "return torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)",
+        "pass",
+    ),
+    (
+        "attention",
+        "return torch.softmax((a * -0.5) @ b.transpose(-2, -1) + c, -1) @ b",
+        "torch.randn(2, 3, 7, 4), torch.randn(2, 3, 5, 4), torch.randn(7, 5)",
+        "pass",
+    ),
+    (
+        "attention",
+        "s = (a @ b.transpose(-2, -1)).masked_fill(torch.triu(torch.ones(5, 5), 1) == 1, float('-inf'))\n"
+        "return torch.softmax(s, -1) @ c",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
+        "pass",
+    ),
+    (
+        "attention",
+        "s = (a @ b.transpose(-2, -1) * 0.5).masked_fill(self.m, -math.inf)\nreturn torch.softmax(s, -1) @ c",
+        "torch.randn(2, 5, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)",
+        "self.register_buffer('m', torch.arange(5) > 3)\nself.m = self.m[None].repeat(5, 1)",
+    ),
+    (
+        "sink-constants",
+        "return (a * 3 + 2).mean(1) + (a / 2 - 1).sum((0, 1)) + F.avg_pool1d(a * 2 + 1, 3)[:, 0]",
+        X,
+        "pass",
+    ),
+    (
+        "add-after-pool",
+        "return F.max_pool2d(a + self.p, 2)",
+        IMAGE,
+        "self.p = nn.Parameter(torch.randn(4, 1, 1))",
+    ),
+    (
+        "add-after-pool",
+        "return (a + self.p).mean((2, 3))",
+        IMAGE,
+        "self.p = nn.Parameter(torch.randn(1, 4, 1, 1))",
+    ),
+    (
+        "merge-reductions",
+        "return a.mean(3, keepdim=True).mean((0, 2)) + a.sum(1).sum(0).sum()",
+        IMAGE,
+        "pass",
+    ),
+    ("push-reduction-through-product", "return self.f(a).sum(1, keepdim=True)", X, LINEAR),
+    ("push-reduction-through-product", "return self.f(a).mean((1, 2))", "torch.randn(3, 5, 6)", LINEAR),
+    ("push-reduction-through-product", "return self.f(a).sum(1)", "torch.randn(3, 5, 6)", LINEAR),
+    (
+        "push-reduction-through-product",
+        "return (a @ b).sum(-2)",
+        "torch.randn(2, 5, 6), torch.randn(2, 6, 3)",
+        "pass",
+    ),
+    ("pool-weights", "return F.avg_pool1d(self.f(a).unsqueeze(1), 3).squeeze(1)", X, LINEAR),
+    (
+        "pool-before-1x1-convolution",
+        "return F.avg_pool2d(self.f(a), 2)",
+        IMAGE,
+        "self.f = nn.Conv2d(4, 5, 1)",
+    ),
+    (
+        "reduce-before-convolution",
+        "return self.f(a).mean((2, 3), keepdim=True)",
+        IMAGE,
+        UP.format("stride=2, padding=1"),
+    ),
+    ("reduce-before-convolution", "return self.f(a).sum(2)", IMAGE, UP.format("dilation=2")),
+    (
+        "reduce-before-convolution",
+        "return F.adaptive_avg_pool2d(self.f(a), 1)",
+        IMAGE,
+        "self.f = nn.Conv2d(4, 5, 3, 2, 1)",
+    ),
+    (
+        "reduce-before-convolution",
+        "return self.f(a).mean(2)",
+        "torch.randn(2, 3, 4, 5, 6)",
+        "self.f = nn.ConvTranspose3d(3, 4, 3, 2, 1)",
+    ),
+    (
+        "reduce-before-convolution",
+        "return self.f(a).mean((2, 4))",
+        "torch.randn(2, 3, 4, 5, 6)",
+        "self.f = nn.Conv3d(3, 4, 3, padding=1)",
+    ),
+    (
+        "pool-into-stride",
+        "return F.avg_pool2d(self.f(a), 2)",
+        IMAGE,
+        "self.f = nn.Conv2d(4, 6, 3, padding=1, groups=2)",
+    ),
+    ("pool-first", "return F.max_pool2d(torch.tanh(a * 2 + 1), 3, 2, 1)", IMAGE, "pass"),
+    ("pool-first", "return torch.relu(a).amax((2, 3))", IMAGE, "pass"),
+    ("merge-pools", "return F.max_pool2d(F.max_pool2d(a, 3, 1), 2)", IMAGE, "pass"),
+    ("merge-pools", "return F.avg_pool2d(F.avg_pool2d(a, 2), 2)", IMAGE, "pass"),
+    (
+        "drop-shift-before-norm",
+        "return torch.softmax(a + self.p, 1)",
+        X,
+        "self.p = nn.Parameter(torch.randn(4, 1))",
+    ),
+    ("drop-shift-before-norm", "s = a + 3\nreturn s - s.mean(1, keepdim=True)", X, "pass"),
+    (
+        "drop-shift-before-norm",
+        "return F.layer_norm(a + self.p, [6])",
+        X,
+        "self.p = nn.Parameter(torch.randn(1))",
+    ),
+    ("fold-into-linear", "return self.f(a) * 2.0", X, LINEAR),
+    ("fold-into-linear", "return self.f(a) + self.p", X, f"{LINEAR}\nself.p = nn.Parameter(torch.randn(8))"),
+    (
+        "fold-into-linear",
+        "return self.f(a) * self.p + self.q",
+        IMAGE,
+        f"{CONV}\nself.p = nn.Parameter(torch.randn(5, 1, 1))\nself.q = nn.Parameter(torch.rand(1, 5, 1, 1))",
+    ),
+    ("fold-into-linear", "return self.f(a) / 3.0 - 1.0", IMAGE, UP.format("stride=2")),
+    ("slice-first", "return F.gelu(self.f(a))[:, -1]", "torch.randn(3, 5, 6)", LINEAR),
+    (
+        "slice-first",
+        "return F.layer_norm(a + b, [6])[:, 1]",
+        "torch.randn(3, 5, 6), torch.randn(3, 5, 6)",
+        "pass",
+    ),
+    ("batch-steps", "return torch.tanh(self.f(a[:, 0])) + self.f(a[:, 1])", "torch.randn(3, 2, 6)", LINEAR),
+    (
+        "last-step-of-reverse",
+        "return self.f(a)[0][:, -1]",
+        "torch.randn(3, 5, 6)",
+        "self.f = nn.LSTM(6, 4, 2, batch_first=True, bidirectional=True)",
+    ),
+    (
+        "last-step-of-reverse",
+        "return self.f(a)[0][-1]",
+        "torch.randn(5, 3, 6)",
+        "self.f = nn.GRU(6, 4, bidirectional=True)",
+    ),
+    ("compose-views", "return a.view(24).view(2, 12).transpose(0, 1).transpose(0, 1) + 1", X, "pass"),
+    ("strength-reduction", "return a / 3.0 + a / torch.sqrt(b)", f"{X}, torch.rand(4, 6) + 1", "pass"),
+    (
+        "drop-bias-before-norm",
+        "return self.n(self.f(a))",
+        IMAGE,
+        f"{CONV}\nself.n = nn.BatchNorm2d(5, momentum=0.3)",
+    ),
+    ("drop-bias-before-norm", "return self.n(self.f(a))", X, f"{LINEAR}\nself.n = nn.BatchNorm1d(8)"),
+    ("drop-bias-before-norm", "return self.n(self.f(a))", IMAGE, f"{CONV}\nself.n = nn.InstanceNorm2d(5)"),
+    ("flip-transposed-convolution", "return self.f(a)", IMAGE, UP.format("padding=1, dilation=2")),
+    (
+        "flip-transposed-convolution",
+        "return self.f(a)",
+        IMAGE,
+        "self.f = nn.ConvTranspose2d(4, 6, 3, groups=2)",
+    ),
+    (
+        "flat-to-planar-convolution",
+        "return self.f(a)",
+        "torch.randn(2, 3, 7, 6, 5)",
+        "self.f = nn.Conv3d(3, 4, (3, 2, 1), stride=(2, 1, 1), padding=(1, 1, 0), dilation=(1, 2, 1))",
+    ),
+    ("pointwise-convolution-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, 1)"),
+    ("patches-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, (2, 3), (2, 3))"),
+    ("patches-from-product", "return self.f(a)", IMAGE, "self.f = nn.ConvTranspose2d(4, 5, (2, 3), (2, 3))"),
+    (
+        "split-concatenation",
+        "return self.f(torch.cat([a, b], 1))",
+        "torch.randn(4, 2), torch.randn(4, 4)",
+        LINEAR,
+    ),
+]
+
+HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
+    ("dropout drops", "remove-noops", "return F.dropout(a, 0.5, True)", X, "pass"),
+    (
+        "a random call is read later",
+        "remove-unused",
+        "unread = torch.rand(3)\nreturn a + torch.rand(6)",
+        X,
+        "pass",
+    ),
+    (
+        "random calls differ",
+        "share-common-subexpressions",
+        "return torch.rand(6) + torch.rand(6) + a",
+        X,
+        "pass",
+    ),
+    ("indices are read", "drop-indices", "v, i = torch.max(a, 1)\nreturn v + i", X, "pass"),
+    ("another constant", "canonical-activation", "return a * torch.clamp(a + 2, 0, 6) / 6", X, "pass"),
+    ("another factor", "canonical-activation", "return a * torch.sigmoid(2 * a)", X, "pass"),
+    (
+        "no maximum is subtracted",
+        "canonical-softmax",
+        "e = torch.exp(a)\nreturn e / e.sum(1, keepdim=True)",
+        X,
+        "pass",
+    ),
+    (
+        "other dimensions",
+        "canonical-softmax",
+        "e = torch.exp(a - a.amax(0, keepdim=True))\nreturn e / e.sum(1, keepdim=True)",
+        X,
+        "pass",
+    ),
+    (
+        "the variance is unbiased",
+        "canonical-layer-norm",
+        "return (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True) + 1e-5)",
+        X,
+        "pass",
+    ),
+    ("the inner value is read", "merge-constants", "b = a * 2\nreturn b * 3 + torch.exp(b)", X, "pass"),
+    ("the bound binds", "range-analysis", "return torch.clamp(torch.tanh(a), -0.5, 1)", X, "pass"),
+    ("GELU goes below zero", "range-analysis", "return torch.relu(F.gelu(a))", X, "pass"),
+    (
+        "pinned to one value, which NaN is not",
+        "range-analysis",
+        "return torch.clamp(torch.clamp(a, max=0), 0, 1)",
+        X,
+        "pass",
+    ),
+    ("two rows", "reduce-size-one", "return a.sum(0)", "torch.randn(2, 5)", "pass"),
+    (
+        "another diagonal",
+        "diagonal-operand",
+        "return torch.diag(a, 1) @ b",
+        "torch.randn(4), torch.randn(5, 5)",
+        "pass",
+    ),
+    (
+        "another diagonal of the result",
+        "diagonal-result",
+        "return torch.diagonal(a @ b, 1)",
+        "torch.randn(4, 6), torch.randn(6, 4)",
+        "pass",
+    ),
+    (
+        "other inputs and weights",
+        "add-weights",
+        "return self.f(a) + self.g(b)",
+        "torch.randn(9, 6), torch.randn(9, 6)",
+        f"{LINEAR}\nself.g = nn.Linear(6, 8)",
+    ),
+    (
+        "the order is the best one",
+        "reorder-product-chain",
+        "return (a @ b) @ c",
+        "torch.randn(1, 8), torch.randn(8, 8), torch.randn(8, 8)",
+        "pass",
+    ),
+    (
+        "the product is small",
+        "triangle-of-product",
+        "return torch.tril(a @ b)",
+        "torch.randn(9, 3), torch.randn(3, 9)",
+        "pass",
+    ),
+    (
+        "the weights are read",
+        "attention",
+        "w = torch.softmax(a @ b.transpose(-2, -1), -1)\nreturn w @ c + w.sum()",
+        "torch.randn(2, 5, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)",
+        "pass",
+    ),
+    (
+        "softmax runs over the queries",
+        "attention",
+        "return torch.softmax(a @ b.transpose(-2, -1), -2) @ c",
+        "torch.randn(2, 5, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)",
+        "pass",
+    ),
+    ("the pool pads", "sink-constants", "return F.avg_pool1d(a + 1, 3, padding=1)", X, "pass"),
+    (
+        "the bias varies inside a window",
+        "add-after-pool",
+        "return F.max_pool2d(a + self.p, 2)",
+        IMAGE,
+        "self.p = nn.Parameter(torch.randn(9, 8))",
+    ),
+    (
+        "the product is read",
+        "push-reduction-through-product",
+        "b = self.f(a)\nreturn b.sum(1) + b[:, 0]",
+        X,
+        LINEAR,
+    ),
+    ("the maximum is not linear", "push-reduction-through-product", "return self.f(a).amax(1)", X, LINEAR),
+    (
+        "windows overlap",
+        "pool-weights",
+        "return F.avg_pool1d(self.f(a).unsqueeze(1), 3, 2).squeeze(1)",
+        X,
+        LINEAR,
+    ),
+    (
+        "several groups",
+        "reduce-before-convolution",
+        "return self.f(a).mean((2, 3))",
+        IMAGE,
+        "self.f = nn.Conv2d(4, 4, 3, groups=2)",
+    ),
+    ("channels are summed", "reduce-before-convolution", "return self.f(a).mean(1)", IMAGE, CONV),
+    ("windows overlap", "pool-into-stride", "return F.avg_pool2d(self.f(a), 3, 2)", IMAGE, CONV),
+    ("GELU is not increasing", "pool-first", "return F.max_pool2d(F.gelu(a), 2)", IMAGE, "pass"),
+    ("the factor is negative", "pool-first", "return F.max_pool2d(a * -2, 2)", IMAGE, "pass"),
+    (
+        "the factor's sign is unknown",
+        "pool-first",
+        "return F.max_pool2d(a * self.p, 2)",
+        IMAGE,
+        "self.p = nn.Parameter(torch.randn(4, 1, 1))",
+    ),
+    (
+        "windows of the first pool overlap",
+        "merge-pools",
+        "return F.avg_pool2d(F.avg_pool2d(a, 3, 1), 2)",
+        IMAGE,
+        "pass",
+    ),
+    (
+        "the first pool pads",
+        "merge-pools",
+        "return F.max_pool2d(F.max_pool2d(a, 2, padding=1), 2)",
+        IMAGE,
+        "pass",
+    ),
+    (
+        "the shift varies along the axis",
+        "drop-shift-before-norm",
+        "return torch.softmax(a + self.p, 1)",
+        X,
+        "self.p = nn.Parameter(torch.randn(6))",
+    ),
+    (
+        "the weight is larger than the output",
+        "fold-into-linear",
+        "return self.f(a) * self.p",
+        "torch.randn(2, 6)",
+        f"{LINEAR}\nself.p = nn.Parameter(torch.randn(8))",
+    ),
+    (
+        "the factor varies over pixels",
+        "fold-into-linear",
+        "return self.f(a) * self.p",
+        IMAGE,
+        f"{CONV}\nself.p = nn.Parameter(torch.randn(7, 6))",
+    ),
+    (
+        "softmax mixes what is sliced",
+        "slice-first",
+        "return torch.softmax(a, 1)[:, 0]",
+        "torch.randn(3, 5, 6)",
+        "pass",
+    ),
+    (
+        "other weights",
+        "batch-steps",
+        "return self.f(a[:, 0]) + self.g(a[:, 1])",
+        "torch.randn(3, 2, 6)",
+        f"{LINEAR}\nself.g = nn.Linear(6, 8)",
+    ),
+    (
+        "all steps are read",
+        "last-step-of-reverse",
+        "return self.f(a)[0]",
+        "torch.randn(3, 5, 6)",
+        "self.f = nn.LSTM(6, 4, batch_first=True, bidirectional=True)",
+    ),
+    ("the stride is 2", "flip-transposed-convolution", "return self.f(a)", IMAGE, UP.format("stride=2")),
+    (
+        "the padding is larger than the kernel reaches",
+        "flip-transposed-convolution",
+        "return self.f(a)",
+        IMAGE,
+        UP.format("padding=3"),
+    ),
+    ("the kernel looks further", "pointwise-convolution-to-product", "return self.f(a)", IMAGE, CONV),
+    ("windows overlap", "patches-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, 3, 2)"),
+    ("windows overlap", "patches-from-product", "return self.f(a)", IMAGE, UP.format("stride=2")),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "forward", "inputs", "init"), FIRES, ids=[f"{i}-{case[0]}" for i, case in enumerate(FIRES)]
+)
+@pytest.mark.usefixtures("float64")
+def test_rewrite_is_exact(rule: str, forward: str, inputs: str, init: str) -> None:
+    done = apply_rules(task_text(forward, inputs, init), rule)
+    assert done.fired == (rule,)
+    compare(done.reference, done.source, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("why", "rule", "forward", "inputs", "init"),
+    HOLDS_BACK,
+    ids=[f"{case[1]}: {case[0]}" for case in HOLDS_BACK],
+)
+@pytest.mark.usefixtures("float64")
+def test_rule_holds_back(why: str, rule: str, forward: str, inputs: str, init: str) -> None:
+    assert apply_rules(task_text(forward, inputs, init), rule).fired == (), why
+
+
+def test_every_rule_has_a_case_and_says_its_conditions() -> None:
+    assert {rule.name for rule in RULES} == {case[0] for case in FIRES}
+    assert all("Conditions:" in (rule.apply.__doc__ or "") for rule in RULES)
+
+
+@pytest.mark.usefixtures("float64")
+def test_batch_norm_bias_stays_in_eval_mode() -> None:
+    text = task_text("return self.n(self.f(a))", IMAGE, f"{CONV}\nself.n = nn.BatchNorm2d(5)")
+    source = apply_rules(text, "drop-bias-before-norm").source
+    training, evaluation = source.split("if self.training:")[1].split("running_mean, self.n.running_var")[:2]
+    assert "self.f.bias" not in training.split("F.batch_norm")[0]
+    assert "self.f.bias" in evaluation
+
+
+@pytest.mark.usefixtures("float64")
+def test_loaded_mask_is_read_in_each_call() -> None:
+    """A mask that is module state is never taken for causal, whatever it holds when it is traced."""
+    text = task_text(
+        "s = (a @ b.transpose(-2, -1)).masked_fill(self.m == 0, -math.inf)\nreturn torch.softmax(s, -1) @ c",
+        "torch.randn(2, 5, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)",
+        "self.register_buffer('m', torch.tril(torch.ones(5, 5)))",
+    )
+    done = apply_rules(text, "attention")
+    assert done.fired == ("attention",)
+    assert "is_causal" not in done.source
+    assert "self.m" in done.source.split("class ModelNew")[1]
+
+
+def test_a_scaled_query_costs_nothing() -> None:
+    text = task_text(
+        "return torch.softmax(torch.mul(a, 0.25) @ b.transpose(-2, -1) * 2.0, -1) @ c",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
+        "pass",
+    )
+    written = apply_rules(text, "attention").source.split("class ModelNew")[1]
+    assert "scale=0.5" in written
+    assert "* 0.25" not in written
+
+
+def test_outputs_behind_attention_lie_as_the_references_whatever_kernel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the kernels of fused attention hand out a transposed layout, and what is computed from it lies so too."""
+    text = task_text(
+        "return torch.relu(torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c)",
+        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
+        "pass",
+    )
+    done = apply_rules(text, "attention")
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def transposed(*given: Any, **named: Any) -> torch.Tensor:
+        return fused(*given, **named).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
+    space: dict[str, Any] = {}
+    exec(done.source, space)
+    inputs = [torch.randn(2, 3, 5, 4) for _ in range(3)]
+    assert not transposed(*inputs).is_contiguous()
+    assert space["ModelNew"]()(*inputs).is_contiguous()

@@ -1,0 +1,134 @@
+"""Tracing and printing: what cannot be traced says so, and a candidate keeps the module's contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelwright.records import Task
+from kernelwright.rewrites.emit import reference_source
+from kernelwright.rewrites.tracing import UntraceableError, load, trace
+
+from .samples import apply_rules, compare, task_text
+
+
+def test_a_huge_task_is_traced_without_its_memory() -> None:
+    text = task_text("return self.f(a).sum(1)", "torch.rand(1 << 20, 1 << 16)", "self.f = nn.Linear(1 << 16, 1 << 16)")
+    traced = trace(Task(id="huge", source=text))
+    assert traced.inputs[0].shape == (1 << 20, 1 << 16)
+
+
+def test_long_recurrent_layers_are_traced_quickly() -> None:
+    """512 steps of 6 layers would be 100,000 operators if the exporter walked through them."""
+    text = task_text("return self.f(a)[0]", "torch.randn(2, 512, 8)", "self.f = nn.GRU(8, 8, 6, batch_first=True)")
+    assert len(trace(Task(id="gru", source=text)).training.graph.nodes) < 60
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "why"),
+    [
+        ("return a * 2 if a.sum() > 0 else a", "pass", "Guard|data-dependent|DataDependent"),
+        ("a += 1\nreturn a", "pass", "writes to a"),
+        ("self.p.data.add_(1)\nreturn a + self.p", "self.p = nn.Parameter(torch.ones(1))", "."),
+        ("b = a * 2\nb[:, 0] = 1\nreturn b", "pass", "shares"),
+        ("return a + 1", "self.d = nn.Dropout(0.5).eval()", "different modes"),
+    ],
+    ids=["control flow", "writes its input", "writes a parameter", "writes through a view", "mixed modes"],
+)
+def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> None:
+    with pytest.raises(UntraceableError, match=why):
+        trace(Task(id="sample", source=task_text(forward, "torch.randn(4, 6)", init)))
+
+
+@pytest.mark.usefixtures("float64")
+def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    trace(Task(id="talkative", source="print('loaded')\n" + task_text("print('called')\nreturn a + 1", "torch.randn(4)")))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "loaded" in captured.err
+    assert "called" in captured.err
+
+
+def test_in_place_operators_on_own_values_are_made_functional() -> None:
+    text = task_text(
+        "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y",
+        "torch.randn(4, 6)",
+    )
+    done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
+@pytest.mark.usefixtures("float64")
+def test_batch_norm_keeps_its_running_statistics() -> None:
+    text = task_text("return self.n(a * 1.0) * 1.0", "torch.randn(8, 5)", "self.n = nn.BatchNorm1d(5)")
+    done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
+@pytest.mark.usefixtures("float64")
+def test_outputs_stay_fresh_and_keep_their_layout() -> None:
+    """`a * 1` is a copy, so its replacement must not be `a` itself."""
+    done = apply_rules(task_text("return a * 1.0, (a * 1.0).t()", "torch.randn(4, 6)"), "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
+@pytest.mark.usefixtures("float64")
+def test_nested_outputs_and_random_streams() -> None:
+    text = task_text(
+        "x = F.dropout(a, 0.5, self.training)\nreturn {'x': x * 1.0, 'rest': [torch.rand(3) + a.sum(), (x + 1,)]}",
+        "torch.randn(4, 6)",
+    )
+    done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+    module = load(done.source, "candidate")
+    assert set(module.ModelNew()(torch.randn(4, 6))) == {"x", "rest"}
+
+
+def test_anything_else_runs_the_reference() -> None:
+    text = task_text("return self.f(a).sum(1)", "torch.randn(4, 6)", "self.f = nn.Linear(6, 8)")
+    done = apply_rules(text, "push-reduction-through-product")
+    torch.manual_seed(0)
+    model = load(done.source, "candidate").ModelNew()
+    expected = load(text, "reference").Model()
+    expected.load_state_dict(model.state_dict())
+    for x in (torch.randn(9, 6), torch.randn(6, 4).t(), torch.randn(2, 4, 6)):
+        torch.testing.assert_close(model(x), expected(x))
+    torch.testing.assert_close(model.double()(torch.ones(4, 6).double()), expected.double()(torch.ones(4, 6).double()))
+
+
+def test_constructor_arguments_are_part_of_what_is_baked_in() -> None:
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+    def forward(self, x, shift=2.0):
+        return (x * self.factor + shift) * 1.0
+def get_inputs(): return [torch.randn(3)]
+def get_init_inputs(): return [3.0]
+"""
+    module = load(apply_rules(text, "remove-noops").source, "candidate")
+    x = torch.ones(3)
+    assert module.ModelNew(3.0)(x).tolist() == [5.0] * 3
+    assert module.ModelNew(4.0)(x).tolist() == [6.0] * 3
+    assert module.ModelNew(3.0)(x, 1.0).tolist() == [4.0] * 3
+
+
+WHOLE = '''"""About."""
+from __future__ import annotations
+import torch
+N = 3  # kept
+class Model(torch.nn.Module): pass
+def get_inputs():
+    return []
+def get_init_inputs():
+    return []
+if __name__ == "__main__":
+    1 / 0
+'''
+
+
+def test_candidates_carry_the_reference_but_not_its_inputs() -> None:
+    kept = reference_source(WHOLE)
+    assert kept == "import torch\nN = 3  # kept\nclass Model(torch.nn.Module): pass"

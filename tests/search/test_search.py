@@ -1,0 +1,29 @@
+"""Which candidate of a search is the result."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.records import RunDirectory
+from kernelwright.search import optimize as search
+from tests.samples import TASK, accepted, rejected
+
+
+class Doubting:
+    """An evaluator by which nothing holds."""
+
+    def evaluate(self, jobs):
+        for job in jobs:
+            yield job, rejected(source=job.candidate.source)
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_path, confirmed):
+    run = RunDirectory(tmp_path)
+    run.append(accepted(2.0, "# first"))
+    if confirmed:
+        run.append(accepted(1.9, "# first", confirms=True))
+    for number in range(search.CONFIRMATIONS_TRIED):
+        run.append(accepted(5.0 + number))
+    best = search._confirm(run, Doubting(), TASK, lambda event: None)
+    assert (best and best.speedup) == (1.9 if confirmed else None)

@@ -1,0 +1,96 @@
+"""One word, one meaning: no two classes of the package share a name; no function or file outgrows a reader."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "kernelwright"
+SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if "suite" not in path.parts}
+
+STILL_TWICE: set[str] = {
+    "Answer",
+    "Arena",
+    "Block",
+    "Built",
+    "Candidate",
+    "Checker",
+    "Failure",
+    "Gate",
+    "Group",
+    "Kernel",
+    "Ledger",
+    "Mark",
+    "Measurement",
+    "Member",
+    "Message",
+    "Owed",
+    "Policy",
+    "Program",
+    "Record",
+    "Reply",
+    "Rotation",
+    "Row",
+    "Run",
+    "Samples",
+    "Schedule",
+    "Section",
+    "Shapes",
+    "Step",
+    "TaskResult",
+    "Verdict",
+}
+STILL_LONG_FUNCTIONS: set[str] = {
+    "bench",
+    "fit",
+    "train_self_supervised",
+}
+STILL_LONG_FILES: set[str] = {
+    "judge/check/check.py",
+    "judge/timing/pairs.py",
+    "judge/worker/harness.py",
+}
+
+
+def class_names() -> dict[str, list[str]]:
+    names = collections.defaultdict(list)
+    for path, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                names[node.name.lstrip("_")].append(str(path.relative_to(PACKAGE)))
+    return names
+
+
+def test_no_class_name_is_defined_twice():
+    twice = {name: where for name, where in class_names().items() if len(where) > 1}
+    assert set(twice) == STILL_TWICE, twice
+
+
+def test_no_function_has_more_than_80_lines():
+    long = {
+        node.name
+        for tree in SOURCES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno + 1 > 80
+    }
+    assert long == STILL_LONG_FUNCTIONS
+
+
+def test_no_file_has_more_than_500_lines():
+    long = {str(path.relative_to(PACKAGE)) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) > 500}
+    assert long == STILL_LONG_FILES
+
+
+def test_no_folder_has_more_than_a_dozen_modules():
+    folders = collections.Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    assert [str(folder) for folder, count in folders.items() if count > 12] == []
+
+
+def test_every_folder_says_what_it_is_for():
+    silent = [
+        str(path.parent.relative_to(PACKAGE))
+        for path, tree in SOURCES.items()
+        if path.name == "__init__.py" and not ast.get_docstring(tree)
+    ]
+    assert silent == []
