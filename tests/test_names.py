@@ -12,10 +12,8 @@ SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE
 STILL_TWICE: set[str] = {
     "Answer",
     "Arena",
-    "Block",
     "Built",
     "Candidate",
-    "Checker",
     "Failure",
     "Gate",
     "Group",
@@ -35,10 +33,7 @@ STILL_TWICE: set[str] = {
     "Run",
     "Samples",
     "Schedule",
-    "Section",
-    "Shapes",
     "Step",
-    "TaskResult",
     "Verdict",
 }
 STILL_LONG_FUNCTIONS: set[str] = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.contrastive import model_policy, prompts, rewards
-from kernelwright.contrastive import samplers as exemplar_samplers
+from kernelwright.contrastive import model_policy, prompts, reverification, samplers, smoothing
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.rollouts import Rollout
+from kernelwright.records import rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contrastive.md").read_text(encoding="utf-8")
 
@@ -23,7 +23,7 @@ def cells(heading: str) -> set[str]:
 
 
 def test_samplers_failures_and_fields_are_all_there():
-    assert set(exemplar_samplers.SAMPLERS) <= cells("Samplers")
+    assert set(samplers.SAMPLERS) <= cells("Samplers")
     assert cells("Answers") == set(AnswerFailure)
     assert cells("Rollouts") == set(Rollout.model_fields)
 
@@ -39,15 +39,15 @@ def test_rewards_are_all_there():
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("TEMPERATURE", exemplar_samplers.TEMPERATURE, "0.5"),
-        ("BUCKET_RATIO", exemplar_samplers.BUCKET_RATIO, "powers of 1.2"),
-        ("ISLANDS", exemplar_samplers.ISLANDS, "4"),
-        ("MIGRATION", exemplar_samplers.MIGRATION, "0.1 of"),
+        ("TEMPERATURE", samplers.TEMPERATURE, "0.5"),
+        ("BUCKET_RATIO", samplers.BUCKET_RATIO, "powers of 1.2"),
+        ("ISLANDS", samplers.ISLANDS, "4"),
+        ("MIGRATION", samplers.MIGRATION, "0.1 of"),
         ("--exemplars", model_policy.EXEMPLARS, "2"),
-        ("CLIP", rewards.CLIP, "1.5"),
-        ("UPDATE_EVERY", rewards.UPDATE_EVERY, "100 rewards"),
-        ("WINDOW", rewards.WINDOW, "1000 rewards"),
-        ("LEAST_DEVIATION", rewards.LEAST_DEVIATION, "0.01"),
+        ("CLIP", smoothing.CLIP, "1.5"),
+        ("UPDATE_EVERY", smoothing.UPDATE_EVERY, "100 rewards"),
+        ("WINDOW", smoothing.WINDOW, "1000 rewards"),
+        ("LEAST_DEVIATION", smoothing.LEAST_DEVIATION, "0.01"),
     ],
 )
 def test_constants_in_tables_have_their_values(name, value, shown):
@@ -58,7 +58,7 @@ def test_constants_in_tables_have_their_values(name, value, shown):
 
 def test_constants_in_sentences_have_their_values():
     assert f"{prompts.PROMPT_LIMIT_CHARACTERS:,} characters (`PROMPT_LIMIT_CHARACTERS`" in PAGE
-    assert f"above {rewards.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
-    assert rewards.SUSPICIOUS_LEAP == 2, "the page says twice"
-    assert f"{rewards.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
+    assert f"above {reverification.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
+    assert reverification.SUSPICIOUS_LEAP == 2, "the page says twice"
+    assert f"{reverification.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
     assert f"After {model_policy.PATIENCE} answers" in PAGE

@@ -66,7 +66,7 @@ class AnswerFailure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ParsedAnswer:
     """A parsed answer: either `source` or `failure` is set."""
 
     source: str | None = None
@@ -81,7 +81,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _CodeBlock:
     """Code between fences."""
 
     text: str
@@ -89,18 +89,18 @@ class _Block:
     closed: bool
 
 
-def parse_completion(completion: Completion) -> Answer:
+def parse_completion(completion: Completion) -> ParsedAnswer:
     """As `parse_answer`, with what is known about how the answer ended.
 
     A whole candidate in an answer that broke off later counts: its tokens are paid for.
     """
     answer = parse_answer(completion.text, truncated=completion.finish_reason == "length")
     if answer.source is None and completion.failure is not None:
-        return Answer(failure=AnswerFailure.NO_ANSWER, detail=completion.failure)
+        return ParsedAnswer(failure=AnswerFailure.NO_ANSWER, detail=completion.failure)
     return answer
 
 
-def parse_answer(text: str, *, truncated: bool = False) -> Answer:
+def parse_answer(text: str, *, truncated: bool = False) -> ParsedAnswer:
     """Find the candidate in an answer: the last complete block of code that defines `ModelNew`.
 
     Args:
@@ -109,12 +109,12 @@ def parse_answer(text: str, *, truncated: bool = False) -> Answer:
     """
     said = _without_reasoning(text)
     if said is None:
-        return Answer(failure=AnswerFailure.TRUNCATED, detail="the answer ends within its reasoning")
+        return ParsedAnswer(failure=AnswerFailure.TRUNCATED, detail="the answer ends within its reasoning")
     if not said.strip():
         if truncated:
-            return Answer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before anything was said")
+            return ParsedAnswer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before anything was said")
         where = "the answer is empty" if not text.strip() else "nothing follows the reasoning"
-        return Answer(failure=AnswerFailure.EMPTY, detail=where)
+        return ParsedAnswer(failure=AnswerFailure.EMPTY, detail=where)
     said = said.replace("\ufeff", "")
     prose, blocks = _unwrapped(*_split(said))
     sections = _sections(prose)
@@ -137,7 +137,7 @@ def _without_reasoning(text: str) -> str | None:
     return before if CLASS_NAME in before else None
 
 
-def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_Block]]:
+def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_CodeBlock]]:
     """The lines outside fences, and the blocks within them.
 
     Args:
@@ -145,7 +145,7 @@ def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_
         within_strings: Whether a fence counts that stands in a string of three quotes.
     """
     prose: list[str] = []
-    blocks: list[_Block] = []
+    blocks: list[_CodeBlock] = []
     inside: list[str] | None = None
     indent = fence = language = ""
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -163,18 +163,18 @@ def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_
             opens = inside is None or match[3].strip()
             if inside is not None:
                 # A fence that names a language begins a block, also where the one before was never closed.
-                blocks.append(_Block(_lines(inside), language, not opens))
+                blocks.append(_CodeBlock(_lines(inside), language, not opens))
             indent, fence = match[1], match[2]
             language = (match[3].split() or [""])[0].strip("{}.").lower()
             inside = [] if opens else None
     if inside is not None:
-        blocks.append(_Block(_lines(inside), language, False))
+        blocks.append(_CodeBlock(_lines(inside), language, False))
     return prose, [block for block in blocks if block.text.strip()]
 
 
-def _unwrapped(prose: list[str], blocks: list[_Block]) -> tuple[list[str], list[_Block]]:
+def _unwrapped(prose: list[str], blocks: list[_CodeBlock]) -> tuple[list[str], list[_CodeBlock]]:
     """Blocks of Markdown opened: some models put their whole answer into one."""
-    found: list[_Block] = []
+    found: list[_CodeBlock] = []
     for block in blocks:
         if block.language not in ("markdown", "md"):
             found.append(block)
@@ -204,7 +204,7 @@ def _sections(prose: list[str]) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in found.items()}
 
 
-def _candidate(prose: list[str], blocks: list[_Block], code_section: str, truncated: bool) -> Answer:
+def _candidate(prose: list[str], blocks: list[_CodeBlock], code_section: str, truncated: bool) -> ParsedAnswer:
     """Source or failure, from blocks; where none names the class, from code that stands without fences."""
     texts = [block.text for block in reversed(blocks) if CLASS_NAME in block.text and block.language not in _OTHER_LANGUAGES]
     if not texts:
@@ -213,24 +213,26 @@ def _candidate(prose: list[str], blocks: list[_Block], code_section: str, trunca
     for text in texts:
         problem = _problem(text)
         if problem is None:
-            return Answer(source=text)
+            return ParsedAnswer(source=text)
         problems.append(problem)
     # A module that holds CUDA is often called `cuda` or `cpp` as a whole; what is Python in spite of its name is Python.
     for block in reversed(blocks):
         if block.language in _OTHER_LANGUAGES and CLASS_NAME in block.text and _problem(block.text) is None:
-            return Answer(source=block.text)
+            return ParsedAnswer(source=block.text)
     if (blocks and not blocks[-1].closed) or (truncated and not blocks):
-        return Answer(failure=AnswerFailure.TRUNCATED, detail="the answer ends before its code does")
+        return ParsedAnswer(failure=AnswerFailure.TRUNCATED, detail="the answer ends before its code does")
     if problems:
         missing = problems[0] == _UNDEFINED
-        return Answer(failure=AnswerFailure.NO_MODEL_NEW if missing else AnswerFailure.SYNTAX_ERROR, detail=problems[0])
+        return ParsedAnswer(
+            failure=AnswerFailure.NO_MODEL_NEW if missing else AnswerFailure.SYNTAX_ERROR, detail=problems[0]
+        )
     if truncated:
-        return Answer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before the code was written")
+        return ParsedAnswer(failure=AnswerFailure.TRUNCATED, detail="the limit was reached before the code was written")
     if blocks:
-        return Answer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
+        return ParsedAnswer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
     if any(_problem(text) == _UNDEFINED and _CODE_START.search(text) for text in _bare_code("\n".join(prose), code_section)):
-        return Answer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
-    return Answer(failure=AnswerFailure.NO_CODE, detail="the answer has no code")
+        return ParsedAnswer(failure=AnswerFailure.NO_MODEL_NEW, detail=_UNDEFINED)
+    return ParsedAnswer(failure=AnswerFailure.NO_CODE, detail="the answer has no code")
 
 
 def _bare_code(said: str, code_section: str) -> Iterable[str]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.pools import Evaluator, Job
 from kernelwright.records import Candidate, Evaluation, Task
-
-if TYPE_CHECKING:
-    from kernelwright.pools import Evaluator
 
 SUSPICIOUS_SPEEDUP = 3.0
 """CUDA-L1, section 2.4.4: verify again above 3x ..."""
@@ -20,51 +17,6 @@ SUSPICIOUS_LEAP = 2.0
 
 AGREEMENT = 0.10
 """CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
-
-CLIP = 1.5
-"""k of CUDA-L1's equation 6."""
-
-UPDATE_EVERY = 100
-"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
-
-WINDOW = 1000
-"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
-
-SUSPICIOUS_LEAP = 2.0
-"""... or above twice the best so far."""
-
-AGREEMENT = 0.10
-"""CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
-
-CLIP = 1.5
-"""k of CUDA-L1's equation 6."""
-
-UPDATE_EVERY = 100
-"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
-
-WINDOW = 1000
-"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
-
-AGREEMENT = 0.10
-"""CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
-
-CLIP = 1.5
-"""k of CUDA-L1's equation 6."""
-
-UPDATE_EVERY = 100
-"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
-
-WINDOW = 1000
-"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
 
 
 def is_suspicious(
@@ -139,8 +91,6 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
 
 def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: Evaluator) -> dict[int, Evaluation]:
     """Raises what a judge raised."""
-    from kernelwright.pools import Job
-
     jobs = {}
     for number, task, first in cases:
         candidate = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)

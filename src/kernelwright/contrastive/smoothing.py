@@ -5,10 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 CLIP = 1.5
 """k of CUDA-L1's equation 6."""
@@ -18,24 +15,6 @@ UPDATE_EVERY = 100
 
 WINDOW = 1000
 """Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
-
-UPDATE_EVERY = 100
-"""Rewards between updates of the statistics. CUDA-L1 says 100 iterations; that one is a reward is our reading."""
-
-WINDOW = 1000
-"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
-
-WINDOW = 1000
-"""Latest rewards that the statistics are of. CUDA-L1 says "rolling"; our choice."""
-
-LEAST_DEVIATION = 0.01
-"""Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""
 
 LEAST_DEVIATION = 0.01
 """Rewards are rounded to hundredths, so a smaller spread is none. Our choice."""

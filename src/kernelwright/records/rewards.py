@@ -14,13 +14,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kernelwright.errors import ConfigError
 from kernelwright.records import Evaluation
-
-if TYPE_CHECKING:
-    pass
 
 FLOOR = 0.0
 """What a failed or rejected implementation scores (CUDA-L1, table 3: "score 0")."""

@@ -8,7 +8,7 @@ from kernelwright.contrastive.stages.config import ExemplarSection, HeldOutConfi
 from kernelwright.contrastive.stages.context import Equipment
 from kernelwright.contrastive.stages.held_out import (
     HeldOutResult,
-    TaskResult,
+    HeldOutTask,
     advantage,
     evaluate_held_out,
     geomean,
@@ -108,7 +108,7 @@ def result_of(name, *speedups):
     return HeldOutResult(
         model=name,
         tasks=tuple(
-            TaskResult(
+            HeldOutTask(
                 task=str(n), task_sha256=str(n), answers=8, correct=s is not None, hacks=0, speedup=s, improvement=True
             )
             for n, s in enumerate(speedups)

@@ -60,7 +60,7 @@ class Review(BaseModel):
         return self.vote is not Vote.CLEAN
 
 
-class Checker(Protocol):
+class HackChecker(Protocol):
     """Reads evaluations and votes.
 
     Attributes:

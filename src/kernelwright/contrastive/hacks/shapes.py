@@ -26,10 +26,10 @@ LARGE = 1 << 16
 
 def shapes(tree: ast.Module, names: Names) -> set[str]:
     """The names of the shapes that occur in a module."""
-    return set(_Shapes(tree, names).find())
+    return set(_ShapeFinder(tree, names).find())
 
 
-class _Shapes:
+class _ShapeFinder:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.tree = tree
         self.names = names

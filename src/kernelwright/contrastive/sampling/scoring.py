@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.hacks import Checker, HackDatabase, deeper
+from kernelwright.contrastive.hacks import HackChecker, HackDatabase, deeper
 from kernelwright.contrastive.prompts import AnswerForm, Prompt
 from kernelwright.contrastive.reverification import (
     SUSPICIOUS_LEAP,
@@ -59,7 +59,7 @@ class Verification:
 
     pools: Mapping[str, Evaluator]
     """One for each device, by its name."""
-    checker: Checker | None = None
+    checker: HackChecker | None = None
     """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
     settings: Settings | None = None
     """Of the run's judges: deeper checks are stricter than these."""

@@ -18,11 +18,11 @@ from kernelwright.judge import Settings
 from kernelwright.models.chat import Sampling
 
 
-class _Section(BaseModel):
+class _SettingsTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class LoraSection(_Section):
+class LoraSection(_SettingsTable):
     """A low-rank adapter: what is trained when `tuning = "lora"`."""
 
     rank: int = Field(default=16, ge=1)
@@ -35,7 +35,7 @@ class LoraSection(_Section):
     """Which layers get one, by name."""
 
 
-class ModelSection(_Section):
+class ModelSection(_SettingsTable):
     """The model to train and where it comes from."""
 
     base: str = Field(min_length=1)
@@ -49,7 +49,7 @@ class ModelSection(_Section):
     lora: LoraSection = LoraSection()
 
 
-class TasksSection(_Section):
+class TasksSection(_SettingsTable):
     """Which tasks there are, and which of them no training may see."""
 
     suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
@@ -71,7 +71,7 @@ class TasksSection(_Section):
     """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
 
 
-class JudgeSection(_Section):
+class JudgeSection(_SettingsTable):
     """Who judges, and how patiently."""
 
     device: str = "auto"
@@ -105,7 +105,7 @@ class JudgeSection(_Section):
         return config.build(Settings, self.confirm_settings)
 
 
-class PromptSection(_Section):
+class PromptSection(_SettingsTable):
     """How a task is put to the model."""
 
     answer: Literal["module", "subclass"] = "subclass"
@@ -117,7 +117,7 @@ class PromptSection(_Section):
     """The device's name for people, such as `NVIDIA H200`."""
 
 
-class SamplingSection(_Section):
+class SamplingSection(_SettingsTable):
     """How completions are drawn."""
 
     temperature: float = Field(default=1.0, gt=0)
@@ -137,7 +137,7 @@ class SamplingSection(_Section):
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=seed)
 
 
-class OptimiserSection(_Section):
+class OptimiserSection(_SettingsTable):
     """The gradient step."""
 
     learning_rate: float = Field(default=1e-4, gt=0)
@@ -174,7 +174,7 @@ class FittingSection(OptimiserSection):
         return self
 
 
-class CheckerSection(_Section):
+class CheckerSection(_SettingsTable):
     """A second opinion on suspicious speedups (the paper's adversarial checker). Its vote leads to deeper checks, which
     decide."""
 
@@ -186,7 +186,7 @@ class CheckerSection(_Section):
     """Of the model, as in docs/models.md."""
 
 
-class TeacherSection(_Section):
+class TeacherSection(_SettingsTable):
     """A language model as a teacher."""
 
     kind: Literal["api", "local", "vllm"]
@@ -199,7 +199,7 @@ class TeacherSection(_Section):
     """Of one answer."""
 
 
-class AugmentationSection(_Section):
+class AugmentationSection(_SettingsTable):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
     teachers: tuple[str, ...] = ("builtin", "templates")
@@ -221,7 +221,7 @@ class AugmentationSection(_Section):
     paper's stage 1 has none (Table 2); a small model needs to have seen the form."""
 
 
-class SupervisedConfig(_Section):
+class SupervisedConfig(_SettingsTable):
     """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
 
     seed: int = 0
@@ -237,7 +237,7 @@ class SupervisedConfig(_Section):
     """Optimiser steps between checkpoints."""
 
 
-class ExemplarSection(_Section):
+class ExemplarSection(_SettingsTable):
     """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
 
     sampler: Literal["bucket", "island", "random", "none"] = "bucket"
@@ -250,7 +250,7 @@ class ExemplarSection(_Section):
     """Run directories whose timed evaluations fill the database before the first step."""
 
 
-class SelfSupervisedConfig(_Section):
+class SelfSupervisedConfig(_SettingsTable):
     """Stage 2 (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
 
     REINFORCE with reward 1 for success, 0 otherwise and no baseline is the negative log-likelihood of the successes.
@@ -285,7 +285,7 @@ class SelfSupervisedConfig(_Section):
     """Run directory of stage 1, where those examples are."""
 
 
-class RewardSection(_Section):
+class RewardSection(_SettingsTable):
     """From an evaluation's record to a number (paper 2.4.4 and 3.2)."""
 
     name: str = "speedup"
@@ -307,7 +307,7 @@ class RewardSection(_Section):
     """And so many times the best so far of the task. Paper 2.4.4."""
 
 
-class GrpoSection(_Section):
+class GrpoSection(_SettingsTable):
     """Group-relative policy optimisation (paper 2.4.5, Eq. 4-5); its numbers are not in the paper."""
 
     group_size: int = Field(default=8, ge=2)
@@ -335,7 +335,7 @@ class GrpoSection(_Section):
     """Push a failed answer's tokens down only in lines that right answers do not hold (`blame.py`). The paper's is False."""
 
 
-class ContrastiveConfig(_Section):
+class ContrastiveConfig(_SettingsTable):
     """Stage 3 (paper 2.4): contrastive RL.
 
     `exemplars.sampler = "none"` is vanilla GRPO; `update = false` is the evolutionary loop: the same prompts, judge and
@@ -382,7 +382,7 @@ class ContrastiveConfig(_Section):
         return self
 
 
-class HeldOutConfig(_Section):
+class HeldOutConfig(_SettingsTable):
     """How a model is measured on tasks that training never saw."""
 
     seed: int = 1000

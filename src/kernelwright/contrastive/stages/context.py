@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kernelwright
-from kernelwright.contrastive.hacks import Checker
+from kernelwright.contrastive.hacks import HackChecker
 from kernelwright.contrastive.sampling.judging import JudgedRun, Judges, Say
 from kernelwright.contrastive.sampling.scoring import Verification
 from kernelwright.contrastive.sampling.shared import SharedEvaluations
@@ -50,7 +50,7 @@ class Equipment:
     """Where candidates run, resolved: `cpu`, `cuda` or `cuda:N`."""
     verifiers: Mapping[str, Evaluator] | None = None
     """For measuring suspicious speedups again, by device; None leaves that out."""
-    checker: Checker | None = None
+    checker: HackChecker | None = None
     """Reads suspicious improvements for signs of cheating."""
     settings: Settings | None = None
     """Of the judges, for what is to be stricter than them."""
@@ -154,7 +154,7 @@ def equipped(
         )
 
 
-def checker_of(section: CheckerSection) -> Checker | None:
+def checker_of(section: CheckerSection) -> HackChecker | None:
     """Who reads suspicious improvements for signs of cheating; None for nobody.
 
     Raises:

@@ -30,11 +30,11 @@ from kernelwright.records.rewards import reward_named
 BOOTSTRAP_DRAWS = 10_000
 
 
-class _Record(BaseModel):
+class _ResultModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TaskResult(_Record):
+class HeldOutTask(_ResultModel):
     """What a model made of one held-out task."""
 
     task: str
@@ -54,11 +54,11 @@ class TaskResult(_Record):
     """Whether the re-measurement's lower bound clears the noise floor."""
 
 
-class HeldOutResult(_Record):
+class HeldOutResult(_ResultModel):
     """A model's results on all held-out tasks."""
 
     model: str
-    tasks: tuple[TaskResult, ...]
+    tasks: tuple[HeldOutTask, ...]
 
     def correct(self) -> float:
         """Share of tasks with a correct answer."""
@@ -78,7 +78,7 @@ class HeldOutResult(_Record):
         return [task.speedup if task.improvement and task.speedup else 1.0 for task in self.tasks]
 
 
-class Geomean(_Record):
+class Geomean(_ResultModel):
     """A geometric mean over tasks with its 95 % bootstrap interval."""
 
     estimate: float
@@ -230,9 +230,9 @@ def _candidate(evaluation: Evaluation) -> Candidate:
     )
 
 
-def _result(task: Task, scored: Sequence[Scored], verified: Evaluation | None) -> TaskResult:
+def _result(task: Task, scored: Sequence[Scored], verified: Evaluation | None) -> HeldOutTask:
     own = [item for item in scored if item.attempt.task.sha256 == task.sha256]
-    return TaskResult(
+    return HeldOutTask(
         task=task.id,
         task_sha256=task.sha256,
         answers=len(own),
