@@ -8,8 +8,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from kernelwright.gpu.target import Target
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -60,6 +64,14 @@ def _each_cubin_is_disassembled_once(shared_by_workers: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _private_triton_cache(shared_by_workers: Path) -> Iterator[None]:
+    """Kernels are compiled anew in every test run, once for all processes, not taken from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(shared_by_workers / "triton"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _one_zygote() -> Iterator[type]:
     from kernelwright.judge.isolation.zygote import Zygote
@@ -104,3 +116,30 @@ def judge_pool() -> Iterator[object]:
 
     with JudgePool(["cpu"], Settings.quick(threads=1, timed=False)) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def row_sum() -> Target:
+    """A small kernel of the corpus as a target for compute capability 9.0."""
+    from kernelwright.gpu.target import load_target
+
+    return load_target("corpus:row_sum", 90)
+
+
+@pytest.fixture(scope="session")
+def tuned_row_sum(row_sum: Target) -> bytes:
+    """A legal re-schedule of `row_sum`."""
+    import random
+
+    from kernelwright import gpu as toolchain
+    from kernelwright import sass
+
+    program = sass.load(row_sum.cubin, toolchain.disassemble)
+    schedule = sass.Schedule(program.kernel())
+    rng = random.Random(3)
+    for _ in range(40):
+        move = schedule.random_move(rng)
+        if move is not None:
+            schedule.play(move)
+    assert schedule.moved
+    return schedule.cubin(program)

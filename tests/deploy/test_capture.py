@@ -19,8 +19,8 @@ from kernelwright.errors import ToolchainError
 from kernelwright.gpu import disassemble
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
-from tests.deploy.fakes import GPU
 from tests.deploy.test_deploy import saying
+from tests.gpu.fakes import GPU
 
 N = 1000
 

@@ -20,8 +20,8 @@ from kernelwright.gpu import disassemble
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Candidate, Label, Task
 from tests.deploy.fake_triton import FakeDriver, triple_on_the_host
-from tests.deploy.fakes import GPU
 from tests.deploy.test_deploy import fails, saying
+from tests.gpu.fakes import GPU
 
 TASK = Task(
     id="triple",

@@ -19,7 +19,7 @@ from kernelwright.judge.schedules.contained import Failure, ScheduleFailed
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records.intervals import Interval
 from kernelwright.sass.code.identity import code_of, cubin_identity, transplant
-from tests.deploy.fakes import GPU, faster_by_every_changed_byte
+from tests.gpu.fakes import GPU, faster_by_every_changed_byte
 
 KERNEL = """
 import triton

@@ -26,7 +26,7 @@ from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument, signatu
 from kernelwright.gpu.target import TritonSpec
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
-from tests.deploy.fakes import GPU
+from tests.gpu.fakes import GPU
 
 N = 1000
 GRID = (8,)

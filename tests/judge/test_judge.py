@@ -25,8 +25,7 @@ from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.records.intervals import Interval
-
-from .snippets import HEAD, LOCKS, RELU, candidate, task
+from tests.judge.snippets import HEAD, LOCKS, RELU, candidate, task
 
 CHECK = Settings.quick(threads=1, timed=False)
 TIME = Settings.quick(threads=1, processes_min=1, processes_max=1)

@@ -19,8 +19,7 @@ from kernelwright.models.api import ApiModel, ApiSettings
 from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.faults import redacted, retry_after_s
 from kernelwright.models.transcript import Recorded, Transcript
-
-from .fake_openai_server import FakeServer, Fault, status
+from tests.models.fake_openai_server import FakeServer, Fault, status
 
 KEY = "sk-test-4711-very-secret"
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_tokens=64, seed=10)

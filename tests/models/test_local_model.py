@@ -20,8 +20,7 @@ from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.factory import chat_model
 from kernelwright.models.local import LocalModel, LocalSettings
 from kernelwright.models.pretrained import Weights
-
-from .tiny_model import tiny_model, tiny_tokenizer, vocabulary
+from tests.models.tiny_model import tiny_model, tiny_tokenizer, vocabulary
 
 TEXTS = ("hi", "a longer prompt with more words in it", "of middle length", "hi there")
 PROMPTS = [[Message("user", text)] for text in TEXTS]

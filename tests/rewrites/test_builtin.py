@@ -10,8 +10,7 @@ from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from kernelwright.rewrites import Context, policy_named
 from kernelwright.rewrites.rules import RULES, Rule
-
-from .samples import compare, task_text
+from tests.rewrites.samples import compare, task_text
 
 SUM = task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)")
 CONVOLUTION = task_text(

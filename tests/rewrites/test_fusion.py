@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
-
-from .samples import apply_rules, compare, task_text
+from tests.rewrites.samples import apply_rules, compare, task_text
 
 POINTWISE = """
 z = torch.relu(a) * self.p + F.gelu(a, approximate='tanh') - F.mish(a) / 3 + F.silu(b)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kernelwright.rewrites.rules import RULES
-
-from .samples import apply_rules, compare, task_text
+from tests.rewrites.samples import apply_rules, compare, task_text
 
 X = "torch.randn(4, 6)"
 IMAGE = "torch.randn(2, 4, 9, 8)"

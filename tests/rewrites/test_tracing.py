@@ -8,8 +8,7 @@ import torch
 from kernelwright.records import Task
 from kernelwright.rewrites.emit import reference_source
 from kernelwright.rewrites.tracing import UntraceableError, load, trace
-
-from .samples import apply_rules, compare, task_text
+from tests.rewrites.samples import apply_rules, compare, task_text
 
 
 def test_a_huge_task_is_traced_without_its_memory() -> None:

@@ -152,7 +152,7 @@ def test_a_program_names_its_kernels():
 
 
 def test_the_rate_of_moves_is_measured_on_every_architecture_that_is_tested(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "measure"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "sass_schedules"))
     import moves_per_second
 
     monkeypatch.setattr(moves_per_second, "CORPUS", {"softmax": moves_per_second.CORPUS["softmax"]})

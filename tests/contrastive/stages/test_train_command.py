@@ -60,7 +60,7 @@ device = "cpu"
 """
     monkeypatch.setattr(training, "train_with", lambda *given: pytest.fail("the stage began"))
     (tmp_path / "empty").mkdir()
-    task = (training.Path(__file__).parent / "test_augmentation.py").read_text().split("'''")[1]
+    task = (training.Path(__file__).parents[1] / "teaching" / "test_augmentation.py").read_text().split("'''")[1]
     (tmp_path / "small.py").write_text(task)
     status = cli.main(["train", stage, "--config", written(tmp_path / "c.toml", text), "--out", str(tmp_path / "run")])
     error = capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Cubins of nvcc: the same path as Triton's, from source to a proven schedule."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kernelwright import sass
+from kernelwright.deploy.cache import TunedCache
+from kernelwright.deploy.deploy import Winner, deploy, find_tuned
+from kernelwright.errors import ConfigError, ToolchainError, UsageError
+from kernelwright.gpu import disassemble, installed_disassemblers, nvcc
+from kernelwright.gpu.errors import CompilationFailed, CompilerMissing
+from kernelwright.gpu.nvcc import compile_cuda, find_nvcc, nvcc_version
+from kernelwright.gpu.target import load_target
+from tests.deploy.test_deploy import saying
+from tests.gpu.fakes import GPU
+
+SOURCE = Path(__file__).with_name("cuda") / "kernels.cu"
+KERNELS = {"sgemm", "row_sum", "histogram", "pipelined_scale", "tensor_gemm", "double_norm", "calls", "jumps"}
+
+
+def generation():
+    """The CUDA major release of the nvcc here, 0 when there is none."""
+    try:
+        return nvcc_version(find_nvcc())[0]
+    except CompilerMissing:
+        return 0
+
+
+pytestmark = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif(
+        generation() not in {tool.version[0] for tool in installed_disassemblers()},
+        reason="needs nvcc and an nvdisasm of its generation",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=[80, 90])
+def cubin(request):
+    return compile_cuda(SOURCE.read_text(), request.param)
+
+
+@pytest.fixture(scope="module")
+def program(cubin):
+    return sass.load(cubin, disassemble)
+
+
+def test_every_kernel_is_read_and_written_back_byte_by_byte(cubin, program):
+    assert {kernel.name for kernel in program.kernels} == KERNELS
+    words = {kernel.name: sass.Schedule(kernel).words() for kernel in program.kernels}
+    assert program.with_words(words) == cubin
+
+
+def test_schedules_of_every_kernel_are_proven_legal(cubin, program):
+    rng = random.Random(0)
+    schedules = [sass.Schedule(kernel) for kernel in program.kernels]
+    for schedule in schedules:
+        for _ in range(30):
+            move = schedule.random_move(rng)
+            if move is not None:
+                schedule.play(move)
+    assert all(schedule.moved for schedule in schedules)
+    mutated = program.with_words({schedule.kernel.name: schedule.words() for schedule in schedules})
+    assert sass.check(cubin, mutated, disassemble) == []
+
+
+def test_a_broken_dependence_is_found(cubin, program):
+    kernel = program.kernel("sgemm")
+    words = [instruction.word for instruction in kernel.instructions]
+    chain = next(
+        i for i in range(len(words) - 1)
+        if kernel.instructions[i].opcode == kernel.instructions[i + 1].opcode == "FFMA"
+        and kernel.instructions[i].defs & kernel.instructions[i + 1].uses
+    )  # fmt: skip
+    words[chain], words[chain + 1] = words[chain + 1], words[chain]
+    kinds = {violation.kind for violation in sass.check(cubin, program.with_words({"sgemm": words}), disassemble)}
+    assert "raw" in kinds
+
+
+LAUNCH = """
+source = "kernels.cu"
+architecture = 90
+options = ["-O3"]
+name = "sgemm"
+entry = "sgemm"
+grid = [4, 4, 1]
+block = [16, 16, 1]
+
+[[arguments]]
+kind = "tensor"
+name = "a"
+dtype = "fp32"
+shape = [64, 64]
+
+[[arguments]]
+kind = "tensor"
+name = "b"
+dtype = "fp32"
+shape = [64, 64]
+
+[[arguments]]
+kind = "tensor"
+name = "c"
+dtype = "fp32"
+shape = [64, 64]
+role = "output"
+
+[[arguments]]
+kind = "scalar"
+name = "n"
+value = 64
+"""
+
+
+@pytest.fixture
+def launch_file(tmp_path):
+    text = SOURCE.read_text()
+    begin = text.index('extern "C" __global__ void sgemm')
+    (tmp_path / "kernels.cu").write_text(text[begin : text.index('extern "C"', begin + 1)])
+    path = tmp_path / "launch.toml"
+    path.write_text(LAUNCH)
+    return path
+
+
+def test_a_launch_file_with_source_becomes_a_target_that_can_be_tuned_and_deployed(launch_file, tmp_path):
+    target = load_target(str(launch_file), 80)
+    assert target.architecture == 90
+    assert target.spec.signature == "sgemm(*fp32, *fp32, *fp32, i32) threads=256 shared=0"
+    program = sass.load(target.cubin, disassemble)
+    schedule = sass.Schedule(program.kernel("sgemm"))
+    rng = random.Random(0)
+    while not schedule.moved:
+        schedule.play(schedule.random_move(rng))
+    cache = TunedCache(tmp_path / "cache")
+    assert deploy(Winner(target, schedule.cubin(program)), cache, remeasure=saying(1.05)).refusal is None
+    again = load_target(str(launch_file), 90)
+    assert find_tuned(cache, again.cubin, 90, GPU.name, again.spec.signature).cubin == schedule.cubin(program)
+
+
+def test_a_launch_file_with_a_cubin(launch_file, tmp_path, cubin):
+    (tmp_path / "kernels.cubin").write_bytes(cubin)
+    launch_file.write_text(LAUNCH.replace('source = "kernels.cu"', 'cubin = "kernels.cubin"'))
+    assert load_target(str(launch_file), 90).cubin == cubin
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('source = "kernels.cu"\n', "", "either `cubin` or `source`"),
+        ('role = "output"', 'role = "input"', "nothing could be checked"),
+        ("block = [16, 16, 1]", "block = [64, 64, 1]", "1 to 1024 threads"),
+        ('name = "n"', 'name = "a"', "distinct argument names"),
+        ('entry = "sgemm"', 'entry = "sgemm"\nentrance = 1', "did you mean"),
+        ("shape = [64, 64]\nrole", "shape = [64, 0]\nrole", "axes of 1 or more"),
+    ],
+)
+def test_a_wrong_launch_file_says_what_is_wrong(launch_file, old, new, said):
+    assert old in LAUNCH
+    launch_file.write_text(LAUNCH.replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        load_target(str(launch_file), 90)
+
+
+def test_a_missing_source_is_named(launch_file, tmp_path):
+    (tmp_path / "kernels.cu").unlink()
+    with pytest.raises(UsageError, match=r"kernels\.cu"):
+        load_target(str(launch_file), 90)
+
+
+def test_what_nvcc_refuses_is_said_with_its_words():
+    with pytest.raises(CompilationFailed, match="undefined") as failed:
+        compile_cuda('extern "C" __global__ void k() { nowhere(); }', 90)
+    assert failed.value.exit_status == 3
+
+
+def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path):
+    killed = tmp_path / "nvcc"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(ToolchainError, match="ended by signal 9") as failed:
+        compile_cuda("", 90, nvcc=killed)
+    assert not isinstance(failed.value, CompilationFailed)
+
+
+def test_without_nvcc(monkeypatch, tmp_path):
+    monkeypatch.setenv(nvcc.ENVIRONMENT_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(CompilerMissing, match="KERNELWRIGHT_NVCC"):
+        compile_cuda("", 90)
+
+
+def test_the_example_of_a_cuda_kernel_is_a_target_with_something_to_move():
+    target = load_target(str(Path(__file__).parents[2] / "examples" / "sass" / "sgemm.toml"), 90)
+    schedule = sass.Schedule(sass.load(target.cubin, disassemble).kernel(target.spec.entry))
+    assert len(schedule.movable_slots) > 200

@@ -1,0 +1,531 @@
+"""The check of single answers, with both sides in this process: what nothing settles, and what rounding does to a task."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.judge import Settings
+from kernelwright.judge.check.bounds import Bounds
+from kernelwright.judge.check.check import Checker, _change, _swap, buffer_has_kept_up
+from kernelwright.judge.check.compare import Distance, apart, round_mantissa
+from kernelwright.judge.check.oracle import OutOfDomain
+from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.isolation.replies import Described, Output
+from kernelwright.judge.isolation.side import Answer
+from kernelwright.judge.worker.structure import flatten
+from kernelwright.records import Candidate, Label, Reason
+from kernelwright.tasks import INPUT_SETS, bring_to_life
+from tests.judge.snippets import candidate, task
+
+OWN = INPUT_SETS[0]
+(CONSTANT,) = (one for one in INPUT_SETS if one.name == "constant")
+
+
+class LocalSide:
+    """A side that computes here; `operators` are what it claims to run."""
+
+    def __init__(self, function, operators=()):
+        self.function = function
+        self._operators = list(operators)
+        self.traced = 0
+
+    def place(self, inputs, slot):
+        self.inputs = inputs
+        return 0
+
+    def call(self, layout, *, seed, hold=False):
+        skeleton, outputs = flatten(self.function(*self.inputs))
+        described = Described(
+            skeleton=skeleton,
+            strange=(),
+            outputs=tuple(
+                Output(
+                    dtype=str(one.dtype), shape=tuple(one.shape), stride=one.contiguous().stride(), device="cpu", aliases=()
+                )
+                for one in outputs
+            ),
+        )
+        return Answer(outputs, described, None, inputs_intact=True)
+
+    def operators(self, layout):
+        self.traced += 1
+        return self._operators
+
+
+def checker(made, answer=None, operators=()):
+    """Of a task, with `answer(*inputs)` in the candidate's place, or the reference itself."""
+    settings = Settings.quick(threads=1, timed=False)
+    gate = contextlib.nullcontext
+    subject = Subject(
+        bring_to_life(made), candidate(), settings, torch.device("cpu"), None, Path(), lambda shared=False: gate()
+    )
+    model = subject.oracle.model
+    return Checker(subject, LocalSide(model, operators), LocalSide(answer or model))
+
+
+def judged(one, inputs=OWN):
+    return one._pose_and_judge(inputs, slot=0, state={}, training=True)
+
+
+def posed(one, inputs=OWN):
+    return one._pose(inputs, slot=0, state={}, training=True)
+
+
+# --- which of several equal elements ----------------------------------------------------------------
+
+TIES = task("return inputs[0].topk(2, dim=1)[1]", "[torch.randint(0, 3, (64, 32)).float()]")
+WITHOUT_TIES = task("return inputs[0].topk(2, dim=1)[1]", "[torch.stack([torch.randperm(32) for _ in range(64)]).float()]")
+TOPK = ("aten::topk", "aten::mul")
+
+
+def last_of_equals(x):
+    return 31 - x.flip(1).sort(dim=1, descending=True, stable=True)[1][:, :2]
+
+
+def test_any_of_several_equal_elements_may_be_named_where_no_operator_promises_one():
+    assert judged(checker(TIES, last_of_equals, TOPK)).tolerance.allowed.differing == 1.0
+    with pytest.raises(Rejection) as caught:
+        judged(checker(TIES, last_of_equals, ("aten::argmax",)))
+    assert caught.value.reason is Reason.WRONG_OUTPUT
+
+
+def test_where_no_elements_are_equal_there_is_nothing_to_choose():
+    judged(checker(WITHOUT_TIES, last_of_equals, TOPK))
+    with pytest.raises(Rejection):
+        judged(checker(WITHOUT_TIES, lambda x: last_of_equals(x).flip(1), TOPK))
+
+
+def test_the_reference_is_asked_once_what_it_runs():
+    one = checker(TIES, operators=TOPK)
+    judged(one)
+    judged(one, INPUT_SETS[1])
+    assert one._reference.traced == 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        task("return inputs[0].topk(2, dim=1)[1]", "[torch.randint(0, 3, (64, 32))]"),
+        task(
+            "assert (inputs[0] == inputs[0].round()).all()\n        return inputs[0].topk(2, dim=1)[1]",
+            "[torch.randint(0, 3, (64, 32)).float()]",
+        ),
+    ],
+    ids=["integers cannot be moved a little", "the reference takes whole numbers only"],
+)
+def test_a_question_that_cannot_be_moved_settles_all(made):
+    assert posed(checker(made, operators=TOPK)).tolerance.allowed.differing == 0.0
+
+
+# --- what rounding the inputs does to single elements ---------------------------------------------------
+
+SPECTRUM = task("return torch.fft.rfft(inputs[0], dim=-1)", "[torch.randn(64, 96)]")
+
+
+def spectrum_by_products(x):
+    """Zero where the reference's is, but for the rounding of a sum."""
+    angles = torch.outer(torch.arange(96.0, dtype=torch.float64), torch.arange(49.0, dtype=torch.float64))
+    waves = torch.polar(torch.ones_like(angles), -2 * torch.pi * angles / 96).to(torch.complex64)
+    return x.to(torch.complex64) @ waves
+
+
+def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch):
+    one = checker(SPECTRUM, spectrum_by_products)
+    before = posed(one, CONSTANT).tolerance.allowed
+    after = judged(one, CONSTANT).tolerance
+    assert after.allowed.worst > before.worst
+    assert after.allowed.rms == pytest.approx(before.rms, rel=0.5)
+    assert one._subject.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
+    assert one._subject.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
+    monkeypatch.setattr(Bounds, "conditioned", lambda self, question: question)
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_the_mean_error_keeps_its_limit():
+    one = checker(SPECTRUM, lambda x: torch.fft.rfft(x) * (1 + 3e-4))
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_a_wrong_element_is_not_excused_by_rounding_that_does_not_reach_it():
+    def one_wrong(x):
+        y = (x * 2).flatten()
+        y[y.abs().argmin()] += 4e-4
+        return y.view_as(x)
+
+    one = checker(task("return inputs[0] * 2", "[torch.randn(1024, 256)]"), one_wrong)
+    with pytest.raises(Rejection):
+        judged(one)
+    (found,) = one._subject.checks["sets"].values()
+    assert found["error"]["rms"] < found["allowed"]["rms"]
+    assert found["error"]["worst"] > found["allowed"]["worst"]
+
+
+ROUNDED = task("return inputs[0] * 2 + 1", "[torch.randint(0, 3, (64, 32)).float()]")
+
+
+def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
+    one = checker(SPECTRUM)
+    question = posed(one, CONSTANT).question
+    tight = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e-9, 0.25)))
+    found = one.bounds.conditioned(tight).tolerance.allowed
+    assert (found.rms, found.differing) == (1e-9, 0.25)
+    assert found.worst > 1e-9
+    wide = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e9)))
+    assert one.bounds.conditioned(wide).tolerance.allowed.worst == 1e9
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "assert (inputs[0] == inputs[0].round()).all()\n        return inputs[0] * 2 + 1",
+        "return torch.where(inputs[0] == inputs[0].round(), torch.inf, inputs[0])",
+        "return (inputs[0] * 2 + 1).long()",
+    ],
+    ids=["the reference takes whole numbers only", "rounding makes infinities", "no rounding error"],
+)
+def test_a_task_whose_condition_cannot_be_told_keeps_its_tolerance(forward):
+    one = checker(task(forward, "[torch.randint(0, 3, (64, 32)).float()]"))
+    question = posed(one).question
+    assert one.bounds.conditioned(question) is question
+
+
+def test_without_float64_a_task_keeps_its_tolerance():
+    one = checker(ROUNDED)
+    question = posed(one).question
+    assert one.bounds.conditioned(question) is not question
+    one.bounds.has_float64 = False
+    assert one.bounds.conditioned(question) is question
+
+
+# --- what another layout does to the reference's own norms ----------------------------------------
+
+NORMALISED = task(
+    "return torch.nn.functional.batch_norm(torch.conv2d(inputs[0], self.filter), None, None, training=True) + 0.5",
+    "[torch.randn(8, 3, 32, 32)]",
+    init="self.register_buffer('filter', "
+    "torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5)), persistent=False)",
+)
+
+
+def normalised(x, filters):
+    return torch.nn.functional.batch_norm(torch.conv2d(x, filters), None, None, training=True) + 0.5
+
+
+def with_channels_last(x):
+    return normalised(x.contiguous(memory_format=torch.channels_last), FILTER).contiguous()
+
+
+def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(monkeypatch):
+    one = checker(NORMALISED, with_channels_last)
+    judged(one)
+    judged(one, CONSTANT)
+    monkeypatch.setattr(Bounds, "summed_otherwise", lambda self, question: question)
+    with pytest.raises(Rejection):
+        judged(one, CONSTANT)
+
+
+def test_that_is_only_where_another_set_has_told_the_precision_and_never_narrower():
+    one = checker(NORMALISED)
+    question = posed(one, CONSTANT).question
+    assert one.bounds.summed_otherwise(question) is question
+    judged(one)
+    before, after = question.tolerance.allowed, one.bounds.summed_otherwise(question).tolerance.allowed
+    assert after.rms > before.rms
+    assert after.worst >= before.worst
+    assert after.differing == before.differing
+    wide = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e9, 1e9)))
+    assert one.bounds.summed_otherwise(wide).tolerance.allowed == Distance(1e9, 1e9)
+
+
+def test_lower_precision_is_not_excused_by_other_sums_on_any_set_of_the_tasks_own_kind():
+    one = checker(NORMALISED, lambda x: normalised(round_mantissa(x, 10), round_mantissa(FILTER, 10)))
+    posed(one)  # which tells the precision
+    with pytest.raises(Rejection) as caught:
+        judged(one, INPUT_SETS[1])
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+NORM = "torch.nn.functional.batch_norm(inputs[0], None, None, training=True)"
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return inputs[0] * 2",
+        "return torch.nn.functional.batch_norm(inputs[0].flatten(2), None, None, training=True)",
+        f"return {NORM}.view(4, -1)",
+        f"y = {NORM}; return y / (1.0 if y.dtype == torch.float64 or y.is_contiguous() else 0.0)",
+    ],
+    ids=["no norm", "no image", "the reference does not take that layout", "what it makes of it is infinite"],
+)
+def test_where_another_layout_says_nothing_the_tolerance_stays(forward):
+    one = checker(task(forward, "[torch.randn(4, 3, 8, 8)]"))
+    judged(one)
+    question = posed(one, INPUT_SETS[1]).question
+    assert one.bounds.summed_otherwise(question) is question
+
+
+# --- convolutions, which PyTorch lets use TF32 -----------------------------------------------------------
+
+FILTER = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5))
+CONVOLUTION = task(
+    "return torch.relu(torch.conv2d(inputs[0], self.filter))",
+    "[torch.randn(4, 3, 20, 20)]",
+    init="self.register_buffer('filter', "
+    "torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(5)), persistent=False)",
+)
+PRODUCT = task("return inputs[0] @ inputs[1]", "[torch.randn(32, 64), torch.randn(64, 48)]")
+
+
+@pytest.fixture
+def tf32(monkeypatch):
+    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+
+
+def convolution(bits=None):
+    """The task's module, and a candidate whose convolution loses all but so many bits of the mantissa."""
+    rounded = (lambda x: x) if bits is None else functools.partial(round_mantissa, bits=bits)
+    return checker(CONVOLUTION, lambda x: torch.relu(torch.conv2d(rounded(x), rounded(FILTER))))
+
+
+def test_a_convolution_may_use_tf32_where_pytorch_lets_it_and_that_is_said(tf32):
+    one = convolution(bits=10)
+    judged(one)
+    assert Label.TF32 in one._subject.labels
+
+
+def test_one_that_does_not_is_not_said_to(tf32):
+    one = convolution()
+    judged(one)
+    assert Label.TF32 not in one._subject.labels
+
+
+def test_elsewhere_tf32_is_less_than_what_the_reference_has():
+    with pytest.raises(Rejection) as caught:
+        judged(convolution(bits=10))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_bfloat16_is_less_than_tf32(tf32):
+    with pytest.raises(Rejection) as caught:
+        judged(convolution(bits=7))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_a_matrix_product_may_not_use_tf32(tf32):
+    def product(x, y):
+        return round_mantissa(x, 10) @ round_mantissa(y, 10)
+
+    one = checker(PRODUCT, product)
+    with pytest.raises(Rejection) as caught:
+        judged(one)
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+    assert one.bounds.has_cudnn is False
+
+
+def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
+    one = convolution(bits=10)
+    one._subject.settings = one._subject.settings.model_copy(update={"forbid": frozenset({Label.TF32})})
+    with pytest.raises(Rejection) as caught:
+        judged(one)
+    assert caught.value.reason is Reason.FORBIDDEN_LABEL
+
+
+@pytest.mark.parametrize(
+    ("device", "strict", "capability", "lets"),
+    [
+        ("cuda", False, (9, 0), True),
+        ("cuda", True, (9, 0), False),
+        ("cuda", False, (7, 5), False),
+        ("cpu", False, (9, 0), False),
+    ],
+)
+def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(monkeypatch, device, strict, capability, lets):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    subject = convolution()._subject
+    subject.settings = subject.settings.model_copy(update={"strict_fp32": strict})
+    subject.device = torch.device(device)
+    assert subject.lets_cudnn_use_tf32 is lets
+
+
+def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypatch):
+    one = convolution(bits=10)
+
+    def out(*given, **options):
+        raise OutOfDomain("so it is")
+
+    monkeypatch.setattr(one._oracle, "with_tf32_in_cudnn", out)
+    with pytest.raises(Rejection):
+        judged(one)
+
+
+# --- one draw is worse conditioned than another --------------------------------------------------------
+
+SPARSE = task("return torch.relu(inputs[0] @ inputs[1] - 4)", "[torch.randn(64, 10), torch.randn(10, 5) / 3]")
+
+
+def near_the_threshold():
+    """Inputs whose one positive output is nearly all cancellation."""
+    x, y = torch.zeros(64, 10), torch.zeros(10, 5)
+    x[0], y[:, 0] = 1.0, 0.4
+    x[0, 0] += 1e-5
+    return [x, y]
+
+
+def test_an_answer_far_from_the_references_may_be_right_by_the_truth_of_its_own_inputs():
+    one = checker(SPARSE)
+    bounds, inputs = one.bounds, near_the_threshold()
+    judged(one)
+    wanted = [torch.relu(inputs[0] @ inputs[1] - 4)]
+    right = [torch.relu(inputs[0].double() @ inputs[1].double() - 4).float()]
+    assert not apart(right, wanted).within(one._subject.tolerances[OWN])
+    assert bounds.settles(inputs, wanted, right, training=True)
+    assert not bounds.settles(inputs, wanted, [right[0] * 30], training=True)
+    one.bounds.has_float64 = False
+    assert not bounds.settles(inputs, wanted, right, training=True), "there is no truth to ask"
+
+
+def test_inputs_outside_the_domain_settle_nothing():
+    one = checker(task("return inputs[0].sqrt()", "[torch.rand(8, 8) + 1]"))
+    judged(one)
+    assert not one.bounds.settles([-torch.ones(8, 8)], [torch.ones(8, 8)], [torch.ones(8, 8)], training=True)
+
+
+# --- buffers after many calls -----------------------------------------------------------------------
+
+BEFORE = torch.linspace(-1.0, 1.0, 64)
+MOVED = BEFORE + torch.linspace(2.0, 3.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "kept_up"),
+    [
+        (MOVED, MOVED, True),
+        (MOVED * (1 + 1e-4), MOVED, True),  # rounding, of convolutions in TF32 say
+        (BEFORE, MOVED, False),  # never updated
+        (BEFORE + 0.95 * (MOVED - BEFORE), MOVED, False),  # some updates left out
+        (MOVED * torch.nan, MOVED, False),
+        (BEFORE, MOVED / 0.0, True),  # an input left it infinite: nothing to compare
+        (BEFORE, BEFORE, True),  # a mask or a table stays
+        (BEFORE + 1e-3, BEFORE, False),
+        (torch.tensor(40), torch.tensor(40), True),
+        (torch.tensor(39), torch.tensor(40), False),  # a counter
+        (torch.empty(0), torch.empty(0), True),
+    ],
+)
+def test_a_buffer_keeps_up_when_it_moves_as_the_references_does(found, wanted, kept_up):
+    before = torch.empty(0) if not wanted.numel() else BEFORE if wanted.is_floating_point() else torch.tensor(0)
+    assert buffer_has_kept_up(found, wanted, before) is kept_up
+
+
+def test_a_default_that_the_reference_relies_on_stays(judge):
+    made = task("assert self.flag == 0; return inputs[0] * 2", init="self.register_buffer('flag', torch.zeros(()))")
+    copy = Candidate(source=made.source.replace("class Model(", "class ModelNew("))
+    found = judge.evaluate(made, copy)
+    assert found.accepted, found.detail
+    assert "own-buffers" in found.checks["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [("return torch.max(inputs[0], dim=1)", "torch.return_types.max"), ("return self.weight", "parameter.Parameter")],
+)
+def test_a_reference_that_returns_more_than_plain_tensors_is_a_task_error(judge, forward, words):
+    made = task(forward, init="self.weight = torch.nn.Parameter(torch.ones(3))")
+    with pytest.raises(TaskError, match=words):
+        judge.evaluate(made, Candidate(source=made.source.replace("class Model(", "class ModelNew(")))
+
+
+# --- numbers among outputs -----------------------------------------------------------------------------
+
+NUMBERS = task("return inputs[0], inputs[0].square().mean().item(), True", name="numbers")
+
+
+@pytest.mark.parametrize(
+    ("loss", "flag", "right"),
+    [
+        (lambda x: x.square().mean().item() * (1 + 1e-6), True, True),
+        (lambda x: x.square().mean().item() * (1 + 2**-11), True, False),  # as bfloat16 and TF32 leave, but for luck
+        (lambda x: math.nan, True, False),
+        (lambda x: x.square().mean(), True, False),
+        (lambda x: x.square().mean().item(), 1.0, False),
+        (lambda x: x.square().mean().item(), 1, False),
+    ],
+)
+def test_a_number_may_be_off_by_rounding_and_not_by_type(loss, flag, right):
+    one = checker(NUMBERS, lambda x: (x.clone(), loss(x), flag))
+    if right:
+        judged(one)
+        return
+    with pytest.raises(Rejection) as found:
+        judged(one)
+    assert found.value.reason is Reason.WRONG_TYPE
+
+
+# --- several outputs -----------------------------------------------------------------------------------
+
+SEVERAL = task("return inputs[0].bfloat16(), (inputs[0] + 2.0**12) - 2.0**12, inputs[0] * 3.0", name="several-outputs")
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_every_output_has_its_own_tolerance(index):
+    """The last one is exact: neither the first one's dtype nor the second one's cancellation excuses an error in it."""
+
+    def answer(x):
+        outputs = [x.bfloat16(), (x + 2.0**12) - 2.0**12, x * 3.0]
+        outputs[index] = (outputs[index].double() * (1 + 3e-5)).to(outputs[index].dtype)
+        return tuple(outputs)
+
+    one = checker(SEVERAL, answer)
+    if index < 2:
+        judged(one)
+        return
+    with pytest.raises(Rejection) as found:
+        judged(one)
+    assert "of output 3 of 3" in found.value.detail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_swapping_keeps_the_sum_and_the_zeros(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.tril(torch.randn(40, 30, generator=generator).to(dtype))
+    swapped = _swap(x, generator)
+    changed = (swapped != x).nonzero()
+    assert len(changed) == 2
+    assert torch.equal((swapped == 0), (x == 0))
+    (i, j), (k, m) = changed.tolist()
+    assert swapped[i, j] == x[k, m]
+    assert swapped[k, m] == x[i, j]
+
+
+ALIKE = [torch.ones(5), torch.zeros(3, 4), torch.ones(7, dtype=torch.bool), torch.ones(()), torch.ones(0, 3)]
+
+
+@pytest.mark.parametrize("x", ALIKE, ids=lambda x: f"{x.dtype} {tuple(x.shape)}")
+def test_what_is_alike_everywhere_cannot_be_swapped(x):
+    assert torch.equal(_swap(x, torch.Generator().manual_seed(0)), x)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
+def test_zeros_among_other_elements_stay_when_some_are_changed(share):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.triu(torch.randn(40, 30, generator=generator))
+    changed = _change(share, x, generator)
+    assert torch.equal(torch.triu(changed), changed)
+    count = int((changed != x).sum())
+    assert count == 1 if share == 0 else 0 < count <= int((x != 0).sum())
+
+
+@pytest.mark.parametrize(("x", "count"), [(torch.zeros(9), 1), (torch.ones(9, dtype=torch.bool), 1), (torch.zeros(0), 0)])
+def test_of_what_is_alike_everywhere_one_element_is_changed(x, count):
+    assert int((_change(0.0, x, torch.Generator().manual_seed(0)) != x).sum()) == count

@@ -1,0 +1,159 @@
+"""Workers of the reference that are kept: what they forget, and when they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from kernelwright.judge import Judge
+from kernelwright.judge.isolation.workers import Workers
+from kernelwright.judge.settings import Settings
+from kernelwright.records import Candidate, Reason, Task
+from tests.judge.snippets import LOCKS
+
+MODULE = """
+import torch
+from torch import nn
+{before}
+
+class Model(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x):
+        {inside}
+        return {body}
+
+def get_inputs():
+    return [torch.randn(4, {size})]
+
+def get_init_inputs():
+    return [{size}]
+"""
+
+
+def task(body: str, *, size: int = 8, before: str = "", inside: str = "pass") -> Task:
+    source = MODULE.format(body=body, size=size, before=before, inside=inside)
+    return Task(id="kept", source=source)
+
+
+def candidate(made: Task) -> Candidate:
+    return Candidate(source=made.source.replace("class Model(", "class ModelNew("), policy="test")
+
+
+# What forks them is shared: which of them are kept is the judge's to decide.
+pytestmark = pytest.mark.usefixtures("one_zygote")
+
+
+@pytest.fixture
+def judge(one_zygote: None) -> Iterator[Judge]:
+    """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
+    with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
+        made._workers = Workers(made._zygote, keep=3)
+        yield made
+
+
+def waiting(judge: Judge) -> list[int]:
+    return [worker.pid for worker in judge._workers._waiting]
+
+
+RELU = task("torch.relu(self.linear(x))")
+WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
+
+
+def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
+    started = []
+    spawn = judge._zygote.spawn
+
+    def counted(config, files):
+        started.append((config["role"], pid := spawn(config, files)))
+        return pid
+
+    monkeypatch.setattr(judge._zygote, "spawn", counted)
+    for made in (RELU, WIDER, RELU):
+        accepted = judge.evaluate(made, candidate(made))
+        assert accepted.verdict == "accepted", accepted.detail
+        wrong = judge.evaluate(made, Candidate(source=candidate(made).source.replace("(x))", "(x)) + 1e-2"), policy="test"))
+        assert wrong.reason is Reason.WRONG_OUTPUT
+    assert [role for role, _ in started].count("reference") == 1
+    timed = judge.settings.model_copy(update={"timed": True, "processes_min": 1, "processes_max": 1})
+    judge.evaluate(RELU, candidate(RELU), settings=timed)  # whatever a busy machine makes of it
+    assert [role for role, _ in started].count("reference") == 3  # one checks, two are timed
+    candidates = [pid for role, pid in started if role == "candidate"]
+    assert len(set(candidates)) == len(candidates) >= 3 * 2 + 2
+    assert len(waiting(judge)) == 3
+
+
+def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
+    started = []
+    spawn = judge._zygote.spawn
+
+    def counted(config, files):
+        started.append((config["role"], config["build"]))
+        return spawn(config, files)
+
+    monkeypatch.setattr(judge._zygote, "spawn", counted)
+    settings = judge.settings.model_copy(update={"timed": True, "blocks": 2, "triple_s": 0.0})
+    for made in (RELU, WIDER, RELU):
+        source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
+        both = [Candidate(source=f"{source}# {name}", policy="test", techniques=(name,)) for name in ("one", "other")]
+        assert [found.accepted for found in judge.rotate(made, both, settings=settings)] == [True, True]
+    builds = [build for role, build in started if role == "baseline"]
+    assert len(builds) == len(set(builds)) == 2, "one process and one folder of caches for each kind"
+
+
+def test_a_kept_worker_has_let_go_of_its_arenas(judge):
+    judge.evaluate(RELU, candidate(RELU))
+    assert all(worker.arenas == {} for worker in judge._workers._waiting)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"before": "torch.set_default_dtype(torch.float32); torch.backends.cudnn.benchmark = True"},
+        {"inside": "nn.functional.kernelwright_was_here = lambda: None"},
+    ],
+    ids=["setting", "patch"],
+)
+def test_one_whose_task_left_a_trace_is_ended(judge, changes):
+    made = task("torch.relu(self.linear(x))", **changes)
+    judge.evaluate(made, candidate(made))
+    assert waiting(judge) == []
+
+
+def test_one_that_died_or_cannot_forget_is_ended(judge):
+    judge.evaluate(RELU, candidate(RELU))
+    (worker,) = judge._workers._waiting
+    os.kill(worker.pid, signal.SIGKILL)
+    assert not worker.forget()
+
+
+def test_one_that_died_while_it_waited_is_replaced(judge):
+    judge.evaluate(RELU, candidate(RELU))
+    (before,) = waiting(judge)
+    os.kill(before, signal.SIGKILL)
+    assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
+    assert waiting(judge) not in ([], [before])
+
+
+def test_other_limits_want_other_processes(judge):
+    judge._workers = Workers(judge._zygote, keep=1)
+    judge.evaluate(RELU, candidate(RELU))
+    before = waiting(judge)
+    strict = judge.settings.model_copy(update={"strict_fp32": True})
+    assert judge.evaluate(RELU, candidate(RELU), settings=strict).verdict == "accepted"
+    assert waiting(judge) == before  # no room for a second
+
+
+def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
+        made._workers = Workers(made._zygote, keep=3)
+        made.evaluate(RELU, candidate(RELU))
+        assert len(list(tmp_path.glob("kernelwright-kept-*/*"))) > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS

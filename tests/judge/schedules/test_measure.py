@@ -1,0 +1,160 @@
+"""Costs and verdicts of schedules, with a launcher that stands in for the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.errors import InfrastructureError
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.target import Target
+from kernelwright.judge.schedules.contained import Plan
+from kernelwright.judge.schedules.measure import GpuBackend, ScheduleRejected, Status, confirm
+from kernelwright.sass import Schedule, load
+from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
+
+PLAN = Plan(coarse=2, fine=3)
+AGAIN = Plan(coarse=2, fine=4, rounds=4)
+
+
+class Program:
+    """Enough of a program for a schedule that is only bytes."""
+
+    def __init__(self, data):
+        self.image = type("Image", (), {"data": data})
+
+
+class Bytes:
+    """A schedule that is only bytes."""
+
+    def __init__(self, cubin):
+        self._cubin = cubin
+
+    def cubin(self, program):
+        return self._cubin
+
+
+@pytest.fixture
+def backend():
+    with GpuBackend(
+        Program(b"original"), Target(SPEC, b"original", 90), plan=PLAN, again=AGAIN, factory=fake_launcher, limit_s=2
+    ) as it:
+        yield it
+
+
+def test_a_cost_is_on_the_scale_of_the_originals_own_time(backend):
+    assert backend.cost(Bytes(b"original")) == backend.control().original_us == pytest.approx(ORIGINAL_US, rel=0.02)
+    assert backend.cost(Bytes(b"us=10")) == pytest.approx(backend.control().original_us / 2, rel=0.01)
+    assert backend.cost(Bytes(b"us=40")) == pytest.approx(2 * backend.control().original_us, rel=0.01)
+
+
+def test_a_slower_schedule_is_given_up_early_and_a_new_best_is_checked(backend):
+    slow, fast = backend.measure(Bytes(b"us=40")), backend.measure(Bytes(b"us=10"))
+    assert (slow.blocks, slow.checked) == (PLAN.coarse, False)
+    assert (fast.blocks, fast.checked) == (AGAIN.fine, True)
+    # Better than the original, but not than the best so far.
+    assert backend.measure(Bytes(b"us=15")).blocks == PLAN.coarse
+
+
+def test_what_was_only_lucky_is_no_new_best(tmp_path, monkeypatch):
+    lucky = Bytes(b"lucky=10")
+    with GpuBackend(
+        Program(b"original"), Target(SPEC, b"original", 90), plan=PLAN, again=AGAIN, factory=lucky_at_first, limit_s=2
+    ) as backend:
+        found = backend.measure(lucky)
+        assert found.blocks == AGAIN.coarse
+        assert found.speedup == pytest.approx(0.8, rel=0.01)
+        assert (backend.best_speedup, found.checked) == (1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("cubin", "status"),
+    [
+        (b"us=10 wrong", Status.WRONG_OUTPUT),
+        (b"fault", Status.FAULT),
+        (b"exit", Status.CRASH),
+        (b"hang", Status.HANG),
+    ],
+)
+def test_a_schedule_without_a_cost_is_rejected_with_its_verdict(backend, cubin, status):
+    with pytest.raises(ScheduleRejected) as rejected:
+        backend.cost(Bytes(cubin))
+    assert rejected.value.verdict.status is status
+    assert rejected.value.verdict.cost_us is None
+    assert backend.counts == {status: 1}
+    assert backend.best_speedup == 1.0
+
+
+def test_every_output_is_checked_on_request():
+    target = Target(SPEC, b"original", 90)
+    with GpuBackend(Program(b"original"), target, plan=PLAN, factory=fake_launcher, check_all=True) as backend:
+        assert backend.measure(Bytes(b"us=40 wrong")).status is Status.WRONG_OUTPUT
+
+
+def test_the_same_schedule_runs_once(backend):
+    assert backend.measure(Bytes(b"us=12")) is backend.measure(Bytes(b"us=12"))
+    assert backend.counts[Status.MEASURED] == 1
+
+
+def test_a_program_of_another_cubin_is_refused():
+    with pytest.raises(InfrastructureError, match="another"):
+        GpuBackend(Program(b"other"), Target(SPEC, b"original", 90))
+
+
+def test_it_is_a_backend_of_the_game(row_sum):
+    pytest.importorskip("gymnasium")
+    from kernelwright.assembly.game import AssemblyGameEnv
+
+    program = load(row_sum.cubin, disassemble)
+    with GpuBackend(program, row_sum, plan=PLAN, factory=faster_by_every_changed_byte) as backend:
+        env = AssemblyGameEnv(program, backend=backend, memory_only=False)
+        _, info = env.reset(seed=0)
+        assert (info["backend"], info["unit"]) == ("gpu-time", "us")
+        action = int(env.action_masks()[:-1].argmax())
+        _, reward, *_ = env.step(action)
+        assert reward > 0
+        assert backend.measure(Schedule(program.kernel())).detail == "the original"
+
+
+def test_confirmation_takes_fresh_processes_and_an_a_a_control():
+    seen = []
+    found = confirm(
+        Target(SPEC, b"original", 90),
+        b"us=16",
+        processes=2,
+        blocks=16,
+        factory=fake_launcher,
+        on_process=lambda number, samples: seen.append((number, len(samples.ratios))),
+    )
+    assert seen == [(0, 4), (1, 4)]
+    assert found.speedup.estimate == pytest.approx(1.25, rel=1e-3)
+    assert found.is_gain
+    assert not confirm(Target(SPEC, b"original", 90), b"same", processes=2, blocks=4, factory=fake_launcher).is_gain
+    wrong = confirm(Target(SPEC, b"original", 90), b"us=10 wrong", processes=1, blocks=4, factory=fake_launcher)
+    assert wrong.speedup.low > 1.5
+    assert not wrong.is_gain
+
+
+def test_the_throughput_benchmark_runs(row_sum):
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[3] / "benchmarks" / "sass_throughput.py"
+    spec = importlib.util.spec_from_file_location("sass_throughput", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    found = benchmark.measure(row_sum, 0.2, check_all=True, factory=faster_by_every_changed_byte)
+    assert found["schedules"] >= 1
+    assert found["statuses"].keys() <= {"measured"}
+    assert found["kernel"] == "row_sum"
+
+
+def test_several_processes_share_a_gpu_in_the_throughput_benchmark(row_sum, monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    import sass_throughput
+
+    found = sass_throughput.measure_side_by_side(row_sum, 0.2, 2, factory=faster_by_every_changed_byte)
+    assert found["measured"] >= 2
+    assert found["statuses"] == {"measured": found["measured"]}
+    assert found["measured_per_second"] > 0

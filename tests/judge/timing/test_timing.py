@@ -1,0 +1,695 @@
+"""Timing without processes: what is made of clocks, which are made up here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.gpu import device_state
+from kernelwright.judge import Settings
+from kernelwright.judge.check.compare import Distance
+from kernelwright.judge.check.subject import Rejection
+from kernelwright.judge.isolation.process import CallClocks, WorkerFailure
+from kernelwright.judge.timing import cache, outer_clock
+from kernelwright.judge.timing import pairs as timing
+from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
+from kernelwright.judge.timing.pairs import log_ratios
+from kernelwright.records import Candidate, Label, Reason, TimingBlock
+from kernelwright.tasks.input_sets import InputSet
+from tests.judge.snippets import RELU
+
+CPU = torch.device("cpu")
+
+
+UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
+
+
+class FakeGate:
+    held_s = 0.0
+
+    def __call__(self, *, shared=False):
+        return contextlib.nullcontext()
+
+
+class FakeSubject:
+    def __init__(self, device=CPU):
+        self.device = device
+        self.settings = Settings.quick(threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0)
+        self.timed_tolerance = Distance(1e-6, 1e-5)
+        self.tolerances = {}
+        self.labels = set()
+        self.output_follows_input = False
+        self.oracle = SimpleNamespace(training=True)
+        self.gate = FakeGate()
+
+    def label(self, label, detail):
+        self.labels.add(label)
+
+
+class FakeSide:
+    """Its worker's children have used this much processor time."""
+
+    def __init__(self, helpers_us=0.0, held=None):
+        self.worker = SimpleNamespace(helpers_cpu_us=lambda: helpers_us, asked_us=1e6)
+        self.held = held
+
+    def recopy(self, index):
+        return self.held
+
+
+def run_of(subject=None, helpers_us=0.0, held=None):
+    sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in timing._SIDES}
+    return timing._Run(subject or FakeSubject(), UNSETTLED, sides, lambda: 0.0)
+
+
+def fill(
+    run,
+    name,
+    *,
+    inner_us=1000.0,
+    harness_us=50.0,
+    idle_us=10.0,
+    quiet_us=500.0,
+    audited_us=5.0,
+    calls=8,
+    series_us=None,
+):
+    samples = run._samples[name]
+    samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
+    samples.idle_us += [idle_us] * calls
+    samples.quiet_us += [quiet_us] * calls
+    samples.audited_us += [audited_us] * 5
+    samples.series_us += [(inner_us if series_us is None else series_us) + audited_us] * 5
+
+
+def filled(subject=None, helpers_us=0.0, **candidate):
+    run = run_of(subject, helpers_us)
+    for name in timing._SIDES:
+        fill(run, name, **(candidate if name == "candidate" else {}))
+    return run
+
+
+@pytest.mark.parametrize(
+    "error", [Rejection(Reason.NO_MODEL_NEW, "none"), WorkerFailure(Reason.CRASHED, "gone"), TaskError("Wanted a task.")]
+)
+def test_a_side_that_does_not_start_closes_the_others(error):
+    closed = []
+
+    def start(role):
+        if role == "candidate":
+            raise error
+        return SimpleNamespace(close=lambda: closed.append(role))
+
+    with pytest.raises(type(error)) as caught:
+        timing._start(SimpleNamespace(start=start))
+    assert caught.value is error
+    assert closed == ["reference", "reference"]
+
+
+def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatch):
+    started, closed, used = [], [], []
+
+    def side(name):
+        return SimpleNamespace(close=lambda: closed.append(name))
+
+    gate = contextlib.nullcontext
+    subject = SimpleNamespace(
+        core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate()
+    )
+
+    class Run:
+        def __init__(self, subject, bounds, sides, flush):
+            used.append(sides)
+
+        def __getattr__(self, name):
+            return lambda *given: False if name == "wants_more" else "found"
+
+    monkeypatch.setattr(timing, "_Run", Run)
+    given = {"reference": side("reference"), "candidate": side("candidate")}
+    assert timing._time_process(subject, None, None, None, 0, given) == "found"
+    assert (started, closed) == (["reference"], ["fresh"])
+    assert {name: used[0][name] for name in given} == given
+    assert set(used[0]) == set(timing._SIDES)
+    timing._time_process(subject, None, None, None, 1, {})
+    assert sorted(started[1:]) == ["candidate", "reference", "reference"]
+    assert closed == ["fresh"] * 4
+
+
+def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
+    now_s, entered = 0.0, []
+
+    @contextlib.contextmanager
+    def gate(shared=False):
+        entered.append("shared" if shared else 0)
+        yield
+
+    def blocks_for_each_entry(block_s, wanted):
+        entered.clear()
+
+        class Run:
+            done = 0
+
+            def __init__(self, *given):
+                pass
+
+            def __getattr__(self, name):
+                return lambda *given: None
+
+            def wants_more(self):
+                return Run.done < wanted
+
+            def block(self):
+                nonlocal now_s
+                now_s += block_s
+                entered[-1] += 1
+                Run.done += 1
+
+        monkeypatch.setattr(timing, "_Run", Run)
+        given = dict.fromkeys(timing._SIDES, SimpleNamespace())
+        odd = SimpleNamespace(deal=lambda: [])
+        timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given)
+        return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())
+    monkeypatch.setattr(timing, "_start", lambda subject, names: {})
+    assert blocks_for_each_entry(timing._ALONE_S / 3.5, 10) == [4, 4, 2]
+    assert blocks_for_each_entry(timing._ALONE_S * 3, 3) == [1, 1, 1]
+
+
+class OddSide:
+    """Answers a call with the inputs, moved by `error`, or raises."""
+
+    def __init__(self, error=0.0):
+        self.error = error
+        self.asked = []
+
+    def place(self, inputs, slot):
+        self.asked.append(inputs)
+        return 0
+
+    def call(self, layout, *, seed):
+        if isinstance(self.error, Exception):
+            raise self.error
+        return SimpleNamespace(outputs=[self.asked[-1][0] + self.error])
+
+
+def odd_run(**errors):
+    """Its subject draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
+    subject = FakeSubject()
+    subject.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
+    subject.call_seed = lambda: None
+    sides = {name: OddSide(errors.get(name, 0.0)) for name in timing._SIDES}
+    return timing._Run(subject, UNSETTLED, sides, lambda: 0.0), subject, sides
+
+
+def odd_set(subject, name, vary=lambda x, g: x, allowed=1e-6):
+    made = InputSet(name, vary, "")
+    subject.tolerances[made] = Distance(allowed, allowed)
+    return made
+
+
+def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
+    run, subject, sides = odd_run(candidate=1e-3)
+    run.odd_inputs([odd_set(subject, "loose", allowed=0.1)])
+    assert [len(side.asked) for side in sides.values()] == [1, 1, 1]
+    with pytest.raises(Rejection, match="`strict`") as caught:
+        run.odd_inputs([odd_set(subject, "strict")])
+    assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+
+
+def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_not():
+    run, subject, sides = odd_run(candidate=1.0)
+    nan = odd_set(subject, "nan", lambda x, g: x * math.nan)
+    run.odd_inputs([nan])
+    with pytest.raises(Rejection, match="`strict`"):
+        run.odd_inputs([nan, odd_set(subject, "strict")])
+    assert len(sides["null"].asked) == 3
+
+
+def test_a_draw_on_which_the_reference_fails_ends_this_turn():
+    run, subject, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
+    run.odd_inputs([odd_set(subject, "one"), odd_set(subject, "two")])
+    assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
+
+
+def test_buffers_are_not_compared_after_a_call_that_the_reference_alone_had():
+    run, subject, _ = odd_run(reference=TaskError("Wanted the reference to run."))
+    subject.reloads_state = subject.has_buffers = True
+    run.odd_inputs([odd_set(subject, "one")])
+    run.verify_buffers()  # these sides have none that could be read
+
+
+class WarmedSide(OddSide):
+    def __init__(self, story, name, takes_us):
+        super().__init__()
+        self.story, self.name, self.takes_us, self.latency_us = story, name, takes_us, math.inf
+
+    def timed_call(self, inputs, flush, *, seed, hold, repeats):
+        self.story.append((self.name, repeats))
+        answer = super().call(super().place(inputs, 0), seed=seed)
+        answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0, 0.0)
+        self.latency_us = self.takes_us
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("device", "latency_us", "repeats"), [("cuda", 50.0, 3), ("cuda", 1500.0, 2), ("cuda", 5000.0, 0), ("cpu", 50.0, 0)]
+)
+def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, latency_us, repeats):
+    subject, story = FakeSubject(torch.device(device)), []
+    subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
+    # How long the candidate says that it takes decides nothing.
+    sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in timing._SIDES}
+    run = timing._Run(subject, UNSETTLED, sides, lambda: 0.0)
+    run._compare = lambda reference, candidate, inputs: None
+    names = list(timing._SIDES)
+    run._round(names, hold=False, keep=False)
+    assert story == [(name, 0) for name in names], "how long a call takes is not known yet"
+    story.clear()
+    run._round(names, hold=False, keep=True)
+    assert story == [(name, repeats) for name in names]
+
+
+def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
+    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
+    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
+    same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
+    found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
+    assert found.accepted, found.detail
+    late = Candidate(
+        source=same.source.replace("def forward(self", "def forward(self", 1)
+        + """
+_forward = ModelNew.forward
+
+def forward(self, *inputs):
+    self.calls = getattr(self, "calls", 0) + 1
+    return _forward(self, *inputs) + (self.calls > 30)
+
+ModelNew.forward = forward
+"""
+    )
+    assert not shared_judge.evaluate(RELU, late, settings=Settings.quick(threads=1)).accepted
+
+
+@pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])
+def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
+    subject = FakeSubject(torch.device(device))
+    subject.settings = subject.settings.model_copy(update={"warmup_calls": 1})
+    run, stopped = run_of(subject), []
+    for name, side in run._sides.items():
+        side.worker.keep_still = lambda name=name: stopped.append(name)
+        run._samples[name].idle_us.append(0.0)
+    rounds = []
+    run._round = lambda order, *, hold, keep: [
+        rounds.append(stopped[:]),
+        *(samples.idle_us.append(0.0) for samples in run._samples.values()),
+    ]
+    run.warm_up()
+    assert sorted(stopped) == sorted(timing._SIDES)[:still]
+    assert rounds == ([[]] * timing._WATCHED_ROUNDS if still else [])
+
+
+def test_what_works_between_calls_is_seen_before_it_is_kept_still():
+    run = run_of()
+    idle_us = {"reference": 10.0, "candidate": 9000.0, "null": 10.0}
+    run._round = lambda order, *, hold, keep: [
+        samples.idle_us.append(idle_us[name]) for name, samples in run._samples.items()
+    ]
+    with pytest.raises(Rejection) as caught:
+        run.warm_up()
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
+
+
+def test_equal_clocks_are_charged_nothing():
+    blocks, _, clocks = filled().finish(3)
+    assert len(blocks) == 4
+    assert all(block.process == 3 for block in blocks)
+    assert blocks[0].reference_us == blocks[0].candidate_us == blocks[0].null_us == (1000.0, 1000.0)
+    assert clocks["charged_us"] == 0.0
+
+
+def test_time_that_only_the_outer_clock_sees_is_charged():
+    blocks, _, clocks = filled(inner_us=500.0, audited_us=25.0).finish(0)
+    assert clocks["charged_us"] == pytest.approx(20.0)
+    assert blocks[0].candidate_us == pytest.approx((520.0, 520.0))
+
+
+def test_time_that_the_outer_clock_does_not_see_is_no_credit():
+    blocks, _, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
+    assert blocks[0].candidate_us == (1000.0, 1000.0)
+
+
+def test_single_calls_are_not_believed_to_be_much_faster_than_series():
+    blocks, _, clocks = filled(inner_us=10.0, series_us=1000.0).finish(0)
+    assert clocks["least_us"] == pytest.approx(900.0)
+    assert blocks[0].candidate_us == pytest.approx((900.0, 900.0))
+
+
+@pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
+def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
+    settings = FakeSubject().settings
+    outer_clock.reject_hidden_time([filled().finish(0)[1]] * 3, settings)
+    cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
+    with pytest.raises(Rejection) as caught:
+        outer_clock.reject_hidden_time([cheat] * 3, settings)
+    assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
+
+
+def test_one_process_that_was_disturbed_does_not_reject():
+    calm, disturbed = filled().finish(0)[1], filled(harness_us=5000.0, audited_us=5000.0).finish(0)[1]
+    outer_clock.reject_hidden_time([calm] * 3 + [disturbed], FakeSubject().settings)
+
+
+def test_work_between_calls_rejects():
+    with pytest.raises(Rejection) as caught:
+        filled(idle_us=9000.0).finish(0)
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
+    filled(idle_us=2000.0).finish(0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_work_of_children_rejects(device):
+    subject = FakeSubject(torch.device(device))
+    with pytest.raises(Rejection, match="child processes") as caught:
+        filled(subject, helpers_us=1e15).finish(0)
+    assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
+
+
+def test_children_may_use_a_tenth_of_the_time_in_which_the_worker_ran():
+    with pytest.raises(Rejection, match="child processes"):
+        filled(helpers_us=110_000.0).finish(0)
+    filled(helpers_us=90_000.0).finish(0)
+
+
+def test_a_device_that_is_busy_after_the_call_rejects():
+    gpu = FakeSubject(torch.device("cuda"))
+    with pytest.raises(Rejection) as caught:
+        filled(gpu, quiet_us=2000.0).finish(0)
+    assert caught.value.reason is Reason.DEVICE_NOT_QUIET
+    filled(gpu, quiet_us=600.0).finish(0)
+    # Nothing of a worker that is kept still can slow what follows its call: that is another's doing.
+    filled(quiet_us=2000.0).finish(0)
+
+
+def test_outputs_of_timed_calls_must_be_near():
+    run = run_of()
+    wanted = [torch.ones(4)]
+    inputs, allowed = [torch.zeros(4)], run._subject.timed_tolerance
+    run._near([torch.ones(4)], wanted, "an output", allowed, inputs)
+    with pytest.raises(Rejection, match="an output") as caught:
+        run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
+    assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+    with pytest.raises(Rejection):
+        run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
+    asked = []
+    run._bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
+    run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
+    assert [given[:2] for given in asked] == [(inputs, wanted)], "the truth of these very inputs has the last word"
+
+
+def test_the_first_timed_output_must_still_be_there():
+    run = run_of(held=[torch.ones(3)])
+    run._first = [], [torch.ones(3)]
+    run.verify_held()
+    run._first = [], [torch.zeros(3)]
+    with pytest.raises(Rejection) as caught:
+        run.verify_held()
+    assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
+    run._subject.labels.add(Label.CUDA_GRAPH)
+    run.verify_held()
+    assert Label.ALIASED_OUTPUT in run._subject.labels
+
+
+def test_a_view_of_an_input_is_not_expected_to_last():
+    run = run_of(held=[torch.ones(3)])
+    run._first = [], [torch.zeros(3)]
+    run._subject.output_follows_input = True
+    run.verify_held()
+    assert run._subject.labels == set()
+
+
+def test_ratios_are_paired_by_input_and_grouped_by_process():
+    blocks = [
+        TimingBlock(process=process, reference_us=(4.0, 8.0), candidate_us=(2.0, 2.0), null_us=(4.0, 4.0))
+        for process in (0, 0, 1)
+    ]
+    log2 = math.log(2)
+    assert [len(process) for process in log_ratios(blocks)] == [4, 2]
+    assert log_ratios(blocks)[1] == pytest.approx([log2, 2 * log2])
+    assert log_ratios(blocks, null=True)[1] == pytest.approx([0, log2])
+
+
+@pytest.mark.parametrize(("noise", "processes"), [(0.0, 2), (1.0, 4)])
+def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
+    seen = []
+
+    def one(subject, bounds, flush, odd, process, given):
+        seen.append(process)
+        latencies = (100.0, 100.0 * (1 + noise * process))
+        block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
+        outside = outer_clock.Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
+        return [block], outside, {"process": process}
+
+    monkeypatch.setattr(timing, "_time_process", one)
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
+    told = []
+    found = timing.time_candidate(subject, UNSETTLED, None, lambda done, most: told.append((done, most)))
+    assert seen == list(range(processes))
+    assert told == [(done + 1, 4) for done in seen]
+    assert timing.time_candidate(subject, UNSETTLED, None).blocks == found.blocks
+    assert found.candidate_us == 50.0
+    assert found.clocks == {"processes": [{"process": process} for process in range(processes)]}
+    assert found.speedup.low <= found.speedup.estimate
+    if noise == 0:
+        assert found.speedup.estimate == pytest.approx(2.0)
+        assert found.noise_floor == 0.0
+
+
+def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
+    """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
+
+    def one(subject, bounds, flush, odd, process, given):
+        block = TimingBlock(
+            process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
+        )
+        single, series = ([1.0 + hidden_us(process)] * 4, [1.0] * 4), ([1.0] * 4, [1.0] * 4)
+        return [block], outer_clock.Outside(100.0, single, series, 0.0, [math.log(speedup)] * 2), {"process": process}
+
+    return one
+
+
+def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=1, processes_max=1)
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
+    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 2
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
+    with pytest.raises(Rejection) as caught:
+        timing.time_candidate(subject, UNSETTLED, None)
+    assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
+
+
+def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=1, processes_max=1)
+    subject.labels = {Label.STRIDES_DIFFER}
+    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
+    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 1
+
+
+def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
+    subject = FakeSubject()
+    subject.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
+    for speedup, processes in ((0.5, 3), (2.0, 9)):
+        made = one_process(speedup)
+
+        def noisy(subject, bounds, flush, odd, process, given, made=made):
+            blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
+            latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
+            return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
+
+        monkeypatch.setattr(timing, "_time_process", noisy)
+        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
+
+
+def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
+    subject = FakeSubject()
+    subject.gate.held_s = 100.0  # of checks before
+    subject.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
+    made = one_process()
+
+    def lasts(subject, bounds, flush, odd, process, given, alone_s):
+        subject.gate.held_s += alone_s
+        blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
+        latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
+        return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
+
+    for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
+        monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
+        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
+
+
+def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
+    claimed = timing.Interval(10.0, 9.0, 11.0)
+    assert outer_clock.confirmed(claimed, timing.Interval(10.0, 9.5, 10.5), 0.0) == timing.Interval(10.0, 9.0, 10.5)
+    assert outer_clock.confirmed(claimed, timing.Interval(1.0, 0.9, 1.1), 0.0) == timing.Interval(1.1, 0.9, 1.1)
+    assert outer_clock.confirmed(claimed, timing.Interval(20.0, 0.5, 40.0), 0.5) == timing.Interval(10.0, 6.0, 11.0)
+    assert outer_clock.confirmed(timing.Interval(10.0, 10.0, 10.0), timing.Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
+
+
+def outside(candidate_us, reference_us, charge_us):
+    return outer_clock.Outside(100.0, ([], []), (candidate_us, reference_us), charge_us, [])
+
+
+def test_what_the_outer_clock_sees_in_series_and_no_charge_explains_may_be_hidden():
+    quiet = outside([50.0] * 9, [50.0] * 9, 0.0)
+    assert outer_clock.hidden_us([quiet] * 3) == 0.0
+    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
+    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
+    assert outer_clock.hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
+    scattered = outside([30.0, 40.0, 50.0, 60.0, 70.0], [50.0] * 5, 0.0)
+    assert 0 < outer_clock.hidden_us([scattered] * 6) < outer_clock.hidden_us([scattered] * 2) <= 20
+
+
+def test_chance_explains_more_where_clocks_scatter():
+    assert outer_clock.slack_us([5.0] * 5, [7.0] * 5) == 0.0
+    assert outer_clock.slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
+
+
+def test_only_what_every_disturbed_call_shows_is_certain():
+    quiet, disturbed = [10.0] * 8, [10.0] * 7 + [9000.0]
+    assert outer_clock.certain_excess(disturbed, quiet) == 0.0
+    assert outer_clock.certain_excess([50.0] * 8, disturbed) == 40.0
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_a_flush_writes_something_else_each_time(monkeypatch):
+    monkeypatch.setattr(cache, "last_level_cache_bytes", lambda: 1 << 10)
+    flush = CacheFlush(CPU)
+    values = []
+    for _ in range(3):
+        assert flush() >= 0
+        values.append(int(flush._host[0]))
+    assert flush._host.size == 2 << 10
+    assert len(set(values)) == 3
+    assert set(flush._host) == {values[-1]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [([], 32 << 20), (["48K", "2048K", "33M"], 33 << 20), (["1024"], 1024), (["9999M"], 256 << 20)],
+)
+def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
+    for number, text in enumerate(texts):
+        place = tmp_path / f"index{number}"
+        place.mkdir()
+        (place / "size").write_text(text + "\n")
+    real = Path
+    monkeypatch.setattr(cache, "Path", lambda path: real(tmp_path))
+    assert last_level_cache_bytes() == size
+
+
+@pytest.mark.parametrize(("l2_mib", "size_mib"), [(50, 100), (4, 64)])
+def test_a_flush_of_a_gpu_writes_twice_its_cache_and_waits(monkeypatch, l2_mib, size_mib):
+    gpu, done = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=l2_mib << 20))
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: done.append((size, device)) or buffer)
+    buffer = SimpleNamespace(fill_=done.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(("waited", device)))
+    flush = CacheFlush(gpu)
+    flush()
+    flush()
+    assert done == [(size_mib << 20, gpu), 1, ("waited", gpu), 2, ("waited", gpu)]
+
+
+# --- the state of the device ----------------------------------------------------------------------
+
+
+def test_the_state_of_a_processor_is_its_load():
+    assert len(device_state.device_state(CPU)["load_average"].split()) == 3
+
+
+class Driver:
+    """NVML's functions of one GPU, as its library names them."""
+
+    def __init__(self, uuid):
+        self.uuid = uuid
+
+    def __getattr__(self, name):
+        return getattr(pynvml, name)  # constants and exceptions
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == self.uuid
+        return "it"
+
+    def nvmlDeviceGetClockInfo(self, gpu, which):
+        return {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[which]
+
+    def nvmlDeviceGetTemperature(self, gpu, sensor):
+        return 35
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return 120_100
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return SimpleNamespace(gpu=3, memory=1)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
+        return 1
+
+
+@pytest.fixture
+def second_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"uuid-{device.index}"))
+    return torch.device("cuda", 1)
+
+
+def test_the_state_of_a_gpu_is_what_its_driver_says(monkeypatch, second_gpu):
+    monkeypatch.setattr(device_state, "pynvml", Driver("GPU-uuid-1"))
+    assert device_state.device_state(second_gpu) == {
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "temperature_c": 35,
+        "power_w": 120.1,
+        "utilization_pct": 3,
+        "clock_event_reasons": "0x0000000000000001",
+    }
+
+
+@pytest.mark.parametrize("reason", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_UNKNOWN])
+def test_without_a_driver_nothing_is_known(monkeypatch, second_gpu, reason):
+    def fail():
+        raise pynvml.NVMLError(reason)
+
+    monkeypatch.setattr(device_state.pynvml, "nvmlInit", fail)
+    assert device_state.device_state(second_gpu) == {}
+
+
+@pytest.mark.parametrize(("sets", "processes", "blocks"), [(17, 2, 3), (17, 3, 6), (1, 1, 2), (5, 1, 2), (0, 2, 3)])
+def test_every_input_set_of_the_check_comes_up_in_the_shortest_run(sets, processes, blocks):
+    settings = Settings.quick(processes_min=processes, processes_max=processes, blocks=blocks)
+    odd = timing.OddInputs([InputSet(str(index), lambda x, g: x, "") for index in range(sets)], settings)
+    dealt = [odd.deal() for _ in range(processes * blocks)]
+    assert {one.name for hand in dealt for one in hand} == {str(index) for index in range(sets)}
+    assert all(len(hand) == len(dealt[0]) for hand in dealt)
+
+
+def test_input_sets_come_up_in_an_order_nobody_can_know():
+    sets = [InputSet(str(index), lambda x, g: x, "") for index in range(17)]
+    orders = {tuple(one.name for one in timing.OddInputs(sets, Settings.quick()).deal()) for _ in range(20)}
+    assert len(orders) > 1

@@ -1,0 +1,372 @@
+"""Several judges at once: every job gets an outcome, whatever happens to the process that has it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.judge import Settings
+from kernelwright.pools import Job, JudgePool, Rotation
+from kernelwright.pools import local as pool
+from kernelwright.records import Candidate, Evaluation, Task, Verdict
+from tests.judge.snippets import RELU, candidate
+
+SETTINGS = Settings.quick(threads=1, timed=False)
+
+
+def job(number=0):
+    return Job(Task(id=str(number), source="x"), Candidate(source=str(number)))
+
+
+def evaluation(task):
+    return Evaluation(task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED)
+
+
+class FakeMember:
+    """A process that does what its class is told."""
+
+    act = staticmethod(lambda one: [evaluation(one.task)])
+
+    def __init__(self, device, settings):
+        self.started.append(device)
+
+    def do(self, one):
+        return self.act(one)
+
+    def kill(self):
+        self.ended.append(-9)
+
+    def end(self):
+        self.ended.append(0)
+        return 0
+
+
+@pytest.fixture
+def member(monkeypatch):
+    made = type("Member", (FakeMember,), {"started": [], "ended": []})
+    monkeypatch.setattr(pool, "_Member", made)
+    return made
+
+
+def run(jobs, devices=("cpu",), per_device=1, stop=None):
+    with JudgePool(devices, SETTINGS, per_device) as judges:
+        return {one.task.id: outcome for one, outcome in judges.evaluate(jobs, stop)}
+
+
+def test_every_job_has_one_outcome(member):
+    found = run([job(number) for number in range(20)], ("cpu", "cpu"), 2)
+    assert {name: outcome.task for name, outcome in found.items()} == {str(n): str(n) for n in range(20)}
+    assert 1 <= len(member.started) <= 4
+    assert len(member.ended) == len(member.started)
+
+
+def test_no_device_is_an_error():
+    with pytest.raises(DeviceError, match="at least one"):
+        JudgePool([], SETTINGS)
+
+
+def test_no_job_starts_no_process(member):
+    assert run([]) == {}
+    assert member.started == []
+
+
+def test_jobs_are_taken_only_as_slots_become_free(member):
+    taken = []
+
+    def jobs():
+        for number in range(6):
+            taken.append(number)
+            yield job(number)
+
+    with JudgePool(["cpu"], SETTINGS, 2) as judges:
+        assert judges.slots == 2
+        outcomes = judges.evaluate(jobs())
+        next(outcomes)
+        assert len(taken) <= 3
+        assert len(list(outcomes)) == 5
+
+
+def test_a_device_has_cores_of_its_own(member):
+    member.act = staticmethod(lambda one: [evaluation(one.task).model_copy(update={"detail": str(os.sched_getaffinity(0))})])
+    all_cores, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    for cores, expected in (({"cpu": frozenset({first})}, {first}), ({}, all_cores)):
+        with JudgePool(["cpu"], SETTINGS, cores=cores) as judges:
+            assert [found.detail for _, found in judges.evaluate([job()])] == [str(expected)]
+    assert os.sched_getaffinity(0) == all_cores
+
+
+def test_a_rotation_has_one_outcome_for_each_baseline(member):
+    member.act = staticmethod(lambda one: [evaluation(one.task) for _ in one.baselines])
+    rotations = [Rotation(job(number).task, (candidate(),) * number) for number in (1, 3)]
+    with JudgePool(["cpu"], SETTINGS) as judges:
+        found = {one.task.id: outcomes for one, outcomes in judges.rotate(rotations)}
+        stopped = list(judges.rotate(rotations, lambda: True))
+    assert {name: [one.task for one in outcomes] for name, outcomes in found.items()} == {"1": ["1"], "3": ["3"] * 3}
+    assert stopped == []
+
+
+def test_stopping_leaves_the_rest_undone(member):
+    answers = iter([False, False])
+    assert set(run([job(n) for n in range(9)], stop=lambda: next(answers, True))) == {"0", "1"}
+
+
+def test_a_process_that_dies_is_replaced_and_its_job_tried_again(member):
+    deaths = iter([EOFError(), None, BrokenPipeError(), None])
+
+    def act(one):
+        error = next(deaths)
+        if error:
+            raise error
+        return [evaluation(one.task)]
+
+    member.act = staticmethod(act)
+    found = run([job(0), job(1)])
+    assert {outcome.accepted for outcome in found.values()} == {True}
+    assert len(member.started) == 3
+
+
+def test_a_job_that_kills_every_process_is_an_infrastructure_error(member):
+    def act(one):
+        if one.task.id == "1":
+            raise EOFError
+        return [evaluation(one.task)]
+
+    member.act = staticmethod(act)
+    found = run([job(n) for n in range(3)])
+    assert isinstance(found["1"], InfrastructureError)
+    assert "died" in str(found["1"])
+    assert found["0"].accepted
+    assert found["2"].accepted
+
+
+def test_an_exception_ends_the_processes_at_once(member):
+    held = threading.Event()
+    begun = threading.Event()
+
+    def act(one):
+        begun.set()
+        held.wait(30)
+        raise EOFError
+
+    def kill(self):
+        self.ended.append(-9)
+        held.set()
+
+    member.act, member.kill = staticmethod(act), kill
+
+    def interrupted():
+        yield job(0)
+        begun.wait(30)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), JudgePool(["cpu"], SETTINGS, 2) as judges:
+        list(judges.evaluate(interrupted()))
+    assert -9 in member.ended
+
+
+# --- the process, in this one ---------------------------------------------------------------------
+
+
+class FakeJudge:
+    def __init__(self, device="cpu", settings=None):
+        self.closed = False
+        self.seen = []
+
+    def evaluate(self, task, candidate, settings=None):
+        self.seen.append(settings)
+        if task.id == "broken":
+            raise TaskError("Wanted another task.")
+        return evaluation(task)
+
+    def rotate(self, task, baselines, settings=None):
+        self.seen.append(settings)
+        return [evaluation(task) for _ in baselines]
+
+    def close(self):
+        self.closed = True
+
+
+def sent(one):
+    together = isinstance(one, Rotation)
+    return (
+        together,
+        one.task.model_dump_json(),
+        [each.model_dump_json() for each in (one.baselines if together else (one.candidate,))],
+        one.settings and one.settings.model_dump_json(),
+    )
+
+
+def test_an_evaluation_or_an_error_comes_back():
+    judge = FakeJudge()
+    (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
+    assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(update={"device": "cuda:3"})
+    error = pool._do(judge, "cuda:3", *sent(job("broken")))
+    assert (type(error), str(error)) == (TaskError, "Wanted another task.")
+    pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
+    assert len(pool._do(judge, "cuda:3", *sent(Rotation(RELU, (candidate(), candidate()), SETTINGS)))) == 2
+    assert judge.seen == [None, None, SETTINGS, SETTINGS]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
+    waiting = [sent(job(number)) for number in range(count)]
+    answers, judges = [], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop(0)
+
+    def make(device, settings):
+        judges.append(FakeJudge())
+        return judges[0]
+
+    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [len(answer) for answer in answers] == [1] * count
+    assert [judge.closed for judge in judges] == [True] * min(count, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "wanted"),
+    [("cuda:1", None, "1"), ("cuda:1", "4,6", "6"), ("cpu", "4", "4"), ("cpu", None, None)],
+)
+def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wanted):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monkeypatch.setattr(pool.os, "environ", environment)
+    waiting, devices = [sent(job())], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop()
+
+    def make(device, settings):
+        devices.append(device)
+        return FakeJudge()
+
+    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=lambda answer: None), device, SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == wanted
+    assert devices == ["cpu" if device == "cpu" else "cuda:0"]
+
+
+def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monkeypatch):
+    waiting, answers = [sent(job(1)), sent(job(2))], []
+
+    def receive():
+        if not waiting:
+            raise EOFError
+        return waiting.pop()
+
+    def make(device, settings):
+        raise DeviceError("Wanted a GPU.")
+
+    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [(type(answer), str(answer)) for answer in answers] == [(DeviceError, "Wanted a GPU.")]
+    assert len(waiting) == 1, "another process must try"
+
+
+# --- the real thing -------------------------------------------------------------------------------
+
+
+def test_a_real_member_judges_dies_and_is_ended():
+    member = pool._Member("cpu", SETTINGS)
+    try:
+        (found,) = member.do(Job(RELU, candidate()))
+        assert found.accepted, found.detail
+        broken = member.do(Job(Task(id="t", source="def ("), candidate()))
+        assert isinstance(broken, KernelwrightError)
+        assert isinstance(broken, TaskError)
+        os.kill(member._process.pid, signal.SIGKILL)
+        with pytest.raises((EOFError, OSError)):
+            member.do(Job(RELU, candidate()))
+    finally:
+        assert member.end() == -signal.SIGKILL
+
+
+def test_a_member_that_does_not_go_is_killed(monkeypatch):
+    made = object.__new__(pool._Member)
+    calls = []
+    made._connection = SimpleNamespace(close=lambda: calls.append("close"))
+    made._process = SimpleNamespace(
+        join=lambda timeout=None: calls.append("join"),
+        is_alive=lambda: True,
+        kill=lambda: calls.append("kill"),
+        exitcode=-9,
+    )
+    assert made.end() == -9
+    assert calls == ["close", "join", "kill", "join"]
+    made.kill()
+    assert calls[-1] == "kill"
+
+
+def ignores_interrupts(status: Path) -> bool:
+    (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) & 1 << signal.SIGINT - 1)
+
+
+def test_a_pool_process_does_not_outlive_a_killed_run():
+    code = (
+        "import os, signal\n"
+        "from kernelwright.judge import Settings\nfrom kernelwright.pools import local as pool\n"
+        "if __name__ == '__main__':\n"
+        "    member = pool._Member('cpu', Settings.quick())\n"
+        "    print(member._process.pid, flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        parent = subprocess.Popen([sys.executable, file.name], stdout=subprocess.PIPE, text=True)
+        pid = int(parent.stdout.readline())
+        status = Path(f"/proc/{pid}/status")
+        deadline_s = time.monotonic() + 60
+        while not ignores_interrupts(status):  # the last step of its setting up
+            assert time.monotonic() < deadline_s, "it has not begun"
+            time.sleep(0.05)
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    deadline_s = time.monotonic() + 30
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < deadline_s, "it lives on"
+        time.sleep(0.05)
+
+
+def test_how_busy_a_device_was_counts_parts_of_evaluations(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from judge_throughput import Ended, busy
+
+    found = busy([Ended(0, 10, 4), Ended(5, 15, 4), Ended(12, 32, 8), Ended(40, 50, 4)], 10, 20)
+    # Nothing of the first and the last, half of the second, eight twentieths of the third.
+    assert found["evaluations"] == pytest.approx(0.9)
+    assert found["share_of_timing_alone"] == pytest.approx((2 + 3.2) / 10)
+    assert found["evaluations_per_minute"] == pytest.approx(5.4)
+    assert found["timing_alone_evaluations_per_minute"] == pytest.approx(60 * 0.9 / 5.2)
