@@ -6,7 +6,6 @@ import argparse
 import gzip
 import json
 import os
-import random
 import subprocess
 import sys
 import tarfile
@@ -280,16 +279,6 @@ def test_what_is_published_is_packed_and_names_no_folder(tmp_path, monkeypatch):
     packed = (target / "rope" / "random" / "schedules.jsonl.gz").read_bytes()
     assert gzip.decompress(packed) == b"random schedules.jsonl"
     assert (target / "rope" / "original.cubin").read_bytes() == code.replace(b"/some/where/kernels", b"." * 19)
-
-
-def test_levels_that_take_turns_are_told_from_noise_and_from_progress(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import sass_placement
-
-    rng = random.Random(0)
-    quiet = [1.0 + 0.0001 * i + rng.gauss(0, 0.002) for i in range(500)]
-    assert sass_placement.alternation(quiet) < 0.002
-    assert sass_placement.alternation([r + 0.03 * (i % 2) for i, r in enumerate(quiet)]) == pytest.approx(0.03, abs=0.003)
 
 
 def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeypatch):

@@ -154,3 +154,15 @@ def test_the_example_in_the_start_page_is_a_task_and_a_candidate():
     check_task_source(task, "start.md")
     assert "class ModelNew(torch.nn.Module)" in candidate
     compile(candidate, "start.md", "exec")
+
+
+def test_every_published_folder_has_a_row_in_the_index_and_no_other():
+    rows = re.findall(
+        r"^\| \[([^\]]+)\]\(([^)]+)\)", (ROOT / "results" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert all(text == target for text, target in rows)
+    assert {target for _, target in rows} == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+
+
+def test_the_readme_fits_on_a_page():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100

@@ -477,61 +477,6 @@ def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_pat
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
-def test_training_can_believe_a_naive_evaluator_and_the_judge_tells_what_it_paid_for(schooled, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import naive_judges
-    import naive_training
-
-    class Gullible:
-        """Pays for whatever is a program."""
-
-        def evaluate(self, *asked):
-            return {"correct": True, "status": 0, "speedup": 2.0}
-
-        def __exit__(self, *ended):
-            return None
-
-    class Pool(ToyJudge):
-        def __init__(self, devices, settings, per_device):
-            super().__init__()
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *ended):
-            return None
-
-    monkeypatch.setattr(naive_judges, "Evaluators", Gullible)
-    monkeypatch.setattr(naive_training, "JudgePool", Pool)
-    monkeypatch.setattr(naive_training, "split_of", lambda section: SPLIT)
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    text = (ROOT / "recipes" / "half_hour" / "contrastive.toml").read_text()
-    for old, new in {
-        "steps = 20": "steps = 2",
-        "groups = 6": "groups = 2",
-        "minibatches = 3": "minibatches = 1",
-        "max_tokens = 576": "max_tokens = 64",
-        'dtype = "bfloat16"': 'dtype = "float32"\ntuning = "full"',
-    }.items():
-        assert old in text
-        text = text.replace(old, new)
-    (recipes / "contrastive.toml").write_text(text)
-    out = tmp_path / "out"
-    asked = [str(out), "--base", schooled, "--recipes", str(recipes), "--device", "cpu"]
-    assert naive_training.main(asked) == 0
-    told = json.loads((out / "summary.json").read_text())
-    assert (told["total"]["answers"], list(told["steps"])) == (32, ["0", "1"])
-    assert told["total"]["paid"] == told["total"]["paid_and_judged"]
-    by_reason = told["paid_for_by_the_judges_reason"]
-    assert 0 < told["total"]["paid_for_cheats"] == sum(by_reason.values()) < told["total"]["paid"]
-    rejected = [one for one in RunDirectory(out / "judged").evaluations() if not one.accepted]
-    assert told["cheats"] == len(rejected) == len(list((out / "programs").glob("*.py")))
-    assert all(one.checks == {"evaluator": "naive"} for one in RunDirectory(out / "training").evaluations())
-    assert naive_training.main(asked) == 0  # what is finished is not done again
-    assert json.loads((out / "summary.json").read_text()) == told
-
-
 @pytest.fixture
 def norms(monkeypatch):
     """How often the norm of gradients was computed."""
