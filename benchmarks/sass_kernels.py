@@ -16,7 +16,7 @@ import triton.language as tl
 
 from kernelwright.gpu.corpus.kernels import gemm_leakyrelu, sgemm
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 
 @triton.jit

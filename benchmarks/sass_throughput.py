@@ -31,8 +31,9 @@ from typing import Any
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
-from kernelwright.gpu.target import Target, load_target
+from kernelwright.gpu.target import load_target
 from kernelwright.judge.schedules.contained import TURNS_VARIABLE
 from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.records.run_directory import capture_environment

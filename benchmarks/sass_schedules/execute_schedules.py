@@ -30,8 +30,9 @@ from typing import Any
 
 from kernelwright.errors import DeviceError
 from kernelwright.gpu.driver import CudaError
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
-from kernelwright.gpu.target import Target, load_target
+from kernelwright.gpu.target import load_target
 from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule, load, move_to_json
 
 SLICE = 250

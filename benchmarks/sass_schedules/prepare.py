@@ -15,7 +15,8 @@ from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus import CORPUS
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.gpu.target import TritonSpec, read_specs, save_target
+from kernelwright.gpu.target import read_specs, save_target
+from kernelwright.gpu.triton_spec import TritonSpec
 
 ARCHITECTURE = 90
 _ROWS = 528

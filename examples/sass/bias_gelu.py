@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 ROWS, COLUMNS, BLOCK = 2048, 4096, 1024
 

@@ -4,10 +4,20 @@
     ├── UsageError             2   an argument, option or input file is wrong
     │   ├── ConfigError        2   a setting is unknown or out of range
     │   ├── TaskError          2   a task file cannot be used
-    │   └── CandidateError     2   a candidate file cannot be read at all
+    │   ├── CandidateError     2   a candidate file cannot be read at all
+    │   ├── CubinError         2   bytes are not a cubin this package can read
+    │   ├── DisassemblyError   2   nvdisasm ran and could not read the file
+    │   └── MoveError          2   a move of the assembly game is not allowed
+    ├── BudgetSpentError       -   a search has no budget left: its ordinary end, always caught
     └── InfrastructureError    3   this machine cannot do what was asked
         ├── DeviceError        3   no such device, or it stopped answering
+        │   └── CudaError      3   a call of the CUDA driver failed
         ├── ToolchainError     3   a compiler or disassembler is missing or failed
+        │   ├── CompilerMissingError          3   a compiler is not installed
+        │   ├── CompilationError              3   a compiler refused a kernel
+        │   ├── DisassemblerMissingError      3   no nvdisasm was found
+        │   ├── DisassemblerMismatchError     3   every nvdisasm found is of another generation than the cubin
+        │   └── ListingError                  3   a disassembly lacks what the analysis needs
         ├── SandboxError       3   a worker process could not be started or contained
         └── PolicyError        3   a policy could not be reached or gave nothing usable
 
@@ -42,6 +52,30 @@ class CandidateError(UsageError):
     """A candidate file is missing or is not text."""
 
 
+class CubinError(UsageError):
+    """The bytes given are not a cubin this package can read."""
+
+
+class DisassemblyError(UsageError):
+    """nvdisasm ran and could not read the file."""
+
+
+class MoveError(UsageError):
+    """A move that the rules do not allow, or that names no instruction."""
+
+
+class BudgetSpentError(KernelwrightError):
+    """There is no budget left for one more schedule; searches end with it, and their caller catches it.
+
+    Attributes:
+        by: `schedules` or `time`.
+    """
+
+    def __init__(self, by: str) -> None:
+        super().__init__(f"no {by} left")
+        self.by = by
+
+
 class InfrastructureError(KernelwrightError):
     """The machine, not the caller or the candidate, is at fault."""
 
@@ -50,8 +84,50 @@ class DeviceError(InfrastructureError):
     """The device asked for is absent, busy beyond patience, or stopped answering."""
 
 
+class CudaError(DeviceError):
+    """A call of the CUDA driver failed.
+
+    Attributes:
+        call: the driver's function.
+        status: its numeric result.
+        name: the driver's name for the result, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    """
+
+    def __init__(self, call: str, status: int, name: str) -> None:
+        super().__init__(f"wanted {call} to succeed, found {name} ({status})")
+        self.call = call
+        self.status = status
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[CudaError], tuple[str, int, str]]:
+        return CudaError, (self.call, self.status, self.name)
+
+
 class ToolchainError(InfrastructureError):
     """A compiler, assembler or disassembler is missing, mismatched or failed on valid input."""
+
+
+class CompilerMissingError(ToolchainError):
+    """A compiler that was asked for is not installed."""
+
+
+class CompilationError(ToolchainError):
+    """A compiler refused a kernel."""
+
+
+class DisassemblerMissingError(ToolchainError):
+    """No nvdisasm was found."""
+
+
+class DisassemblerMismatchError(ToolchainError):
+    """Every nvdisasm found is of another generation than the cubin's assembler."""
+
+
+class ListingError(ToolchainError):
+    """A disassembly lacks what the analysis needs, for example live ranges.
+
+    A disassembler of another generation than the cubin's assembler produces such a listing.
+    """
 
 
 class SandboxError(InfrastructureError):

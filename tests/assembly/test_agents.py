@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from kernelwright.assembly import agents as assembly_agents
 from kernelwright.assembly.agents import AGENTS, Table, agent_named, play
 from kernelwright.assembly.backends import SimulatedIssue, StaticIssueCycles, schedule_digest
-from kernelwright.assembly.budget import BudgetSpent, Ledger, append_line, read_entries
+from kernelwright.assembly.budget import Ledger, append_line, read_entries
 from kernelwright.assembly.game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.assembly.search import GameSettings
-from kernelwright.errors import DeviceError, InfrastructureError, UsageError
+from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureError, UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.sass import Move, MoveError, Schedule, check, move_from_json
 from tests.assembly.support import WrongWhenMovedFar, program_of
@@ -129,7 +129,7 @@ def test_the_original_is_free_and_known_schedules_are_too(program):
     assert ledger.measured(schedule) is ledger.measured(schedule)
     assert ledger.spent == 1
     schedule.play(list(schedule.legal_moves(max_distance=2))[-1])
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetSpentError):
         ledger.measured(schedule)
     with pytest.raises(UsageError, match="wanted a budget"):
         ledger_of(program, 0)
@@ -267,7 +267,7 @@ def test_ppo_learns(program, tmp_path):
     torch.set_num_threads(1)
     ledger = ledger_of(program, 350, "ppo")
     config = PpoConfig(features=32, learning_rate=1e-3, minibatch=16)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetSpentError):
         train(Table(program, None, ledger, seed=1, moves="paper", horizon=16, directory=tmp_path), config)
     assert ledger.spent == 350
     curve = [json.loads(line) for line in (tmp_path / "ppo.jsonl").read_text().splitlines()]
@@ -330,7 +330,7 @@ def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
     monkeypatch.setattr("kernelwright.judge.resolve_device", lambda device: "cpu")
     small = assembly_ppo.PpoConfig(rollout_steps=8, features=8, device="cuda:0")
     ledger = ledger_of(program, 20, "ppo", [Watching()])
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetSpentError):
         assembly_ppo.train(Table(program, None, ledger, horizon=8), small)
     assert {name for name, _ in worked} == {"evaluate_actions", "extract_features"}
     assert all(in_turn for _, in_turn in worked)

@@ -15,8 +15,7 @@ from kernelwright.assembly.search import GameSettings, optimize_kernel
 from kernelwright.deploy.deploy import read_winner
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.launch_spec import LaunchSpec
-from kernelwright.gpu.target import Target
+from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.records import RunDirectory
 from kernelwright.report.moves import write_moves_report
 from kernelwright.sass import Schedule, check, load, move_from_json

@@ -147,7 +147,7 @@ SPEC = """
 import triton
 import triton.language as tl
 from kernelwright.gpu.launch_spec import TensorArgument
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 @triton.jit
 def k(a):

@@ -14,7 +14,8 @@ from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.deploy import Refusal, Winner, deploy, find_tuned, read_winner, write_winner
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.target import Target, TritonSpec
+from kernelwright.gpu.launch_spec import Target
+from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.judge.schedules.contained import Failure, ScheduleFailed
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records.intervals import Interval
@@ -30,7 +31,7 @@ def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) * 3.0, mask=i < n)
 
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 SPECS = {"k": TritonSpec(kernel, [], (8,))}
 """

@@ -21,9 +21,10 @@ from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
-from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
 from kernelwright.gpu.launcher import CudaLauncher
-from kernelwright.gpu.target import Target, TritonSpec, load_target
+from kernelwright.gpu.target import load_target
+from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.judge.schedules.contained import TURNS_VARIABLE, ContainedLauncher, Failure, Plan, ScheduleFailed
 from kernelwright.judge.schedules.measure import Confirmation, GpuBackend, Status, confirm
 from kernelwright.records import Candidate, Task

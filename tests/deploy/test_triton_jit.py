@@ -19,11 +19,10 @@ from kernelwright import sass
 from kernelwright.deploy import triton_jit
 from kernelwright.deploy.cache import CacheEntry, Proof, TunedCache, key_of
 from kernelwright.deploy.triton_jit import TunedFunction
-from kernelwright.errors import UsageError
+from kernelwright.errors import DisassemblerMismatchError, UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.errors import DisassemblerMismatch
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument, signature_of
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.gpu.fakes import GPU
@@ -178,7 +177,7 @@ def test_what_is_not_legal_never_runs(fake, cache, caplog):
 
 def test_without_a_fitting_disassembler_the_proof_made_before_stands(fake, cache, tuned, monkeypatch, caplog):
     def mismatch(cubin):
-        raise DisassemblerMismatch("wanted nvdisasm of CUDA 12")
+        raise DisassemblerMismatchError("wanted nvdisasm of CUDA 12")
 
     monkeypatch.setattr(triton_jit, "disassemble", mismatch)
     function = kernelwright.jit(kernels.scale, cache=cache)

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from kernelwright.errors import DeviceError
-from kernelwright.gpu.driver import CudaError, GpuIdentity
+from kernelwright.errors import CudaError, DeviceError
+from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec
 
 GPU = GpuIdentity("Fake GPU", 90, "13.0", 1 << 20)

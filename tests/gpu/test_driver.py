@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelwright.errors import DeviceError
+from kernelwright.errors import CudaError, DeviceError
 from kernelwright.gpu import driver
 from kernelwright.gpu import launcher as launcher_module
 from kernelwright.gpu.buffers import initial_contents
-from kernelwright.gpu.driver import CudaDriver, CudaError, KernelArguments
+from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on
 from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, serve
@@ -218,17 +218,18 @@ def test_a_faulted_process_is_lost_and_replaced(fake, monkeypatch):
 def test_after_a_fault_nothing_works_in_that_process(library):
     code = (
         "import sys\n"
+        "from kernelwright.errors import CudaError\n"
         "from kernelwright.gpu import driver\n"
         "driver.LIBRARY = sys.argv[1]\n"
         "from kernelwright.gpu.launcher import CudaLauncher\n"
-        "from tuning.test_driver import SPEC\n"
+        "from tests.deploy.test_driver import SPEC\n"
         "launcher = CudaLauncher(SPEC)\n"
         "bad = launcher.load(b'kernel: fault')\n"
         "for call in (lambda: launcher.outputs(bad, 1), lambda: launcher.load(b'kernel: image'),\n"
         "             lambda: launcher.unload(bad), lambda: launcher._driver.allocate(8)):\n"
         "    try:\n"
         "        call()\n"
-        "    except driver.CudaError as error:\n"
+        "    except CudaError as error:\n"
         "        print(error.name)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}

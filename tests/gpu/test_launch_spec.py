@@ -126,7 +126,7 @@ import triton
 import triton.language as tl
 
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 
 @triton.jit
@@ -202,20 +202,19 @@ def test_the_example_of_a_triton_kernel_is_a_target():
 
 
 def test_without_triton_the_corpus_says_what_is_missing(monkeypatch):
+    from kernelwright.errors import CompilerMissingError
     from kernelwright.gpu import target
-    from kernelwright.gpu.corpus import specs as corpus
-    from kernelwright.gpu.errors import CompilerMissing
 
     def missing():
         raise ModuleNotFoundError("import of triton halted", name="triton")
 
-    monkeypatch.setattr(corpus, "corpus_specs", missing)
-    with pytest.raises(CompilerMissing, match=r"wanted Triton to compile softmax.*kernelwright\[triton\]"):
+    monkeypatch.setattr(target, "corpus_specs", missing)
+    with pytest.raises(CompilerMissingError, match=r"wanted Triton to compile softmax.*kernelwright\[triton\]"):
         target.load_target("corpus:softmax", 90)
 
     def broken():
         raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
 
-    monkeypatch.setattr(corpus, "corpus_specs", broken)
+    monkeypatch.setattr(target, "corpus_specs", broken)
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         target.load_target("corpus:softmax", 90)

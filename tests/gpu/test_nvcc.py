@@ -10,9 +10,8 @@ import pytest
 from kernelwright import sass
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.deploy import Winner, deploy, find_tuned
-from kernelwright.errors import ConfigError, ToolchainError, UsageError
+from kernelwright.errors import CompilationError, CompilerMissingError, ConfigError, ToolchainError, UsageError
 from kernelwright.gpu import disassemble, installed_disassemblers, nvcc
-from kernelwright.gpu.errors import CompilationFailed, CompilerMissing
 from kernelwright.gpu.nvcc import compile_cuda, find_nvcc, nvcc_version
 from kernelwright.gpu.target import load_target
 from tests.deploy.test_deploy import saying
@@ -26,7 +25,7 @@ def generation():
     """The CUDA major release of the nvcc here, 0 when there is none."""
     try:
         return nvcc_version(find_nvcc())[0]
-    except CompilerMissing:
+    except CompilerMissingError:
         return 0
 
 
@@ -172,7 +171,7 @@ def test_a_missing_source_is_named(launch_file, tmp_path):
 
 
 def test_what_nvcc_refuses_is_said_with_its_words():
-    with pytest.raises(CompilationFailed, match="undefined") as failed:
+    with pytest.raises(CompilationError, match="undefined") as failed:
         compile_cuda('extern "C" __global__ void k() { nowhere(); }', 90)
     assert failed.value.exit_status == 3
 
@@ -183,12 +182,12 @@ def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path):
     killed.chmod(0o755)
     with pytest.raises(ToolchainError, match="ended by signal 9") as failed:
         compile_cuda("", 90, nvcc=killed)
-    assert not isinstance(failed.value, CompilationFailed)
+    assert not isinstance(failed.value, CompilationError)
 
 
 def test_without_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv(nvcc.ENVIRONMENT_VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(CompilerMissing, match="KERNELWRIGHT_NVCC"):
+    with pytest.raises(CompilerMissingError, match="KERNELWRIGHT_NVCC"):
         compile_cuda("", 90)
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from kernelwright.cli import doctor
-from kernelwright.errors import UsageError
+from kernelwright.errors import (
+    CompilationError,
+    DisassemblerMismatchError,
+    DisassemblerMissingError,
+    DisassemblyError,
+    UsageError,
+)
 from kernelwright.gpu import Disassembler, compile_triton, disassemble, installed_disassemblers
 from kernelwright.gpu.corpus import CORPUS
 from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
-from kernelwright.gpu.errors import (
-    CompilationFailed,
-    DisassemblerMismatch,
-    DisassemblerMissing,
-    DisassemblyRejected,
-)
 from kernelwright.sass.code.listing import parse_listing
 from tests.sass.support import build, compiled
 
@@ -53,7 +53,7 @@ def test_the_disassembler_beside_triton_is_found_and_fits():
 
 
 def test_no_disassembler(nothing_installed):
-    with pytest.raises(DisassemblerMissing, match=rf"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}") as error:
+    with pytest.raises(DisassemblerMissingError, match=rf"wanted nvdisasm, found none.*{ENVIRONMENT_VARIABLE}") as error:
         disassemble(compiled("softmax", 80))
     assert error.value.exit_status == 3
 
@@ -63,7 +63,9 @@ def test_a_disassembler_that_cannot_read_the_format_is_not_used(nothing_installe
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(older))
     cubin = compiled("softmax", 80)
     assert Disassembler.for_cubin(cubin).path == older
-    with pytest.raises(DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 13 or later for this cubin.*12\.8") as error:
+    with pytest.raises(
+        DisassemblerMismatchError, match=r"wanted nvdisasm of CUDA 13 or later for this cubin.*12\.8"
+    ) as error:
         Disassembler.for_cubin(in_the_new_format(cubin))
     assert error.value.exit_status == 3
 
@@ -75,7 +77,7 @@ def test_a_disassembler_of_the_cubins_own_generation_is_preferred(nothing_instal
     assert Disassembler.for_cubin(cubin).path == newer
     too_old = bytearray(cubin)
     too_old[48] = 70
-    with pytest.raises(DisassemblerMismatch, match=r"wanted nvdisasm of CUDA 12 for this cubin.*13\.1"):
+    with pytest.raises(DisassemblerMismatchError, match=r"wanted nvdisasm of CUDA 12 for this cubin.*13\.1"):
         Disassembler.for_cubin(bytes(too_old))
     home = nothing_installed / "home"
     (home / "bin").mkdir(parents=True)
@@ -150,7 +152,7 @@ def test_what_is_not_nvdisasm_is_passed_over(nothing_installed, no_disassembler,
 def test_one_that_is_named_and_does_not_run_is_not_replaced_in_silence(no_disassembler, monkeypatch):
     for path in (no_disassembler.parent, no_disassembler.parent / "nowhere", no_disassembler):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
-        with pytest.raises(DisassemblerMissing, match=f"{ENVIRONMENT_VARIABLE} names.* {path}; correct"):
+        with pytest.raises(DisassemblerMissingError, match=f"{ENVIRONMENT_VARIABLE} names.* {path}; correct"):
             disassemble(b"whatever")
     (found,) = (probe() for probe in doctor.PROBES if "disassembler" in probe.__name__)
     assert not found.present
@@ -159,11 +161,11 @@ def test_one_that_is_named_and_does_not_run_is_not_replaced_in_silence(no_disass
 
 def test_a_failing_disassembler_blames_the_file(tmp_path):
     broken = Disassembler(fake(tmp_path / "nvdisasm", "12.8", "echo 'bad section in '$6 >&2; exit 255"), (12, 8))
-    with pytest.raises(DisassemblyRejected, match="bad section in the cubin") as error:
+    with pytest.raises(DisassemblyError, match="bad section in the cubin") as error:
         broken.listing(b"whatever")
     assert error.value.exit_status == 2
     gone = Disassembler(tmp_path / "nowhere", (12, 8))
-    with pytest.raises(DisassemblerMissing):
+    with pytest.raises(DisassemblerMissingError):
         gone.listing(b"whatever")
 
 
@@ -178,9 +180,9 @@ def test_a_compiled_kernel_says_how_to_launch_it():
 
 def test_kernels_that_do_not_compile():
     spec = CORPUS["softmax"]
-    with pytest.raises(CompilationFailed, match="wanted types or values for"):
+    with pytest.raises(CompilationError, match="wanted types or values for"):
         compile_triton(spec.function, {"out_ptr": "*fp32"}, spec.constants, 80)
-    with pytest.raises(CompilationFailed, match="wanted softmax for sm_80, found"):
+    with pytest.raises(CompilationError, match="wanted softmax for sm_80, found"):
         compile_triton(spec.function, spec.signature, {"BLOCK": 1000}, 80)
 
 

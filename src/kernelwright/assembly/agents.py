@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kernelwright.assembly.budget import BudgetSpent, Ledger
-from kernelwright.errors import UsageError
+from kernelwright.assembly.budget import Ledger
+from kernelwright.errors import BudgetSpentError, UsageError
 from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
 from kernelwright.sass.scheduling.sweeps import play_sweep
 from kernelwright.sass.simulator import simulate
@@ -88,7 +88,7 @@ class Agent(Protocol):
         """Play.
 
         Raises:
-            BudgetSpent: the budget is spent, which is the ordinary end.
+            BudgetSpentError: the budget is spent, which is the ordinary end.
         """
         ...
 
@@ -103,7 +103,7 @@ def play(name: str, table: Table) -> None:
     agent = agent_named(name)
     try:
         agent(table)
-    except BudgetSpent:
+    except BudgetSpentError:
         return
 
 

@@ -21,12 +21,11 @@ from kernelwright.gpu import disassemble
 from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailed
 from kernelwright.records.intervals import noise_floor, ratio_interval
 from kernelwright.sass import Program, Schedule, load
-from kernelwright.sass.errors import in_file
+from kernelwright.sass.code.elf import naming_file
 
 if TYPE_CHECKING:
-    from kernelwright.gpu.launch_spec import LaunchSpec
+    from kernelwright.gpu.launch_spec import LaunchSpec, Target
     from kernelwright.gpu.launcher import Launcher
-    from kernelwright.gpu.target import Target
 
 SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
 """Backends that need no GPU and give no times."""
@@ -344,7 +343,7 @@ def open_game(
             data = read_regular(path, BINARY_LIMIT_BYTES)
         except OSError as error:
             raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
-        with in_file(text):
+        with naming_file(text):
             program = load(data, disassemble)
         _require_architecture(program.image.architecture, text, architecture)
         arena = simulated_arena(backend, program.image.architecture, gpus)

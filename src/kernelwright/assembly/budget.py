@@ -18,21 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.assembly.backends import Measurement, measure, schedule_digest
-from kernelwright.errors import UsageError
+from kernelwright.errors import BudgetSpentError, UsageError
 from kernelwright.records import not_written, read_objects
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
-
-
-class BudgetSpent(Exception):
-    """There is no budget left for one more schedule. The end of every search, and no fault.
-
-    Attributes:
-        by: `schedules` or `time`.
-    """
-
-    def __init__(self, by: str) -> None:
-        super().__init__(f"no {by} left")
-        self.by = by
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +167,7 @@ class Ledger:
         """Return the cost of a schedule relative to the original's.
 
         Raises:
-            BudgetSpent: it was not measured yet and there is no budget left.
+            BudgetSpentError: it was not measured yet and there is no budget left.
             UsageError: it has no cost.
         """
         relative = self.measured(schedule).relative
@@ -191,7 +179,7 @@ class Ledger:
         """Return what the backend says of a schedule, and pay for it if it is new. The original is free.
 
         Raises:
-            BudgetSpent: it is new and there is no budget left.
+            BudgetSpentError: it is new and there is no budget left.
         """
         digest = schedule_digest(schedule)
         if digest == self._original_digest:
@@ -202,7 +190,7 @@ class Ledger:
                 why = self.spent_by
                 if why is not None:
                     self.stopped_by = why
-                    raise BudgetSpent(why)
+                    raise BudgetSpentError(why)
                 self._taken += 1
                 mine: Future[Measurement] = Future()
                 self._known[digest] = mine
@@ -222,7 +210,7 @@ class Ledger:
         """Return what the backends say of several schedules, measured side by side, in the order given.
 
         Raises:
-            BudgetSpent: there was not enough budget for all; those before it ended are on record.
+            BudgetSpentError: there was not enough budget for all; those before it ended are on record.
         """
         if self.lanes == 1 or len(schedules) == 1:
             return [self.measured(schedule) for schedule in schedules]

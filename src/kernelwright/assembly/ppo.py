@@ -86,7 +86,7 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
     Keeps `ppo.jsonl` (one line an update: returns, entropy, losses) and `policy.zip` in the table's directory.
 
     Raises:
-        BudgetSpent: the ordinary end.
+        BudgetSpentError: the ordinary end.
         DeviceError: the network's device is not there.
     """
     from kernelwright.judge import resolve_device

@@ -42,7 +42,7 @@ from kernelwright.sass import AnyMove, Program, Schedule, check_report, move_to_
 from kernelwright.sass.simulator import ideal_cycles, simulate
 
 if TYPE_CHECKING:
-    from kernelwright.gpu.target import Target
+    from kernelwright.gpu.launch_spec import Target
 
 WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""

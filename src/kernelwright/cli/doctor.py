@@ -100,11 +100,11 @@ def _nvcc_for_sass() -> Finding:
 
 
 def _compiler_of(name: str, find: Callable[[], Path], needed: str) -> Finding:
-    from kernelwright.gpu.errors import CompilerMissing
+    from kernelwright.errors import CompilerMissingError
 
     try:
         path = find()
-    except CompilerMissing as error:
+    except CompilerMissingError as error:
         return Finding(name, False, str(error), needed)
     version = _release(str(path))
     found = f"{version}, {path}" if version else f"{path} does not say its release"
@@ -130,13 +130,13 @@ def _triton() -> Finding:
 
 
 def _disassembler() -> Finding:
+    from kernelwright.errors import DisassemblerMissingError
     from kernelwright.gpu.disassembler import installed_disassemblers
-    from kernelwright.gpu.errors import DisassemblerMissing
 
     needed = "reading machine code"
     try:
         tools = installed_disassemblers()
-    except DisassemblerMissing as error:
+    except DisassemblerMissingError as error:
         return Finding("disassembler", False, str(error), needed)
     found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in tools]
     words = "; ".join(found) or "no nvdisasm on PATH nor beside Triton"

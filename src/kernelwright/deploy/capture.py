@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import UsageError
-from kernelwright.gpu.errors import CompilerMissing
+from kernelwright.errors import CompilerMissingError, UsageError
 from kernelwright.gpu.launch_spec import (
     ELEMENT_BYTES,
     WARP_SIZE,
@@ -29,10 +28,10 @@ from kernelwright.gpu.launch_spec import (
     LaunchSpec,
     NullArgument,
     ScalarArgument,
+    Target,
     TensorArgument,
     plain_type,
 )
-from kernelwright.gpu.target import Target
 
 
 @dataclass(slots=True)
@@ -90,12 +89,12 @@ def capture_launches() -> Iterator[Captured]:
     """Watch the launches of Triton functions, and of torch.compile's kernels, in this process.
 
     Raises:
-        CompilerMissing: Triton is not installed.
+        CompilerMissingError: Triton is not installed.
     """
     try:
         from triton.runtime import JITFunction
     except ImportError as error:
-        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
+        raise CompilerMissingError(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     captured = Captured()

@@ -27,7 +27,7 @@ from typing import Any
 from kernelwright.deploy.deploy import Remeasure
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.target import Target
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.judge.schedules.contained import ScheduleFailed
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records import Candidate, Task

@@ -26,15 +26,13 @@ from kernelwright.config import build
 from kernelwright.deploy.cache import CacheEntry, Measurement, Proof, Tuned, TunedCache, key_of
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
-from kernelwright.gpu.launch_spec import LaunchSpec
-from kernelwright.gpu.target import Target
+from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.judge.schedules.contained import ScheduleFailed
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
-from kernelwright.sass.code.elf import read_cubin
+from kernelwright.sass.code.elf import naming_file, read_cubin
 from kernelwright.sass.code.identity import code_of, transplant
-from kernelwright.sass.errors import in_file
 
 _log = logging.getLogger(__name__)
 TARGET_FILE, ORIGINAL_FILE, TUNED_FILE = "target.json", "original.cubin", "tuned.cubin"
@@ -124,7 +122,7 @@ def read_winner(folder: Path) -> Winner:
     except ValueError as error:
         raise UsageError(f"Wanted JSON in {folder / TARGET_FILE}, found: {error}.") from error
     for name, data in ((ORIGINAL_FILE, original), (TUNED_FILE, tuned)):
-        with in_file(folder / name):
+        with naming_file(folder / name):
             read_cubin(data)
     try:
         described = build(_TargetFile, values)

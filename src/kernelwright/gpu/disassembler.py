@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kernelwright.gpu.errors import DisassemblerMismatch, DisassemblerMissing, DisassemblyRejected
+from kernelwright.errors import DisassemblerMismatchError, DisassemblerMissingError, DisassemblyError
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVDISASM"
 _LISTING_OPTIONS = ("-c", "-hex", "-plr", "-lrm", "narrow")
@@ -56,12 +56,12 @@ class Disassembler:
         """Return the first installed nvdisasm of the cubin's own generation, or else the first that can read it.
 
         Raises:
-            DisassemblerMissing: none is installed, or the one that the environment names does not run.
-            DisassemblerMismatch: none of those installed fits.
+            DisassemblerMissingError: none is installed, or the one that the environment names does not run.
+            DisassemblerMismatchError: none of those installed fits.
         """
         installed = installed_disassemblers()
         if not installed:
-            raise DisassemblerMissing(
+            raise DisassemblerMissingError(
                 "wanted nvdisasm, found none; pip install 'kernelwright[triton]' (Triton's wheel ships one), "
                 f"put the CUDA toolkit on PATH, or name one in {ENVIRONMENT_VARIABLE}"
             )
@@ -70,7 +70,7 @@ class Disassembler:
             return next((candidate for candidate in readers if not candidate._needs_new_header(cubin)), readers[0])
         found = ", ".join(f"{d.path} ({d.version[0]}.{d.version[1]})" for d in installed)
         wanted = "13 or later" if _is_new_format(cubin) else "12"
-        raise DisassemblerMismatch(
+        raise DisassemblerMismatchError(
             f"wanted nvdisasm of CUDA {wanted} for this cubin, found {found}; name a fitting one in {ENVIRONMENT_VARIABLE}"
         )
 
@@ -88,8 +88,8 @@ class Disassembler:
         """Return the disassembly with encodings and register live ranges.
 
         Raises:
-            DisassemblyRejected: nvdisasm failed on the file.
-            DisassemblerMissing: the executable is gone.
+            DisassemblyError: nvdisasm failed on the file.
+            DisassemblerMissingError: the executable is gone.
         """
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(_under_new_header(cubin) if self._needs_new_header(cubin) else cubin)
@@ -100,15 +100,15 @@ class Disassembler:
                     capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
                 )  # fmt: skip
             except OSError as error:
-                raise DisassemblerMissing(f"wanted to run {self.path}, found: {error}") from error
+                raise DisassemblerMissingError(f"wanted to run {self.path}, found: {error}") from error
             except subprocess.TimeoutExpired as error:
-                raise DisassemblyRejected(
+                raise DisassemblyError(
                     f"wanted a disassembly within {_TIMEOUT_S:.0f} s, found {self.path.name} still running"
                 ) from error
             if done.returncode != 0:
                 complaint = done.stderr.decode(errors="replace").replace(file.name, "the cubin").strip()
                 first = complaint.splitlines()[0] if complaint else f"exit status {done.returncode}"
-                raise DisassemblyRejected(f"wanted a cubin that {self.path.name} can read, found: {first}")
+                raise DisassemblyError(f"wanted a cubin that {self.path.name} can read, found: {first}")
         return done.stdout.decode(errors="replace")
 
 
@@ -124,13 +124,13 @@ def installed_disassemblers() -> tuple[Disassembler, ...]:
     then the CUDA toolkit.
 
     Raises:
-        DisassemblerMissing: what `KERNELWRIGHT_NVDISASM` names is no nvdisasm that runs.
+        DisassemblerMissingError: what `KERNELWRIGHT_NVDISASM` names is no nvdisasm that runs.
     """
     found: dict[Path, Disassembler] = {}
     if named := os.environ.get(ENVIRONMENT_VARIABLE):
         chosen = _at(Path(named))
         if chosen is None:
-            raise DisassemblerMissing(
+            raise DisassemblerMissingError(
                 f"wanted the nvdisasm that {ENVIRONMENT_VARIABLE} names, found none that runs at {named}; "
                 "correct or unset it"
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from kernelwright.errors import DeviceError
+from kernelwright.errors import CudaError, DeviceError
 
 LIBRARY = "libcuda.so.1"
 _ATTRIBUTE_MAJOR = 75
@@ -26,25 +26,6 @@ _FUNCTION_MAX_DYNAMIC_SHARED_BYTES = 8
 _PREFER_SHARED = 1
 _STATIC_SHARED_LIMIT_BYTES = 48 << 10
 """Above this a kernel must be told how much dynamic shared memory it may have (CUDA programming guide, 16.6.2)."""
-
-
-class CudaError(DeviceError):
-    """A driver call failed.
-
-    Attributes:
-        call: the driver's function.
-        status: its numeric result.
-        name: the driver's name for the result, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
-    """
-
-    def __init__(self, call: str, status: int, name: str) -> None:
-        super().__init__(f"wanted {call} to succeed, found {name} ({status})")
-        self.call = call
-        self.status = status
-        self.name = name
-
-    def __reduce__(self) -> tuple[type[CudaError], tuple[str, int, str]]:
-        return CudaError, (self.call, self.status, self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -191,6 +192,15 @@ class LaunchFile(LaunchSpec):
     def spec(self) -> LaunchSpec:
         """The description alone."""
         return LaunchSpec.model_validate(self.model_dump(include=set(LaunchSpec.model_fields)))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kernel that can be run: the machine code the compiler made, and how to launch it."""
+
+    spec: LaunchSpec
+    cubin: bytes
+    architecture: int
 
 
 def launch_signature(entry: str, types: Sequence[str], threads: int, shared_bytes: int) -> str:

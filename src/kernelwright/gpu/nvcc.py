@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from kernelwright.errors import ToolchainError
-from kernelwright.gpu.errors import CompilationFailed, CompilerMissing
+from kernelwright.errors import CompilationError, CompilerMissingError, ToolchainError
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVCC"
 TOOLKIT = Path("/usr/local/cuda")
@@ -26,18 +25,18 @@ def find_nvcc() -> Path:
     Candidates are compiled by torch, which looks for its own: `find_torch_nvcc`.
 
     Raises:
-        CompilerMissing: there is none.
+        CompilerMissingError: there is none.
     """
     if named := os.environ.get(ENVIRONMENT_VARIABLE):
         if Path(named).is_file():
             return Path(named)
-        raise CompilerMissing(f"wanted the nvcc that {ENVIRONMENT_VARIABLE} names, found no file {named}; correct it")
+        raise CompilerMissingError(f"wanted the nvcc that {ENVIRONMENT_VARIABLE} names, found no file {named}; correct it")
     if on_path := shutil.which("nvcc"):
         return Path(on_path)
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT):
         if home and (Path(home) / "bin" / "nvcc").is_file():
             return Path(home) / "bin" / "nvcc"
-    raise CompilerMissing(f"wanted nvcc, found none; install the CUDA toolkit or name it in {ENVIRONMENT_VARIABLE}")
+    raise CompilerMissingError(f"wanted nvcc, found none; install the CUDA toolkit or name it in {ENVIRONMENT_VARIABLE}")
 
 
 def find_torch_nvcc() -> Path:
@@ -46,14 +45,16 @@ def find_torch_nvcc() -> Path:
     Source of the order: `_find_cuda_home` of torch 2.13's `torch.utils.cpp_extension`.
 
     Raises:
-        CompilerMissing: there is none.
+        CompilerMissingError: there is none.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     on_path = None if home else shutil.which("nvcc")
     found = Path(on_path) if on_path else Path(home or TOOLKIT) / "bin" / "nvcc"
     if found.is_file():
         return found
-    raise CompilerMissing(f"wanted nvcc for torch, found no file {found}; install the CUDA toolkit or name it in CUDA_HOME")
+    raise CompilerMissingError(
+        f"wanted nvcc for torch, found no file {found}; install the CUDA toolkit or name it in CUDA_HOME"
+    )
 
 
 @lru_cache(maxsize=8)
@@ -61,15 +62,15 @@ def nvcc_version(nvcc: Path) -> tuple[int, int]:
     """Return the CUDA release an nvcc states, for example (13, 0).
 
     Raises:
-        CompilerMissing: it does not run or does not say.
+        CompilerMissingError: it does not run or does not say.
     """
     try:
         done = subprocess.run([str(nvcc), "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerMissing(f"wanted to run {nvcc}, found: {error}") from error
+        raise CompilerMissingError(f"wanted to run {nvcc}, found: {error}") from error
     match = re.search(rb"release (\d+)\.(\d+)", done.stdout)
     if match is None:
-        raise CompilerMissing(f"wanted the release of {nvcc}, found none in its --version")
+        raise CompilerMissingError(f"wanted the release of {nvcc}, found none in its --version")
     return int(match[1]), int(match[2])
 
 
@@ -86,8 +87,8 @@ def compile_cuda(
         feature: suffix of an architecture with its own features, such as "a" for sm_90a.
 
     Raises:
-        CompilerMissing: there is no nvcc.
-        CompilationFailed: nvcc refused the source.
+        CompilerMissingError: there is no nvcc.
+        CompilationError: nvcc refused the source.
         ToolchainError: something ended nvcc.
     """
     compiler = nvcc or find_nvcc()
@@ -98,13 +99,13 @@ def compile_cuda(
         try:
             done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
         except OSError as error:
-            raise CompilerMissing(f"wanted to run {compiler}, found: {error}") from error
+            raise CompilerMissingError(f"wanted to run {compiler}, found: {error}") from error
         except subprocess.TimeoutExpired as error:
-            raise CompilationFailed(f"wanted a cubin within {_TIMEOUT_S:.0f} s, found nvcc still running") from error
+            raise CompilationError(f"wanted a cubin within {_TIMEOUT_S:.0f} s, found nvcc still running") from error
         if done.returncode < 0:
             raise ToolchainError(f"wanted a cubin, found {compiler} ended by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             complaint = complaint.replace(f"{folder}/", "")
-            raise CompilationFailed(f"wanted a cubin for sm_{architecture}{feature}, found: {complaint}")
+            raise CompilationError(f"wanted a cubin for sm_{architecture}{feature}, found: {complaint}")
         return cubin.read_bytes()

@@ -1,4 +1,4 @@
-"""What is tuned: a cubin and how to launch it, from a file or from a Triton kernel.
+"""Finds the kernel that a name stands for: a cubin and how to launch it, from a file or from a Triton kernel.
 
 A target is named in one of these ways:
 
@@ -14,108 +14,19 @@ import difflib
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
-from kernelwright.errors import UsageError
+from kernelwright.errors import CompilationError, CompilerMissingError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
-from kernelwright.gpu import compile_triton
 from kernelwright.gpu.corpus import CORPUS
-from kernelwright.gpu.errors import CompilationFailed, CompilerMissing
-from kernelwright.gpu.launch_spec import (
-    LAUNCH_SUFFIXES,
-    WARP_SIZE,
-    Argument,
-    LaunchFile,
-    LaunchSpec,
-    NullArgument,
-    ScalarArgument,
-    TensorArgument,
-    read_launch_file,
-)
+from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.launch_spec import LAUNCH_SUFFIXES, LaunchFile, Target, read_launch_file
 from kernelwright.gpu.nvcc import compile_cuda
+from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.sass.code.elf import read_cubin
 
 _CORPUS_PREFIX = "corpus:"
-_SPECIALISED_MULTIPLE = 16
-"""Triton promises the compiler that integers and addresses that are divisible by 16 stay so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A kernel that can be run: the machine code the compiler made, and how to launch it."""
-
-    spec: LaunchSpec
-    cubin: bytes
-    architecture: int
-
-
-@dataclass(frozen=True, slots=True)
-class TritonSpec:
-    """A Triton kernel in one configuration, and what it is run on.
-
-    Attributes:
-        kernel: the `@triton.jit` function.
-        arguments: its run-time arguments, in any order, by the names of its parameters.
-        grid: thread blocks along up to three axes.
-        constants: values of its compile-time arguments.
-        num_warps: warps of a thread block.
-        num_stages: depth of software pipelining.
-        settings: further fields of `LaunchSpec`, such as `deterministic` or `cold_l2`.
-    """
-
-    kernel: Any
-    arguments: Sequence[Argument]
-    grid: tuple[int, ...]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 3
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self, name: str, architecture: int) -> Target:
-        """Compile for an architecture, specialised as Triton's own launcher would be for these arguments.
-
-        Raises:
-            UsageError: arguments are missing or unknown, or the kernel cannot be launched alone.
-            ToolchainError: Triton is missing or refused the kernel.
-        """
-        by_name = {argument.name: argument for argument in self.arguments}
-        names: list[str] = self.kernel.arg_names
-        if set(names) != set(by_name) | set(self.constants) or set(by_name) & set(self.constants):
-            raise UsageError(
-                f"Wanted an argument or a constant for each of {names}, found {[*by_name]} and {[*self.constants]}."
-            )
-        run_time = [by_name[name] for name in names if name in by_name]
-        # Triton compiles an integer argument that is 1 into the code.
-        ones = [a.name for a in run_time if isinstance(a, ScalarArgument) and a.type in ("i32", "i64") and a.value == 1]
-        kept = [argument for argument in run_time if argument.name not in ones]
-        compiled = compile_triton(
-            self.kernel,
-            {argument.name: _triton_type(argument) for argument in kept},
-            {**self.constants, **dict.fromkeys(ones, 1)},
-            architecture,
-            self.num_warps,
-            self.num_stages,
-            frozenset(argument.name for argument in kept if _is_aligned(argument)),
-        )
-        if compiled.scratch_bytes:
-            raise UsageError(
-                f"Wanted a kernel that needs no scratch memory, found {name} to need {compiled.scratch_bytes} bytes; "
-                "it can only be launched by Triton."
-            )
-        grid = (*self.grid, 1, 1, 1)
-        spec = LaunchSpec(
-            name=name,
-            entry=compiled.name,
-            grid=(grid[0], grid[1], grid[2]),
-            block=(WARP_SIZE * compiled.num_warps, 1, 1),
-            shared_bytes=compiled.shared_bytes,
-            arguments=(*kept, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
-            **self.settings,
-        )
-        return Target(spec, compiled.cubin, architecture)
 
 
 def load_target(text: str, architecture: int) -> Target:
@@ -169,24 +80,24 @@ def _absent(text: str) -> str:
 
 def _from_corpus(name: str, architecture: int) -> Target:
     try:
-        from kernelwright.gpu.corpus.specs import corpus_specs
-
         specs = corpus_specs()
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        raise CompilerMissing(f"wanted Triton to compile {name}, found none; pip install 'kernelwright[triton]'") from error
+        raise CompilerMissingError(
+            f"wanted Triton to compile {name}, found none; pip install 'kernelwright[triton]'"
+        ) from error
     return specs[name].build(name, architecture)
 
 
-def _words(error: CompilationFailed) -> str:
+def _words(error: CompilationError) -> str:
     return str(error).rstrip(".")
 
 
 def _from_spec(spec: TritonSpec, name: str, path: Path, architecture: int) -> Target:
     try:
         return spec.build(name, architecture)
-    except CompilationFailed as error:
+    except CompilationError as error:
         raise UsageError(f"Wanted a kernel that compiles in {path}; {_words(error)}. Correct it or its spec.") from error
 
 
@@ -194,7 +105,7 @@ def _from_source(described: LaunchFile, source: str, path: Path, architecture: i
     wanted = described.architecture or architecture
     try:
         cubin = compile_cuda(source, wanted, described.options)
-    except CompilationFailed as error:
+    except CompilationError as error:
         advice = "Correct the kernel, or the launch file's `options` or `architecture`."
         raise UsageError(f"Wanted a kernel that compiles in {path}; {_words(error)}. {advice}") from error
     return Target(described.spec(), cubin, wanted)
@@ -237,24 +148,6 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
 def _see_that_it_is_there(names: Collection[str], name: str, text: str) -> None:
     if name not in names:
         raise UsageError(f"Wanted one of {', '.join(names)}, found {text!r}. Name one after a colon.")
-
-
-def _triton_type(argument: Argument) -> str:
-    if isinstance(argument, TensorArgument):
-        return f"*{argument.dtype}"
-    if isinstance(argument, ScalarArgument):
-        return argument.type
-    raise UsageError(f"Wanted tensors and scalars as arguments of a Triton kernel, found the null pointer {argument.name}.")
-
-
-def _is_aligned(argument: Argument) -> bool:
-    if isinstance(argument, TensorArgument):
-        return True
-    return (
-        isinstance(argument, ScalarArgument)
-        and argument.type in ("i32", "i64")
-        and int(argument.value) % _SPECIALISED_MULTIPLE == 0
-    )
 
 
 def _read(path: Path) -> bytes:

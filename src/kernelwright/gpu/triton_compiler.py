@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernelwright.errors import UsageError
-from kernelwright.gpu.errors import CompilationFailed, CompilerMissing
+from kernelwright.errors import CompilationError, CompilerMissingError, UsageError
 
 ARCHITECTURES = (80, 86, 89, 90)
 """Compute capabilities, times ten, for which the machine-code tools are tested."""
@@ -62,8 +61,8 @@ def compile_triton(
 
     Raises:
         UsageError: there is no such architecture.
-        CompilerMissing: Triton is not installed.
-        CompilationFailed: Triton or ptxas refused the kernel.
+        CompilerMissingError: Triton is not installed.
+        CompilationError: Triton or ptxas refused the kernel.
     """
     if architecture not in KNOWN_ARCHITECTURES:
         # LLVM ends the process over a number that it does not know.
@@ -74,10 +73,10 @@ def compile_triton(
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
     except ImportError as error:
-        raise CompilerMissing(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
+        raise CompilerMissingError(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
     names: list[str] = function.arg_names
     if set(names) != set(signature) | set(constants):
-        raise CompilationFailed(f"wanted types or values for {names}, found {[*signature, *constants]}")
+        raise CompilationError(f"wanted types or values for {names}, found {[*signature, *constants]}")
     source = ASTSource(
         fn=function,
         signature={name: signature.get(name, "constexpr") for name in names},
@@ -89,7 +88,7 @@ def compile_triton(
         compiled = triton.compile(source, target=GPUTarget("cuda", architecture, _WARP_SIZE), options=options)
     # Triton's failures share no base class, and a refused kernel must not end the caller.
     except Exception as error:
-        raise CompilationFailed(
+        raise CompilationError(
             f"wanted {function.__name__} for sm_{architecture}, found: {str(error).strip() or repr(error)}"
         ) from error
     return CompiledKernel(

@@ -1,8 +1,22 @@
-"""The judge: decides whether a candidate is right and faster. Its threat model is `docs/threat-model.md`."""
+"""The judge: decides whether a candidate is right and faster. Its threat model is `docs/threat-model.md`.
+
+Names are imported when first used: the process that runs machine-code schedules must start without torch.
+"""
 
 from __future__ import annotations
 
-from kernelwright.judge.judge import Judge, devices_of, resolve_device
-from kernelwright.judge.settings import Settings
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelwright.judge.judge import Judge, devices_of, resolve_device
+    from kernelwright.judge.settings import Settings
 
 __all__ = ["Judge", "Settings", "devices_of", "resolve_device"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kernelwright.judge' has no attribute {name!r}")
+    module = "kernelwright.judge.settings" if name == "Settings" else "kernelwright.judge.judge"
+    return getattr(importlib.import_module(module), name)

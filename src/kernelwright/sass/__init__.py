@@ -10,11 +10,11 @@ assert not sass.check(cubin, schedule.cubin(program), gpu.disassemble)
 
 from __future__ import annotations
 
+from kernelwright.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.check import CheckReport, Violation, check, check_report
 from kernelwright.sass.code.control import ControlWord
 from kernelwright.sass.code.instruction import Instruction
 from kernelwright.sass.code.program import Block, Disassembler, Kernel, Program, load
-from kernelwright.sass.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.scheduling.moves import (
     MOVE_KINDS,
     AnyMove,

@@ -10,7 +10,7 @@ from pathlib import Path
 from kernelwright.deploy.compose import KernelLaunch, capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.target import Target
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.pools import Evaluator, Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.sass import load

@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.target import Target
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.judge.schedules.contained import Plan
 from kernelwright.judge.schedules.measure import GpuBackend, ScheduleRejected, Status, confirm
 from kernelwright.sass import Schedule, load

@@ -392,13 +392,12 @@ def _read(path: Path) -> bytes:
     """The bytes of a cubin; an error names the file."""
     from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
     from kernelwright.sass import CubinError
-    from kernelwright.sass.code.elf import read_cubin
-    from kernelwright.sass.errors import in_file
+    from kernelwright.sass.code.elf import naming_file, read_cubin
 
     try:
         data = read_regular(path, BINARY_LIMIT_BYTES)
     except OSError as error:
         raise CubinError(f"wanted a cubin, found {path}: {error.strerror}; check the path") from error
-    with in_file(path):
+    with naming_file(path):
         read_cubin(data)
     return data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernelwright.gpu.corpus import CORPUS, KernelSpec
 from kernelwright.gpu.launch_spec import Argument, ScalarArgument, TensorArgument
-from kernelwright.gpu.target import TritonSpec
+from kernelwright.gpu.triton_spec import TritonSpec
 
 _ROWS = 4096
 _SIDE = 1024

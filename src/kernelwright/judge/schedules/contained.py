@@ -24,9 +24,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from kernelwright.errors import DeviceError
+from kernelwright.errors import CudaError, DeviceError
 from kernelwright.gpu.buffers import difference
-from kernelwright.gpu.driver import CudaError, GpuIdentity
+from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import Launcher, LauncherFactory, cuda_launcher
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
+from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
-from kernelwright.gpu.target import Target
 from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, Samples, ScheduleFailed
 from kernelwright.sass import Program, Schedule
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from kernelwright.errors import CubinError
 from kernelwright.sass.code.control import INSTRUCTION_BYTES
-from kernelwright.sass.errors import CubinError
 
 EM_CUDA = 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -36,6 +39,15 @@ INSTRUCTION_OFFSET_ATTRIBUTES = {
     0x59: "LOCAL_CTA_ASYNC_STORE",
 }
 """`.nv.info` attributes whose payload names instructions by their offset in the code section."""
+
+
+@contextlib.contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Add the file's name to a CubinError raised inside."""
+    try:
+        yield
+    except CubinError as error:
+        raise CubinError(f"{error}; the file is {path}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from kernelwright.sass.errors import ListingError
+from kernelwright.errors import ListingError
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+),")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*/\* 0x([0-9a-f]{16}) \*/")

@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kernelwright.errors import CubinError, ListingError
 from kernelwright.sass.code.control import INSTRUCTION_BYTES
 from kernelwright.sass.code.elf import CodeSection, CubinImage, read_cubin
 from kernelwright.sass.code.instruction import Instruction, parse_instruction
 from kernelwright.sass.code.listing import ListedKernel, parse_listing
 from kernelwright.sass.code.opcodes import BLOCK_ENDS, NEVER_FALLS_THROUGH
-from kernelwright.sass.errors import CubinError, ListingError
 
 Disassembler = Callable[[bytes], str]
 """Turns a cubin into the listing of `nvdisasm -c -hex -plr -lrm narrow`."""

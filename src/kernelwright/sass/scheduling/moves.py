@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernelwright.sass.errors import MoveError
+from kernelwright.errors import MoveError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kernelwright.errors import MoveError
 from kernelwright.sass.code.control import LEAST_STALL_TO_YIELD, MAX_STALL_WITHOUT_YIELD, ControlWord
 from kernelwright.sass.code.program import Kernel, Program
-from kernelwright.sass.errors import MoveError
 from kernelwright.sass.hazards.dependences import BlockConstraints, constrain
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
 from kernelwright.sass.scheduling.moves import AnyMove, ClusterMove, Move, ReuseEdit, StallEdit, YieldEdit, move_to_json
