@@ -56,7 +56,7 @@ from kernelwright.records import (  # noqa: E402
     capture_environment,
     sha256_of,
 )
-from kernelwright.rewrites import Context  # noqa: E402
+from kernelwright.records.policy import Context  # noqa: E402
 from kernelwright.rewrites.builtin import BuiltinPolicy  # noqa: E402
 from kernelwright.tasks.suites import load_suite  # noqa: E402
 

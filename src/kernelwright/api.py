@@ -9,11 +9,12 @@ from kernelwright.errors import CandidateError, UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.pools import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.rewrites import Policy, policy_named
+from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent, BenchResult
 from kernelwright.search.bench import bench as run_bench
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
+from kernelwright.search.policies import policy_named
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.suites import Suite, load_suite
 

@@ -87,7 +87,7 @@ def opened(monkeypatch: pytest.MonkeyPatch):
 
     def optimize(task, *, policy, device, budget, out, settings, on_event, tune):
         from kernelwright.contrastive.model_policy import NothingUsableError
-        from kernelwright.rewrites import Context
+        from kernelwright.records.policy import Context
 
         RunDirectory(out).evaluations_path.touch()
         with pytest.raises(NothingUsableError) as caught:

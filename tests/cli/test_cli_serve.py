@@ -240,12 +240,12 @@ def test_a_device_that_is_not_there_is_infrastructure(place, capsys):
 def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
     from kernelwright.pools.service import server
 
-    def ready_then_signal(app, desk, listener, drain_s, ready):
+    def ready_then_signal(app, queue, listener, drain_s, ready):
         def on_ready():
             ready()
             os.kill(os.getpid(), number)
 
-        return run(app, desk, listener, drain_s, on_ready)
+        return run(app, queue, listener, drain_s, on_ready)
 
     run = server.run
     monkeypatch.setattr(server, "run", ready_then_signal)

@@ -13,7 +13,7 @@ from kernelwright.errors import ConfigError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
 from kernelwright.records import RunDirectory
-from kernelwright.rewrites import Context
+from kernelwright.records.policy import Context
 from kernelwright.search.optimize import optimize
 from tests.samples import TASK, ScriptedModel, accepted, answer, module, rejected
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from kernelwright.errors import PolicyError, UsageError
 from kernelwright.models import local, pretrained, transcript, vllm_model
 from kernelwright.models.accounting import Prices, Usage
-from kernelwright.models.answers import Answer, Failure
+from kernelwright.models.answers import CompletionFailure, ModelAnswer
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.transcript import AnswerLine, PromptLine, Recorded, Transcript, prompt_id
 
@@ -43,13 +43,13 @@ class Scripted:
     def sample(self, prompts, *, count, sampling):
         raise AssertionError("answers are to be taken one by one")
 
-    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         for place in reversed(range(len(prompts))):
             text = prompts[place][-1].content
             self.asked.append((text, count, sampling.seed))
             for number in range(count):
                 made = completion(f"{text} {number} {sampling.seed}", "stream-cut" if text in self.fails else None)
-                yield Answer(prompt=place, number=number, completion=made, reasoning="hm", cost=0.25)
+                yield ModelAnswer(prompt=place, number=number, completion=made, reasoning="hm", cost=0.25)
 
 
 class WholeOnly:
@@ -240,7 +240,7 @@ def test_the_page_describes_the_counts():
 
 
 def test_the_page_describes_every_failure_and_no_other():
-    assert described("Failed answers") == {*Failure}
+    assert described("Failed answers") == {*CompletionFailure}
 
 
 def described(heading: str) -> set[str]:
@@ -252,7 +252,7 @@ def described(heading: str) -> set[str]:
 def test_half_a_surrogate_pair_from_a_cut_stream_is_recorded(file):
     class Cut(Scripted):
         def answers(self, prompts, *, count, sampling):
-            yield Answer(prompt=0, number=0, completion=completion("a\ud83d"), reasoning="\ud83d")
+            yield ModelAnswer(prompt=0, number=0, completion=completion("a\ud83d"), reasoning="\ud83d")
 
     Recorded(Cut(), Transcript(file)).sample([conversation("a")], count=1, sampling=SAMPLING)
     assert [(line.text, line.reasoning) for line in Transcript(file).answers()] == [("a?", "?")]

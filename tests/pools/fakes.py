@@ -11,8 +11,8 @@ from kernelwright.errors import InfrastructureError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.pools.service.app import create_app
 from kernelwright.pools.service.client import ServiceClient
-from kernelwright.pools.service.ledger import Ledger
-from kernelwright.pools.service.queue import Desk
+from kernelwright.pools.service.queue import EvaluationQueue
+from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Evaluation, Reason, Verdict
 
 TOKEN = "correct-horse-battery"
@@ -80,9 +80,9 @@ class Service:
     def __init__(self, path, *, token=TOKEN, **options):
         self.path = path
         self.judge = FakeEvaluator()
-        self.desk = Desk([self.judge], Ledger(path, "cpu", SETTINGS), SETTINGS, **options)
+        self.queue = EvaluationQueue([self.judge], EvaluationStore(path, "cpu", SETTINGS), SETTINGS, **options)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = TestClient(create_app(self.desk, token), base_url="http://127.0.0.1", raise_server_exceptions=False)
+        self.http = TestClient(create_app(self.queue, token), base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     def __enter__(self):
         self.http.__enter__()

@@ -16,7 +16,7 @@ import pytest
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.pools import Job, JudgePool, Rotation
+from kernelwright.pools import Job, JudgePool, RotationJob
 from kernelwright.pools import local as pool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
@@ -54,7 +54,7 @@ class FakeMember:
 @pytest.fixture
 def member(monkeypatch):
     made = type("Member", (FakeMember,), {"started": [], "ended": []})
-    monkeypatch.setattr(pool, "_Member", made)
+    monkeypatch.setattr(pool, "_JudgeProcess", made)
     return made
 
 
@@ -107,7 +107,7 @@ def test_a_device_has_cores_of_its_own(member):
 
 def test_a_rotation_has_one_outcome_for_each_baseline(member):
     member.act = staticmethod(lambda one: [evaluation(one.task) for _ in one.baselines])
-    rotations = [Rotation(job(number).task, (candidate(),) * number) for number in (1, 3)]
+    rotations = [RotationJob(job(number).task, (candidate(),) * number) for number in (1, 3)]
     with JudgePool(["cpu"], SETTINGS) as judges:
         found = {one.task.id: outcomes for one, outcomes in judges.rotate(rotations)}
         stopped = list(judges.rotate(rotations, lambda: True))
@@ -197,7 +197,7 @@ class FakeJudge:
 
 
 def sent(one):
-    together = isinstance(one, Rotation)
+    together = isinstance(one, RotationJob)
     return (
         together,
         one.task.model_dump_json(),
@@ -213,7 +213,7 @@ def test_an_evaluation_or_an_error_comes_back():
     error = pool._do(judge, "cuda:3", *sent(job("broken")))
     assert (type(error), str(error)) == (TaskError, "Wanted another task.")
     pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
-    assert len(pool._do(judge, "cuda:3", *sent(Rotation(RELU, (candidate(), candidate()), SETTINGS)))) == 2
+    assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS)))) == 2
     assert judge.seen == [None, None, SETTINGS, SETTINGS]
 
 
@@ -297,7 +297,7 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
 
 
 def test_a_real_member_judges_dies_and_is_ended():
-    member = pool._Member("cpu", SETTINGS)
+    member = pool._JudgeProcess("cpu", SETTINGS)
     try:
         (found,) = member.do(Job(RELU, candidate()))
         assert found.accepted, found.detail
@@ -312,7 +312,7 @@ def test_a_real_member_judges_dies_and_is_ended():
 
 
 def test_a_member_that_does_not_go_is_killed(monkeypatch):
-    made = object.__new__(pool._Member)
+    made = object.__new__(pool._JudgeProcess)
     calls = []
     made._connection = SimpleNamespace(close=lambda: calls.append("close"))
     made._process = SimpleNamespace(
@@ -337,7 +337,7 @@ def test_a_pool_process_does_not_outlive_a_killed_run():
         "import os, signal\n"
         "from kernelwright.judge import Settings\nfrom kernelwright.pools import local as pool\n"
         "if __name__ == '__main__':\n"
-        "    member = pool._Member('cpu', Settings.quick())\n"
+        "    member = pool._JudgeProcess('cpu', Settings.quick())\n"
         "    print(member._process.pid, flush=True)\n"
         "    signal.pause()\n"
     )

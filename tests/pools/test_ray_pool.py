@@ -293,23 +293,23 @@ def test_an_actor_whose_start_another_thread_has_seen_is_not_made_idle_twice():
         return references, []
 
     made = bare_pool(wait=wait)
-    made._starting = {"begun": ray_pool._Member(None)}
+    made._starting = {"begun": ray_pool._Actor(None)}
     assert made._settle() == ""
     assert made._idle == []
 
 
 def test_a_job_of_a_pool_that_was_closed_waits_for_nothing():
     made = bare_pool()
-    made._members = {ray_pool._Member(None)}  # it works, so that a job would wait
-    assert made._hopeless(ray_pool._Owed(job(0))) == ""
+    made._members = {ray_pool._Actor(None)}  # it works, so that a job would wait
+    assert made._hopeless(ray_pool._PendingJob(job(0))) == ""
     made._closing = True
-    assert "closed" in made._hopeless(ray_pool._Owed(job(0)))
+    assert "closed" in made._hopeless(ray_pool._PendingJob(job(0)))
 
 
 def test_an_actor_is_killed_once():
     killed = []
     made = bare_pool(kill=lambda actor, no_restart: killed.append(actor))
-    member = ray_pool._Member("it")
+    member = ray_pool._Actor("it")
     made._members, made._idle = {member}, [member]
     made._discard(member)
     made._discard(member)

@@ -14,10 +14,10 @@ pytest.importorskip("httpx")
 import httpx
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.pools.service import queue as desks
+from kernelwright.pools.service import queue as queues
 from kernelwright.pools.service.client import FAILURES_MAX
-from kernelwright.pools.service.ledger import Ledger
 from kernelwright.pools.service.protocol import BODY_LIMIT_BYTES, EvaluationRequest, SettingsRequest, TaskText
+from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Evaluation, RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
 from tests.pools.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeEvaluator, Scripted, Service
@@ -173,7 +173,7 @@ def test_a_record_is_on_disk_before_anybody_is_told(service, monkeypatch):
     def full(self, request, evaluation):
         raise InfrastructureError("Wanted to write an evaluation; no space left.")
 
-    monkeypatch.setattr(Ledger, "append", full)
+    monkeypatch.setattr(EvaluationStore, "append", full)
     refused(service.post("good"), 503, "infrastructure", "no space left")
     monkeypatch.undo()
     assert not service.post("good").json()["reused"]
@@ -181,16 +181,16 @@ def test_a_record_is_on_disk_before_anybody_is_told(service, monkeypatch):
 
 def test_one_service_at_a_time_has_a_directory(service):
     with pytest.raises(UsageError, match="another service"):
-        Ledger(service.path, "cpu", SETTINGS)
+        EvaluationStore(service.path, "cpu", SETTINGS)
 
 
 def test_records_of_other_hardware_answer_nothing(service):
     service.__exit__(None, None, None)
     with pytest.raises(UsageError, match="another `hardware`"):
-        Ledger(service.path, "cpu", SETTINGS, ["H200"])
+        EvaluationStore(service.path, "cpu", SETTINGS, ["H200"])
     with pytest.raises(UsageError, match="another `device`"):
-        Ledger(service.path, "cuda", SETTINGS)
-    Ledger(service.path, "cpu", SETTINGS).close()
+        EvaluationStore(service.path, "cuda", SETTINGS)
+    EvaluationStore(service.path, "cpu", SETTINGS).close()
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_failure_that_is_not_the_candidates_is_told_and_not_remembered(service
 
 
 def test_only_so_many_failures_are_kept(service, monkeypatch):
-    monkeypatch.setattr(desks, "FAILURES_KEPT", 1)
+    monkeypatch.setattr(queues, "FAILURES_KEPT", 1)
     ids = []
     for number in range(2):
         response = service.post("hold", wait_s=0, settings={"blocks": 2 + number})
@@ -382,7 +382,7 @@ def test_shutting_down_ends_what_runs_and_drops_what_waits(start):
         waiting = threads.submit(service.post, "good")
         while service.metrics()["queued"] < 1:
             pass
-        service.http.portal.call(service.desk.drain)
+        service.http.portal.call(service.queue.drain)
         refused(waiting.result(LIMIT_S), 503, "shutting-down")
         refused(service.post("other"), 503, "shutting-down")
         assert service.http.get("/v1/health").status_code == 503
@@ -400,9 +400,9 @@ def test_what_does_not_end_in_time_is_cut_short_and_owed(start, way):
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(service.post, "hold")
         assert service.judge.begun.acquire(timeout=LIMIT_S)
-        service.http.portal.call(service.desk.drain)
+        service.http.portal.call(service.queue.drain)
         if way == "second signal":
-            service.http.portal.call(service.desk.hurry)
+            service.http.portal.call(service.queue.hurry)
         refused(running.result(LIMIT_S), 503, "infrastructure")
     service.__exit__(None, None, None)
     assert service.judge.closed == [True, False]
@@ -486,4 +486,4 @@ def test_the_client_serves_coroutines_too(service):
 def test_a_directory_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / ".lock").mkdir()  # as good as no permission, also for root
     with pytest.raises(UsageError, match="Wanted a directory to write to"):
-        Ledger(tmp_path, "cpu", SETTINGS)
+        EvaluationStore(tmp_path, "cpu", SETTINGS)

@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
-from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
-from kernelwright.rewrites import Context, policy_named
+from kernelwright.records.policy import Context
+from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.rules import RULES, Rule
 from tests.rewrites.samples import compare, task_text
 
@@ -40,7 +40,7 @@ def evaluated(candidate: Candidate, speedup: float | None) -> Evaluation:
 
 
 def test_the_first_proposal_has_every_rule_that_applies() -> None:
-    first, second = policy_named("builtin").propose(context(SUM), 2)
+    first, second = BuiltinPolicy().propose(context(SUM), 2)
     assert first.techniques == ("remove-noops", "push-reduction-through-product")
     assert "fuse-chains-cpp" in second.techniques
     assert first.policy == "builtin"
@@ -49,7 +49,7 @@ def test_the_first_proposal_has_every_rule_that_applies() -> None:
 
 def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> None:
     for device in ("cpu", "cuda"):
-        found = policy_named("builtin").propose(context(CONVOLUTION, device=device), 100)
+        found = BuiltinPolicy().propose(context(CONVOLUTION, device=device), 100)
         assert len({candidate.sha256 for candidate in found}) == len(found) > 2
         for candidate in found:
             assert candidate.techniques
@@ -61,13 +61,13 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
 
 
 def test_a_resumed_run_goes_on_where_it_was() -> None:
-    policy = policy_named("builtin")
+    policy = BuiltinPolicy()
     whole = policy.propose(context(SUM), 100)
     history: tuple[Evaluation, ...] = ()
     stepwise: list[Candidate] = []
     while len(stepwise) < len(whole):
         # A new policy for every step: nothing may live in its memory.
-        candidate = policy_named("builtin").propose(context(SUM, history), 1)[0]
+        candidate = BuiltinPolicy().propose(context(SUM, history), 1)[0]
         stepwise.append(candidate)
         history += (evaluated(candidate, None),)
     assert stepwise == whole
@@ -75,7 +75,7 @@ def test_a_resumed_run_goes_on_where_it_was() -> None:
 
 
 def test_an_improvement_is_built_on() -> None:
-    policy = policy_named("builtin")
+    policy = BuiltinPolicy()
     plan = policy.propose(context(CONVOLUTION), 100)
     best = next(item for item in plan if item.techniques == ("flip-transposed-convolution",))
     history = tuple(evaluated(item, 2.0 if item is best else 0.9) for item in plan)
@@ -86,11 +86,11 @@ def test_an_improvement_is_built_on() -> None:
         ("flip-transposed-convolution", "compile"),
         ("flip-transposed-convolution", "fuse-chains-cpp"),
     } <= {item.techniques for item in derived}
-    assert policy_named("builtin").propose(context(CONVOLUTION, history), 100) == derived
+    assert BuiltinPolicy().propose(context(CONVOLUTION, history), 100) == derived
 
 
 def test_without_a_graph_only_wrappers_are_proposed_and_the_reason_is_told() -> None:
-    found = policy_named("builtin").propose(context(UNTRACEABLE, device="cuda"), 100)
+    found = BuiltinPolicy().propose(context(UNTRACEABLE, device="cuda"), 100)
     assert {item.techniques for item in found} >= {("cuda-graph",), ("compile",)}
     assert all(item.note.startswith("No operator graph:") for item in found)
 
@@ -101,13 +101,6 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
 
     rules = tuple(Rule(name=rule.name, apply=broken) if rule.name == "remove-noops" else rule for rule in RULES)
     monkeypatch.setattr("kernelwright.rewrites.builtin.RULES", rules)
-    first = policy_named("builtin").propose(context(SUM), 1)[0]
+    first = BuiltinPolicy().propose(context(SUM), 1)[0]
     assert first.techniques == ("merge-constants", "push-reduction-through-product")
     assert "rule remove-noops: ValueError: no such thing" in first.note
-
-
-def test_policies_that_do_not_exist() -> None:
-    with pytest.raises(PolicyError, match="does not say which language model"):
-        policy_named("api")
-    with pytest.raises(ConfigError, match="policies are: builtin"):
-        policy_named("oracle")

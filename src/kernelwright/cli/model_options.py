@@ -15,7 +15,7 @@ from kernelwright.errors import PolicyError, UsageError
 if TYPE_CHECKING:
     from kernelwright.contrastive.model_policy import ContrastivePolicy
     from kernelwright.models.chat import ChatModel
-    from kernelwright.rewrites import Policy
+    from kernelwright.records.policy import Policy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -114,7 +114,7 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
         UsageError: an option does not go with the policy.
         PolicyError: the model cannot be reached or loaded, or a package is missing.
     """
-    from kernelwright.rewrites import policy_named
+    from kernelwright.search.policies import policy_named
 
     options = {key: value for key, value in given.items() if value is not None}
     if name not in MODEL_POLICIES:

@@ -93,8 +93,8 @@ def command(
     from kernelwright.judge.isolation import sandbox
     from kernelwright.pools.service import server
     from kernelwright.pools.service.app import create_app
-    from kernelwright.pools.service.ledger import Ledger
-    from kernelwright.pools.service.queue import Desk
+    from kernelwright.pools.service.queue import EvaluationQueue
+    from kernelwright.pools.service.store import EvaluationStore
 
     # Candidates run as the same user: they must not find the token in this process.
     sandbox.hide_memory()
@@ -103,22 +103,22 @@ def command(
         listener = stack.enter_context(server.listen(host, port, token))
         if ray_address is None:
             options.resolve_device(device, say)
-            lanes, kind, hardware = _here(stack, device, settings, per_device)
+            judges, kind, hardware = _here(stack, device, settings, per_device)
         else:
-            lanes, kind, hardware = _on_ray(stack, device, settings, per_device, ray_address)
-        ledger = Ledger(out, kind, settings, hardware)
-        stack.callback(ledger.close)
-        desk = Desk(lanes, ledger, settings, queue_limit=queue_limit, drain_s=drain_s, builtin_only=builtin_only)
+            judges, kind, hardware = _on_ray(stack, device, settings, per_device, ray_address)
+        store = EvaluationStore(out, kind, settings, hardware)
+        stack.callback(store.close)
+        queue = EvaluationQueue(judges, store, settings, queue_limit=queue_limit, drain_s=drain_s, builtin_only=builtin_only)
 
         def ready() -> None:
             click.echo(server.url_of(listener))
-            say(f"{len(lanes)} judges on {kind}; {len(ledger)} evaluations on record in {out}")
+            say(f"{len(judges)} judges on {kind}; {len(store)} evaluations on record in {out}")
             if token is None:
                 say("no token: every user of this machine can call this service, and run code as you through it")
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("kernelwright.pools.service").setLevel(logging.INFO)
-        number = server.run(create_app(desk, token), desk, listener, drain_s, ready)
+        number = server.run(create_app(queue, token), queue, listener, drain_s, ready)
     say(f"ended: {options.kept_in(out)}")
     return INTERRUPTED if number == signal.SIGINT else 0
 
@@ -131,8 +131,8 @@ def _here(stack: ExitStack, device: str, settings: Settings, per_device: int | N
     devices = devices_of(device)
     kind = devices[0].partition(":")[0]
     count = per_device or (JUDGES_PER_GPU if kind == "cuda" else 1)
-    lanes: list[Evaluator] = [stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices]
-    return lanes, kind, None
+    judges: list[Evaluator] = [stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices]
+    return judges, kind, None
 
 
 def _on_ray(

@@ -19,7 +19,7 @@ from kernelwright.errors import PolicyError
 from kernelwright.models.chat import ChatModel, Sampling
 from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, sha256_of
-from kernelwright.rewrites import Context
+from kernelwright.records.policy import Context
 
 EXEMPLARS = 2
 """In a prompt: N of CUDA-L1's section 2.4.3."""

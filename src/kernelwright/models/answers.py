@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
 
 
-class Failure(StrEnum):
+class CompletionFailure(StrEnum):
     """Why there is no whole answer: what `Completion.failure` is or, followed by `: ` and a detail, starts with."""
 
     EMPTY_ANSWER = "empty-answer"
@@ -38,7 +38,7 @@ class Failure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ModelAnswer:
     """One completion and where it belongs."""
 
     prompt: int
@@ -56,24 +56,24 @@ class Answer:
 class Incremental(Protocol):
     """A model that hands over answers in the order in which they finish."""
 
-    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         """Answer each conversation `count` times; as `ChatModel.sample`, but one by one."""
         ...
 
 
 def answers_of(
     model: ChatModel, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling
-) -> Iterator[Answer]:
+) -> Iterator[ModelAnswer]:
     """The answers of any model: as they come where it can, else all at the end."""
     if isinstance(model, Incremental):
         yield from model.answers(prompts, count=count, sampling=sampling)
         return
     for prompt, completions in enumerate(model.sample(prompts, count=count, sampling=sampling)):
         for number, completion in enumerate(completions):
-            yield Answer(prompt=prompt, number=number, completion=completion)
+            yield ModelAnswer(prompt=prompt, number=number, completion=completion)
 
 
-def gather(answers: Iterable[Answer], prompts: int) -> list[list[Completion]]:
+def gather(answers: Iterable[ModelAnswer], prompts: int) -> list[list[Completion]]:
     """Answers in any order as `ChatModel.sample` returns them: a list for each prompt, by number."""
     found: list[dict[int, Completion]] = [{} for _ in range(prompts)]
     for answer in answers:

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.models.accounting import Meter, Prices, Usage
-from kernelwright.models.answers import Answer, Failure, gather
+from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.faults import Fault, fault_of, redacted, transport_errors
-from kernelwright.models.replies import Reply, content_type, read_stream, read_whole
+from kernelwright.models.replies import ApiReply, content_type, read_stream, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ApiModel:
         """As `ChatModel.sample`."""
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
-    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         """As `Incremental.answers`.
 
         Raises:
@@ -152,7 +152,7 @@ class ApiModel:
         outages = _Outages(max(self.settings.concurrency, FEWEST_FAULTS))
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.settings.concurrency, thread_name_prefix="kernelwright-api")
-        asked: dict[Future[Reply | Fault], tuple[int, list[int]]] = {}
+        asked: dict[Future[ApiReply | Fault], tuple[int, list[int]]] = {}
         without_n: set[int] = set()
 
         def submit(prompt: int, numbers: list[int]) -> None:
@@ -176,7 +176,7 @@ class ApiModel:
                     outages.note(outcome, self)
                     found = self._answers(outcome, prompt, numbers)
                     yield from found
-                    if isinstance(outcome, Reply) and outcome.cause is None:
+                    if isinstance(outcome, ApiReply) and outcome.cause is None:
                         # Refused with `n` and answered without, or told to give more answers than it gave.
                         self._takes_n &= prompt not in without_n and len(found) == len(numbers)
                     if len(found) < len(numbers):
@@ -185,17 +185,17 @@ class ApiModel:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _may_be_for_n(self, outcome: Reply | Fault, numbers: list[int]) -> bool:
+    def _may_be_for_n(self, outcome: ApiReply | Fault, numbers: list[int]) -> bool:
         """Whether a request was refused, and might not be if it asked for one answer."""
-        refused = isinstance(outcome, Fault) and outcome.code == Failure.REFUSED and not outcome.hopeless
+        refused = isinstance(outcome, Fault) and outcome.code == CompletionFailure.REFUSED and not outcome.hopeless
         return refused and len(numbers) > 1 and self.settings.several == "auto"
 
-    def _answers(self, outcome: Reply | Fault, prompt: int, numbers: list[int]) -> list[Answer]:
+    def _answers(self, outcome: ApiReply | Fault, prompt: int, numbers: list[int]) -> list[ModelAnswer]:
         """A request's outcome as answers: fewer than asked for where the server gave fewer."""
         if isinstance(outcome, Fault):
             failed = Completion(text="", prompt_tokens=0, completion_tokens=0, finish_reason="error", failure=outcome.text)
             self._meter.add(Usage(failures=len(numbers)))
-            return [Answer(prompt=prompt, number=number, completion=failed) for number in numbers]
+            return [ModelAnswer(prompt=prompt, number=number, completion=failed) for number in numbers]
         found = outcome.answers(prompt, numbers, self.settings.prices)
         self._meter.add(
             outcome.usage + Usage(requests=1, failures=sum(answer.completion.failure is not None for answer in found))
@@ -204,13 +204,13 @@ class ApiModel:
 
     def _request(
         self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int, stop: threading.Event
-    ) -> Reply | Fault:
+    ) -> ApiReply | Fault:
         """One request, tried until it is answered or there is no more point in it."""
         sleep = self._sleep or stop.wait
         for attempt in range(1, self.settings.attempts + 1):
             self._pacer.wait(sleep)
             outcome = self._attempt(self._body(prompt, n, sampling, number), n, stop)
-            if isinstance(outcome, Reply) or not outcome.retried or attempt == self.settings.attempts:
+            if isinstance(outcome, ApiReply) or not outcome.retried or attempt == self.settings.attempts:
                 break
             wait_s = outcome.retry_after_s
             if wait_s is None:
@@ -222,15 +222,15 @@ class ApiModel:
                 break
             log.warning("%s: attempt %d ended with %s; the next in %.1f s", self.name, attempt, outcome.text, wait_s)
             self._meter.add(Usage(retries=1))
-            if outcome.code == Failure.RATE_LIMITED:
+            if outcome.code == CompletionFailure.RATE_LIMITED:
                 self._pacer.hold(wait_s)
             else:
                 sleep(wait_s)
         return outcome
 
-    def _attempt(self, body: dict[str, Any], n: int, stop: threading.Event) -> Reply | Fault:
+    def _attempt(self, body: dict[str, Any], n: int, stop: threading.Event) -> ApiReply | Fault:
         """One attempt. What arrives before a fault is kept as an answer cut short."""
-        reply = Reply(n)
+        reply = ApiReply(n)
         try:
             answer = self._client.chat.completions.create(**body)
             if self.settings.stream:
@@ -238,14 +238,14 @@ class ApiModel:
                 read_stream(answer, reply, lambda: stop.is_set() or self._clock() > deadline_s)
                 if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
                     came = redacted(kind, self._key) or "something of no type"
-                    reply.cut(Failure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
+                    reply.cut(CompletionFailure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
             else:
                 read_whole(answer, reply)
         except transport_errors() as error:
             fault = fault_of(error, self._key)
             if not reply.has_text:
                 return fault
-            reply.cut(Failure.STREAM_CUT if fault.code == Failure.UNREACHABLE else fault.code)
+            reply.cut(CompletionFailure.STREAM_CUT if fault.code == CompletionFailure.UNREACHABLE else fault.code)
         return reply
 
     def _body(self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int) -> dict[str, Any]:
@@ -297,13 +297,13 @@ class _Outages:
         self._in_a_row = 0
         self._answered = False
 
-    def note(self, outcome: Reply | Fault, model: ApiModel) -> None:
+    def note(self, outcome: ApiReply | Fault, model: ApiModel) -> None:
         """Count an outcome.
 
         Raises:
             PolicyError: there is no point in going on.
         """
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, ApiReply):
             self._answered, self._in_a_row = True, 0
             return
         if outcome.hopeless:

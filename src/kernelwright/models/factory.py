@@ -50,7 +50,7 @@ def _imported(module: str, package: str, *, extra: str) -> Any:
         raise PolicyError(
             f"Wanted the package {package}; {error}. Install it with pip install 'kernelwright[{extra}]'."
         ) from error
-    return importlib.import_module(f"kernelwright.rewrites.{module}")
+    return importlib.import_module(f"kernelwright.models.{module}")
 
 
 def _parsed(options: dict[str, Any], *kinds: type[BaseModel]) -> list[Any]:

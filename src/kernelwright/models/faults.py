@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import openai
 
-from kernelwright.models.answers import Failure
+from kernelwright.models.answers import CompletionFailure
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """HTTP status codes after which the same request may succeed: RFC 9110's, 52x of proxies, 529 `overloaded`."""
@@ -29,7 +29,7 @@ LONGEST_DETAIL = 300
 class Fault:
     """One failed attempt."""
 
-    code: Failure
+    code: CompletionFailure
     detail: str = ""
     """What the other side said, without the key."""
     retried: bool = False
@@ -71,13 +71,13 @@ def fault_of(error: Exception, key: str) -> Fault:
     if isinstance(error, openai.APIStatusError):
         return _status_fault(error, key)
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(error).__name__:
-        return Fault(Failure.TIMEOUT, "no answer in time", retried=True)
+        return Fault(CompletionFailure.TIMEOUT, "no answer in time", retried=True)
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | openai.APIResponseValidationError):
-        return Fault(Failure.JUNK_ANSWER, "what arrived is not JSON")
+        return Fault(CompletionFailure.JUNK_ANSWER, "what arrived is not JSON")
     if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
-        return Fault(Failure.PROVIDER_ERROR, redacted(error.message, key))
+        return Fault(CompletionFailure.PROVIDER_ERROR, redacted(error.message, key))
     cause = error.__cause__ or error
-    return Fault(Failure.UNREACHABLE, redacted(f"{type(cause).__name__}: {cause}", key), retried=True)
+    return Fault(CompletionFailure.UNREACHABLE, redacted(f"{type(cause).__name__}: {cause}", key), retried=True)
 
 
 def _status_fault(error: openai.APIStatusError, key: str) -> Fault:
@@ -86,11 +86,11 @@ def _status_fault(error: openai.APIStatusError, key: str) -> Fault:
         status in HOPELESS_STATUS or error.code in HOPELESS_CODES or (status == 400 and bool(_NO_SUCH_MODEL.search(message)))
     )
     if status == 429:
-        code = Failure.RATE_LIMITED
+        code = CompletionFailure.RATE_LIMITED
     elif status >= 500 or status in RETRIED_STATUS:
-        code = Failure.SERVER_ERROR
+        code = CompletionFailure.SERVER_ERROR
     else:
-        code = Failure.REFUSED
+        code = CompletionFailure.REFUSED
     return Fault(
         code,
         message,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import PolicyError
 from kernelwright.models.accounting import Meter, Usage
-from kernelwright.models.answers import Answer, Failure, gather
+from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.pretrained import Weights, load_pretrained, prepare_tokenizer, stop_ids
 from kernelwright.models.sampler import Draw, GraphError, Request, Sampled, SlotSampler, attention_of
@@ -102,7 +102,7 @@ class LocalModel:
         """As `ChatModel.sample`."""
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
-    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         """As `Incremental.answers`. Take all of them before the model is used for anything else."""
         spelled = [self.prompt_ids(prompt) for prompt in prompts]
         for prompt, number, found in self.sample_ids(spelled, count=count, sampling=sampling):
@@ -115,7 +115,7 @@ class LocalModel:
                     completion_tokens=completion.completion_tokens,
                 )
             )
-            yield Answer(prompt=prompt, number=number, completion=completion)
+            yield ModelAnswer(prompt=prompt, number=number, completion=completion)
 
     def prompt_ids(self, prompt: Sequence[Message]) -> list[int]:
         """A conversation as tokens, up to where the answer begins."""
@@ -224,7 +224,7 @@ class LocalModel:
                 prompt_tokens=len(prompt),
                 completion_tokens=0,
                 finish_reason="error",
-                failure=Failure.PROMPT_TOO_LONG,
+                failure=CompletionFailure.PROMPT_TOO_LONG,
             )
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Completion(
@@ -232,7 +232,7 @@ class LocalModel:
             prompt_tokens=len(prompt),
             completion_tokens=found.steps,
             finish_reason="length" if found.end is None else "stop",
-            failure=None if text.strip() else Failure.EMPTY_ANSWER,
+            failure=None if text.strip() else CompletionFailure.EMPTY_ANSWER,
         )
 
 

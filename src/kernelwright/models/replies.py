@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.models.accounting import Prices, Usage
-from kernelwright.models.answers import Answer, Failure
+from kernelwright.models.answers import CompletionFailure, ModelAnswer
 from kernelwright.models.chat import Completion
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -30,7 +30,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Reply:
+class ApiReply:
     """The answers of one request."""
 
     wanted: int
@@ -39,7 +39,7 @@ class Reply:
     cached_prompt_tokens: int = 0
     completion_tokens: int | None = None
     reasoning_tokens: int = 0
-    cause: Failure | None = None
+    cause: CompletionFailure | None = None
     """Why reading stopped early."""
     detail: str = ""
     """What is to be said of the cause."""
@@ -54,7 +54,7 @@ class Reply:
         """Whether anything of an answer arrived."""
         return any(choice.text or choice.reasoning for choice in self.choices.values())
 
-    def cut(self, cause: Failure, detail: str = "") -> None:
+    def cut(self, cause: CompletionFailure, detail: str = "") -> None:
         """Reading stopped early."""
         self.cause, self.detail = cause, detail
 
@@ -83,7 +83,7 @@ class Reply:
             reasoning_tokens=self.reasoning_tokens,
         )
 
-    def answers(self, prompt: int, numbers: list[int], prices: Prices | None) -> list[Answer]:
+    def answers(self, prompt: int, numbers: list[int], prices: Prices | None) -> list[ModelAnswer]:
         """One answer for each choice that arrived, the first numbers first; at least one, be it a failed one.
 
         A server counts the answers' tokens together: each gets a share by its length, and the first bears the prompt's
@@ -106,7 +106,9 @@ class Reply:
                 failure=self._failure(choice),
             )
             found.append(
-                Answer(prompt=prompt, number=numbers[place], completion=completion, reasoning=choice.reasoning, cost=cost)
+                ModelAnswer(
+                    prompt=prompt, number=numbers[place], completion=completion, reasoning=choice.reasoning, cost=cost
+                )
             )
         return found
 
@@ -114,17 +116,17 @@ class Reply:
         if choice.finish_reason is None:
             if self.cause is not None:
                 return f"{self.cause}: {self.detail}" if self.detail else self.cause
-            return Failure.STREAM_CUT if choice.text or choice.reasoning else Failure.EMPTY_ANSWER
+            return CompletionFailure.STREAM_CUT if choice.text or choice.reasoning else CompletionFailure.EMPTY_ANSWER
         if choice.finish_reason == "content_filter":
-            return Failure.CONTENT_FILTER
-        return None if choice.text.strip() else Failure.EMPTY_ANSWER
+            return CompletionFailure.CONTENT_FILTER
+        return None if choice.text.strip() else CompletionFailure.EMPTY_ANSWER
 
 
-def read_stream(chunks: Any, reply: Reply, is_over: Callable[[], bool]) -> None:
+def read_stream(chunks: Any, reply: ApiReply, is_over: Callable[[], bool]) -> None:
     """Fill a reply from a stream of chunks, until it ends or `is_over` says so."""
     # A server that does not stream, or sends no JSON, leaves the SDK with something that is not a stream at all.
     if not hasattr(chunks, "close"):
-        reply.cut(Failure.JUNK_ANSWER)
+        reply.cut(CompletionFailure.JUNK_ANSWER)
         return
     with contextlib.closing(chunks):
         for chunk in chunks:
@@ -135,7 +137,7 @@ def read_stream(chunks: Any, reply: Reply, is_over: Callable[[], bool]) -> None:
                 found.add(getattr(choice, "delta", None))
                 found.finish_reason = _text(choice, "finish_reason") or found.finish_reason
             if is_over():
-                reply.cut(Failure.TIMEOUT)
+                reply.cut(CompletionFailure.TIMEOUT)
                 return
 
 
@@ -145,10 +147,10 @@ def content_type(answer: Any) -> str:
     return str(headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
-def read_whole(answer: Any, reply: Reply) -> None:
+def read_whole(answer: Any, reply: ApiReply) -> None:
     """Fill a reply from one that came in one piece."""
     if isinstance(answer, str) or not hasattr(answer, "choices"):
-        reply.cut(Failure.JUNK_ANSWER)
+        reply.cut(CompletionFailure.JUNK_ANSWER)
         return
     reply.add_usage(getattr(answer, "usage", None))
     for place, choice in enumerate(_choices(answer)):

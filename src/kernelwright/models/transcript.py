@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from kernelwright.errors import PolicyError, UsageError
-from kernelwright.models.answers import Answer, answers_of, gather
+from kernelwright.models.answers import ModelAnswer, answers_of, gather
 from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
 from kernelwright.records import append_lines, encodable, sha256_of
 
@@ -107,7 +107,7 @@ class Transcript:
         self._lock = threading.Lock()
         self._prompts = {line.id for line in self._lines() if isinstance(line, PromptLine)}
 
-    def append(self, model: str, prompt: Sequence[Message], sampling: Sampling, answer: Answer) -> None:
+    def append(self, model: str, prompt: Sequence[Message], sampling: Sampling, answer: ModelAnswer) -> None:
         """Write one answer, before it its prompt if the file lacks it, and wait until both are on disk."""
         identity = prompt_id(prompt)
         record = AnswerLine(
@@ -174,10 +174,10 @@ class Recorded:
         self.model = model
         self.transcript = transcript
         self.name = model.name if model is not None else name
-        self._known: defaultdict[tuple[str, Sampling], list[Answer]] = defaultdict(list)
+        self._known: defaultdict[tuple[str, Sampling], list[ModelAnswer]] = defaultdict(list)
         for line in transcript.answers():
             if line.failure is None and (line.model == self.name or not self.name):
-                answer = Answer(prompt=0, number=0, completion=line.completion, reasoning=line.reasoning)
+                answer = ModelAnswer(prompt=0, number=0, completion=line.completion, reasoning=line.reasoning)
                 self._known[line.prompt, line.sampling].append(answer)
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
@@ -188,7 +188,7 @@ class Recorded:
         """
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
-    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[Answer]:
+    def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         """As `Incremental.answers`: first those on file, then the model's own, each recorded before it is handed over."""
         missing: defaultdict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
@@ -203,7 +203,7 @@ class Recorded:
 
     def _asked(
         self, prompts: Sequence[Sequence[Message]], indices: list[int], have: int, lacking: int, sampling: Sampling
-    ) -> Iterator[Answer]:
+    ) -> Iterator[ModelAnswer]:
         """Ask for the answers number `have` and on, of the prompts at these indices."""
         if self.model is None:
             raise PolicyError(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import PolicyError
 from kernelwright.models.accounting import Meter, Usage
-from kernelwright.models.answers import Failure
+from kernelwright.models.answers import CompletionFailure
 from kernelwright.models.chat import Completion, Message, Sampling
 
 
@@ -73,7 +73,7 @@ class VllmModel:
                 prompt_tokens=prompt_tokens,
                 completion_tokens=len(output.token_ids),
                 finish_reason=output.finish_reason or "error",
-                failure=None if output.text.strip() else Failure.EMPTY_ANSWER,
+                failure=None if output.text.strip() else CompletionFailure.EMPTY_ANSWER,
             )
             for output in result.outputs
         ]

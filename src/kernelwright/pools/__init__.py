@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Rotation
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 
-__all__ = ["JUDGES_PER_GPU", "Evaluator", "Job", "JudgePool", "Rotation"]
+__all__ = ["JUDGES_PER_GPU", "Evaluator", "Job", "JudgePool", "RotationJob"]

@@ -30,7 +30,7 @@ JUDGES_PER_GPU = 6
 """Building and checking of some overlap with the timing of another: six did 84 % of the evaluations that timing alone would
 (results/2026-11-22-judge-throughput-3-h200), four 60 %. Each takes about 3 GiB of the GPU for contexts alone."""
 
-W = TypeVar("W", "Job", "Rotation")
+W = TypeVar("W", "Job", "RotationJob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotationJob:
     """Trusted wrappers of one task to measure together (`Judge.rotate`)."""
 
     task: Task
@@ -81,9 +81,9 @@ class JudgePool:
         self._settings = settings
         self._cores = cores or {}
         self._slots = [device for _ in range(per_device) for device in devices]
-        self._jobs: queue.SimpleQueue[tuple[int, Job | Rotation] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Job | RotationJob] | None] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[tuple[int, _Found]] = queue.SimpleQueue()
-        self._members: set[_Member] = set()
+        self._members: set[_JudgeProcess] = set()
         self._closing = False
         self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
         for thread in self._threads:
@@ -105,8 +105,8 @@ class JudgePool:
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
-        self, rotations: Iterable[Rotation], stop: Callable[[], bool] | None = None
-    ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
+        self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """As `evaluate`, one evaluation for each baseline of a rotation."""
         return self._each(rotations, stop)
 
@@ -149,7 +149,7 @@ class JudgePool:
         """One slot: hand jobs to its process, replace it when it dies."""
         if device in self._cores:
             os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
-        member: _Member | None = None
+        member: _JudgeProcess | None = None
         while (entry := self._jobs.get()) is not None:
             index, job = entry
             found: _Found = InfrastructureError("not tried")
@@ -157,7 +157,7 @@ class JudgePool:
                 if self._closing:
                     break
                 if member is None:
-                    member = _Member(device, self._settings)
+                    member = _JudgeProcess(device, self._settings)
                     self._members.add(member)
                 try:
                     found = member.do(job)
@@ -175,7 +175,7 @@ class JudgePool:
             member.end()
 
 
-class _Member:
+class _JudgeProcess:
     """A process with a judge."""
 
     def __init__(self, device: str, settings: Settings) -> None:
@@ -186,12 +186,12 @@ class _Member:
         self._process.start()
         theirs.close()
 
-    def do(self, work: Job | Rotation) -> _Found:
+    def do(self, work: Job | RotationJob) -> _Found:
         """Raises EOFError or OSError when the process is gone."""
-        candidates = work.baselines if isinstance(work, Rotation) else (work.candidate,)
+        candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate,)
         self._connection.send(
             (
-                isinstance(work, Rotation),
+                isinstance(work, RotationJob),
                 work.task.model_dump_json(),
                 [candidate.model_dump_json() for candidate in candidates],
                 work.settings and work.settings.model_dump_json(),

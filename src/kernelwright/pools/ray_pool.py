@@ -119,9 +119,9 @@ class RayPool:
         self._start_arguments = (device, settings.model_dump_json(), make_judge)
         self._lock = threading.Lock()
         """Held while the three below change; each actor is in `_members`, and in at most one of the others."""
-        self._members: set[_Member] = set()
-        self._idle: list[_Member] = []
-        self._starting: dict[Any, _Member] = {}
+        self._members: set[_Actor] = set()
+        self._idle: list[_Actor] = []
+        self._starting: dict[Any, _Actor] = {}
         self._closing = False
 
     @property
@@ -140,8 +140,8 @@ class RayPool:
             InfrastructureError: Ray has been shut down.
         """
         waiting = iter(jobs)
-        owed: deque[_Owed] = deque()
-        running: dict[Any, _Run] = {}
+        owed: deque[_PendingJob] = deque()
+        running: dict[Any, _RunningJob] = {}
         try:
             while True:
                 if not self._ray.is_initialized():
@@ -151,7 +151,7 @@ class RayPool:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    owed.append(_Owed(job))
+                    owed.append(_PendingJob(job))
                     self._give(owed, running)  # at once: to make the next job may take long
                 if not running and not owed:
                     return
@@ -159,7 +159,7 @@ class RayPool:
                     run = running.pop(reference)
                     outcome = self._outcome(run)
                     if outcome is None:
-                        owed.appendleft(_Owed(run.owed.job, run.owed.tries + 1))
+                        owed.appendleft(_PendingJob(run.owed.job, run.owed.tries + 1))
                     else:
                         yield run.owed.job, outcome
                 failed = self._settle()
@@ -192,14 +192,14 @@ class RayPool:
             self._discard(member)
         self._leave_ray()
 
-    def _give(self, owed: deque[_Owed], running: dict[Any, _Run]) -> None:
+    def _give(self, owed: deque[_PendingJob], running: dict[Any, _RunningJob]) -> None:
         """Give jobs to actors that run, never to one that may find no place; for the rest, see that actors start."""
         while owed and (member := self._living()) is not None:
             run = self._begin(owed.popleft(), member)
             running[run.reference] = run
         self._start(len(owed))
 
-    def _living(self) -> _Member | None:
+    def _living(self) -> _Actor | None:
         """An idle actor that answers: one that died while it was idle, as with its machine, must not cost a job a try."""
         while True:
             with self._lock:
@@ -212,22 +212,22 @@ class RayPool:
             except self._ray.exceptions.RayError:
                 self._discard(member)
 
-    def _begin(self, owed: _Owed, member: _Member) -> _Run:
+    def _begin(self, owed: _PendingJob, member: _Actor) -> _RunningJob:
         job = owed.job
         changed = job.settings and job.settings.model_dump_json()
         reference = member.actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
-        return _Run(reference, owed, member)
+        return _RunningJob(reference, owed, member)
 
     def _start(self, wanted: int) -> None:
         """See that as many actors are starting, as far as there are slots."""
         with self._lock:
             while len(self._starting) < wanted and len(self._members) < self._slots and not self._closing:
                 actor = self._actor_class.remote(*self._start_arguments)
-                member = _Member(actor)
+                member = _Actor(actor)
                 self._members.add(member)
                 self._starting[actor.ready.remote()] = member
 
-    def _wait(self, running: dict[Any, _Run]) -> list[Any]:
+    def _wait(self, running: dict[Any, _RunningJob]) -> list[Any]:
         """Those of the running that have ended; returns after a while, or as soon as an actor has started, with none."""
         with self._lock:
             references = [*running, *self._starting]
@@ -260,7 +260,7 @@ class RayPool:
                     self._idle.append(member)
         return failed
 
-    def _hopeless(self, owed: _Owed) -> str:
+    def _hopeless(self, owed: _PendingJob) -> str:
         """Why a job need not wait any longer, if that is so."""
         if self._closing:
             return "the pool was closed."
@@ -273,7 +273,7 @@ class RayPool:
             "`ray status` says."
         )
 
-    def _outcome(self, run: _Run) -> Outcome | None:
+    def _outcome(self, run: _RunningJob) -> Outcome | None:
         """What became of a job; None when its actor died and it is to be tried again."""
         try:
             kind, value = self._ray.get(run.reference)
@@ -290,7 +290,7 @@ class RayPool:
             self._idle.append(run.member)
         return Evaluation.model_validate_json(value) if kind == "evaluation" else value
 
-    def _discard(self, member: _Member) -> None:
+    def _discard(self, member: _Actor) -> None:
         with self._lock:
             if member not in self._members:
                 return
@@ -306,14 +306,14 @@ class RayPool:
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _Actor:
     """An actor."""
 
     actor: Any
 
 
 @dataclass(eq=False, slots=True)
-class _Owed:
+class _PendingJob:
     """A job that no actor has yet, or not any more."""
 
     job: Job
@@ -323,12 +323,12 @@ class _Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunningJob:
     """A job that an actor has been given."""
 
     reference: Any
-    owed: _Owed
-    member: _Member
+    owed: _PendingJob
+    member: _Actor
 
 
 class _JudgeActor:

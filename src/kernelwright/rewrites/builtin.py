@@ -41,7 +41,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltRecipe:
     """A recipe carried out."""
 
     source: str
@@ -64,7 +64,7 @@ class Workshop:
     """Why there is no operator graph."""
     broken: dict[str, str] = field(default_factory=dict)
     """Rules that failed on this task, and how."""
-    built: dict[Recipe, Built | None] = field(default_factory=dict)
+    built: dict[Recipe, BuiltRecipe | None] = field(default_factory=dict)
 
     @classmethod
     def open(cls, task: Task, device: str) -> Workshop:
@@ -76,13 +76,13 @@ class Workshop:
             workshop.obstacle = str(error)
         return workshop
 
-    def build(self, recipe: Recipe) -> Built | None:
+    def build(self, recipe: Recipe) -> BuiltRecipe | None:
         """Carry out a recipe; None when nothing in it applies to this task."""
         if recipe not in self.built:
             self.built[recipe] = self._build(recipe)
         return self.built[recipe]
 
-    def _build(self, recipe: Recipe) -> Built | None:
+    def _build(self, recipe: Recipe) -> BuiltRecipe | None:
         source = emit.reference_source(self.task.source)
         techniques: tuple[str, ...] = ()
         if self.trace is not None and (recipe.rules or recipe.fuse):
@@ -95,7 +95,7 @@ class Workshop:
         if recipe.wrapper is not None:
             techniques = (*techniques, recipe.wrapper)
             source = wrappers.wrap(source, recipe.wrapper, techniques)
-        return Built(source, techniques, self._note()) if techniques else None
+        return BuiltRecipe(source, techniques, self._note()) if techniques else None
 
     def _rewritten(self, traced: Trace, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
         while True:

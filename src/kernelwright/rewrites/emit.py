@@ -31,7 +31,7 @@ HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
 
 
 @runtime_checkable
-class Kernel(Protocol):
+class GeneratedKernel(Protocol):
     """A call target that brings its own source."""
 
     __name__: str
@@ -56,7 +56,7 @@ class Body:
     lines: tuple[str, ...]
     helpers: tuple[Any, ...]
     """Functions whose source is copied to module level."""
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[GeneratedKernel, ...]
 
 
 def keep_contract(graph: OperatorGraph) -> None:
@@ -114,11 +114,11 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
     speller = Speller(name_of, device)
     lines: list[str] = []
     helpers: dict[Any, None] = {}
-    kernels: dict[Kernel, None] = {}
+    kernels: dict[GeneratedKernel, None] = {}
     for node in nodes:
         target: Any = node.target
         expression = speller.call(node)
-        if isinstance(target, Kernel) and not inspect.isfunction(target):
+        if isinstance(target, GeneratedKernel) and not inspect.isfunction(target):
             kernels[target] = None
         elif inspect.isfunction(target):
             helpers[target] = None
@@ -203,7 +203,7 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     return tests
 
 
-def _kernel_guards(trace: Trace, kernel: Kernel) -> list[str]:
+def _kernel_guards(trace: Trace, kernel: GeneratedKernel) -> list[str]:
     """A kernel has no derivative and works on one kind of device."""
     tensors = [item.name for item in trace.inputs if item.shape is not None]
     return ["not torch.is_grad_enabled()", *(f"{name}.{kernel.device_test}" for name in tensors[:1])]

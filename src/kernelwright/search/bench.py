@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import kernelwright
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool, Rotation
+from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool, RotationJob
 from kernelwright.pools.local import Outcome
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
@@ -31,7 +31,7 @@ from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
 W = TypeVar("W")
-J = TypeVar("J", Job, Rotation)
+J = TypeVar("J", Job, RotationJob)
 
 SAME = ("kind", "suite", "settings", "tasks")
 """In what a run that is resumed must agree with the earlier one."""
@@ -45,8 +45,8 @@ class RotatingEvaluator(Evaluator, Protocol):
     """An evaluator that also measures the baselines of a task together, as `JudgePool` does."""
 
     def rotate(
-        self, rotations: Iterable[Rotation], stop: Callable[[], bool] | None = None
-    ) -> Iterator[tuple[Rotation, list[Evaluation] | KernelwrightError]]:
+        self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """As `evaluate`, one evaluation for each baseline of a rotation."""
         ...
 
@@ -56,7 +56,7 @@ class Owed:
     """Work that has no record yet, in the suite's order."""
 
     jobs: list[Job]
-    rotations: list[Rotation]
+    rotations: list[RotationJob]
     """Each is measured whole or not at all: its baselines are compared with the same calls of eager."""
 
 
@@ -290,7 +290,7 @@ def owed_in(
     made = Counter(map(_key, recorded))
     done = {_key(found) for found in recorded if made[_key(found)] > 1 or retry is None or not retry(found)}
 
-    def is_owed(work: Job | Rotation, candidate: Candidate) -> bool:
+    def is_owed(work: Job | RotationJob, candidate: Candidate) -> bool:
         strict = (work.settings or settings).strict_fp32
         return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
 
@@ -317,10 +317,10 @@ def _jobs(suite: Suite, settings: Settings, strict_too: bool) -> list[Job]:
     return jobs + [Job(job.task, job.candidate, strict) for job in jobs]
 
 
-def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[Rotation]:
+def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[RotationJob]:
     names = [name for name in baselines if name != "eager"]
     return [
-        Rotation(
+        RotationJob(
             entry.task,
             tuple(
                 Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))

@@ -18,8 +18,8 @@ from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.policy import Context, Policy
 from kernelwright.report.page import write_report
-from kernelwright.rewrites import Context, Policy
 from kernelwright.search import then_sass
 from kernelwright.search.then_sass import Tune, is_composed
 

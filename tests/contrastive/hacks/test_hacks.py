@@ -37,7 +37,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.models.chat import Completion
 from kernelwright.pools import Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock, Verdict
-from kernelwright.rewrites import Context
+from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.tasks.suites import load_suite
 

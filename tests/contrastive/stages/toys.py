@@ -16,7 +16,7 @@ from kernelwright.contrastive.prompts import whole_source
 from kernelwright.pools import Job
 from kernelwright.pools.local import Outcome
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
-from kernelwright.rewrites import Context
+from kernelwright.records.policy import Context
 
 NAMES = ("amber", "beryl", "coral", "diamond", "emerald", "flint", "garnet", "jade")
 HELD_OUT_NAMES = ("opal", "pearl", "quartz", "ruby")

@@ -15,7 +15,7 @@ from kernelwright.contrastive.teaching.teachers import ChatTeacher, teacher_name
 from kernelwright.errors import ConfigError
 from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory, Task, sha256_of
-from kernelwright.rewrites import Context
+from kernelwright.records.policy import Context
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_task
 from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_code, toy_tasks

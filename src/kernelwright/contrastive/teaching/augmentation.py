@@ -18,7 +18,7 @@ from kernelwright.contrastive.stages.context import Equipment
 from kernelwright.contrastive.teaching.examples import Example, example_of, write_examples
 from kernelwright.contrastive.teaching.teachers import ChatTeacher, teacher_named
 from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
-from kernelwright.rewrites import Context, Policy
+from kernelwright.records.policy import Context, Policy
 
 PASS = 2
 """Variations of a task that a teacher is asked for in one pass over the tasks, so that a time limit leaves no task out."""

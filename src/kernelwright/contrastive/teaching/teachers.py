@@ -16,7 +16,8 @@ from kernelwright.models.chat import ChatModel, Sampling
 from kernelwright.models.factory import chat_model
 from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, Task
-from kernelwright.rewrites import Context, Policy, policy_named, wrappers
+from kernelwright.records.policy import Context, Policy
+from kernelwright.rewrites import wrappers
 from kernelwright.tasks.families import variations
 
 
@@ -35,7 +36,10 @@ def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int)
     if name == "templates":
         return TemplatePolicy(form, answer_chars)
     if name == "builtin":
-        return CompactPolicy(policy_named(name), form, answer_chars, attempts)
+        # Imported only now: the rules import torch and its exporter, which takes a second.
+        from kernelwright.rewrites.builtin import BuiltinPolicy
+
+        return CompactPolicy(BuiltinPolicy(), form, answer_chars, attempts)
     raise ConfigError(
         f"Wanted a teacher in augmentation.teachers; found '{name}'. Known are builtin and templates; a language model "
         "has a table [[augmentation.models]] of its own."

@@ -29,7 +29,7 @@ from kernelwright.pools.service.protocol import (
     RewardReply,
     State,
 )
-from kernelwright.pools.service.queue import Desk, QueueFull, ShuttingDown, Ticket
+from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation, QueueFullError, ShuttingDownError
 from kernelwright.records.rewards import Reward, reward_named
 
 HEALTH_PATH = "/v1/health"
@@ -41,7 +41,7 @@ WaitS = Annotated[float, Query(ge=0, le=WAIT_LIMIT_S)]
 RequestId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-class Problem(Exception):
+class RequestError(KernelwrightError):
     """An answer whose status is 400 or above."""
 
     def __init__(self, status: int, error: ErrorCode, wanted: str, found: str, do: str, **headers: str) -> None:
@@ -55,31 +55,31 @@ class Problem(Exception):
         return Response(self.body.model_dump_json(), self.status, self.headers, media_type="application/json")
 
 
-def create_app(desk: Desk, token: str | None) -> FastAPI:
+def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
     """The application.
 
     Args:
-        desk: What judges; started and stopped with the application.
+        queue: What judges; started and stopped with the application.
         token: What callers must bring as `Authorization: Bearer TOKEN`; None lets anybody in, and then only requests
             that were meant for this machine by name.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        desk.start()
+        queue.start()
         try:
             yield
         finally:
-            await desk.stop()
+            await queue.stop()
 
     app = FastAPI(title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.post("/v1/evaluations")
     async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:
         reward = _reward(body.reward)
-        timed = desk.settings.timed if body.settings.timed is None else body.settings.timed
+        timed = queue.settings.timed if body.settings.timed is None else body.settings.timed
         if reward is not None and reward.needs_time and not timed:
-            raise Problem(
+            raise RequestError(
                 422,
                 ErrorCode.INVALID_REQUEST,
                 f"a timed evaluation, which the reward `{reward.name}` is computed from",
@@ -87,9 +87,9 @@ def create_app(desk: Desk, token: str | None) -> FastAPI:
                 "Leave `settings.timed` out, or take the reward `success`.",
             )
         try:
-            ticket = desk.submit(body)
-        except QueueFull as full:
-            raise Problem(
+            pending = queue.submit(body)
+        except QueueFullError as full:
+            raise RequestError(
                 429,
                 ErrorCode.QUEUE_FULL,
                 "a place in the queue",
@@ -97,40 +97,40 @@ def create_app(desk: Desk, token: str | None) -> FastAPI:
                 f"Ask again in {full.retry_after_s} s.",
                 retry_after=str(full.retry_after_s),
             ) from full
-        reused = ticket.done.is_set()
-        return _answer(desk, ticket.id, await _waited(ticket, wait_s), reward, reused)
+        reused = pending.done.is_set()
+        return _answer(queue, pending.id, await _waited(pending, wait_s), reward, reused)
 
     @app.get("/v1/evaluations/{request}")
     async def get_evaluation(request: RequestId, wait_s: WaitS = 0.0, reward: str | None = None) -> Response:
         function = _reward(reward)
-        found = desk.find(request)
+        found = queue.find(request)
         if found is None:
-            raise Problem(
+            raise RequestError(
                 404,
                 ErrorCode.NOT_FOUND,
                 f"the evaluation {request}",
                 "none of this id; one that had not ended is forgotten at a restart",
                 "Post the request again: it has the same id.",
             )
-        if isinstance(found, Ticket):
-            return _answer(desk, request, await _waited(found, wait_s), function, reused=False)
-        return _answer(desk, request, found, function, reused=True)
+        if isinstance(found, PendingEvaluation):
+            return _answer(queue, request, await _waited(found, wait_s), function, reused=False)
+        return _answer(queue, request, found, function, reused=True)
 
     @app.get(HEALTH_PATH)
     async def get_health(response: Response) -> Health:
-        response.status_code = 503 if desk.draining else 200
-        return Health(status="shutting-down" if desk.draining else "ok", version=kernelwright.__version__)
+        response.status_code = 503 if queue.draining else 200
+        return Health(status="shutting-down" if queue.draining else "ok", version=kernelwright.__version__)
 
     @app.get("/v1/metrics")
     async def get_metrics() -> Metrics:
-        return desk.metrics()
+        return queue.metrics()
 
-    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(KernelwrightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_fault)
-    app.add_middleware(_Gate, token=token)
+    app.add_middleware(_RequestGuard, token=token)
     return app
 
 
@@ -138,20 +138,20 @@ def _reward(name: str | None) -> Reward | None:
     return None if name is None else reward_named(name)
 
 
-async def _waited(ticket: Ticket, wait_s: float) -> Outcome | State:
-    """A ticket's outcome, or its state where there is none in time."""
+async def _waited(pending: PendingEvaluation, wait_s: float) -> Outcome | State:
+    """The outcome of an evaluation, or its state where there is none in time."""
     if wait_s:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ticket.done.wait(), wait_s)
-    return ticket.state if ticket.outcome is None else ticket.outcome
+            await asyncio.wait_for(pending.done.wait(), wait_s)
+    return pending.state if pending.outcome is None else pending.outcome
 
 
-def _answer(desk: Desk, request: str, found: Outcome | State, reward: Reward | None, reused: bool) -> Response:
+def _answer(queue: EvaluationQueue, request: str, found: Outcome | State, reward: Reward | None, reused: bool) -> Response:
     if isinstance(found, KernelwrightError):
         return _problem(found).response()
     headers = {"Location": f"/v1/evaluations/{request}"}
     if isinstance(found, State):
-        headers["Retry-After"] = str(desk.retry_after_s())
+        headers["Retry-After"] = str(queue.retry_after_s())
         reply = EvaluationReply(id=request, state=found)
     else:
         value = None if reward is None else RewardReply(name=reward.name, value=reward(found))
@@ -160,20 +160,20 @@ def _answer(desk: Desk, request: str, found: Outcome | State, reward: Reward | N
     return Response(reply.model_dump_json(), status, headers, media_type="application/json")
 
 
-def _problem(error: KernelwrightError) -> Problem:
+def _problem(error: KernelwrightError) -> RequestError:
     found = str(error)
     if isinstance(error, TaskError):
-        return Problem(422, ErrorCode.TASK_ERROR, "a task that works", found, "Correct the task.")
+        return RequestError(422, ErrorCode.TASK_ERROR, "a task that works", found, "Correct the task.")
     if isinstance(error, UsageError):
         do = "Correct the request; docs/scale.md describes its fields."
-        return Problem(422, ErrorCode.INVALID_REQUEST, "a request that can be answered", found, do)
-    code = ErrorCode.SHUTTING_DOWN if isinstance(error, ShuttingDown) else ErrorCode.INFRASTRUCTURE
+        return RequestError(422, ErrorCode.INVALID_REQUEST, "a request that can be answered", found, do)
+    code = ErrorCode.SHUTTING_DOWN if isinstance(error, ShuttingDownError) else ErrorCode.INFRASTRUCTURE
     do = "Ask again: nothing is remembered of this failure."
-    return Problem(503, code, "an evaluation", found, do, retry_after=str(_RETRY_SOON_S))
+    return RequestError(503, code, "an evaluation", found, do, retry_after=str(_RETRY_SOON_S))
 
 
-async def _on_problem(_: Request, problem: Exception) -> Response:
-    assert isinstance(problem, Problem)
+async def _on_request_error(_: Request, problem: Exception) -> Response:
+    assert isinstance(problem, RequestError)
     return problem.response()
 
 
@@ -187,20 +187,20 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "json_invalid":
-        return Problem(
+        return RequestError(
             400, ErrorCode.INVALID_JSON, "a JSON object", f"{where}: {problem['msg']}", "Send JSON, encoded in UTF-8."
         ).response()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if where == "body" and not kind.endswith("json"):
         # What a page in a browser may send unasked is never read as JSON.
-        return Problem(
+        return RequestError(
             422,
             ErrorCode.INVALID_REQUEST,
             "a body that says it is JSON",
             f"the content type {kind}" if kind else "no content type",
             "Send the header `Content-Type: application/json`.",
         ).response()
-    return Problem(
+    return RequestError(
         422,
         ErrorCode.INVALID_REQUEST,
         "a request of known fields, each in its range",
@@ -216,15 +216,15 @@ async def _on_http(_: Request, error: Exception) -> Response:
     codes = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED, 400: ErrorCode.INVALID_JSON}
     code = codes.get(error.status_code, ErrorCode.INVALID_REQUEST)
     do = "The routes are /v1/evaluations, /v1/evaluations/ID, /v1/health and /v1/metrics."
-    return Problem(error.status_code, code, "a request that this service answers", str(error.detail), do).response()
+    return RequestError(error.status_code, code, "a request that this service answers", str(error.detail), do).response()
 
 
 async def _on_fault(_: Request, error: Exception) -> Response:
     found = type(error).__name__
-    return Problem(500, ErrorCode.FAULT, "an answer", f"a fault of the service: {found}", "See its log.").response()
+    return RequestError(500, ErrorCode.FAULT, "an answer", f"a fault of the service: {found}", "See its log.").response()
 
 
-class _Gate:
+class _RequestGuard:
     """Stands before everything else: who may come in, and with how much.
 
     Args:
@@ -258,10 +258,10 @@ class _Gate:
 
         await self._app(scope, counted, send)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Problem | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> RequestError | None:
         if self._token is None and not _is_local(headers.get(b"host", b"")):
             # A page in a browser on this machine can reach us under a name of its own, and must not.
-            return Problem(
+            return RequestError(
                 421,
                 ErrorCode.WRONG_HOST,
                 "a request to this machine by the name localhost or its loopback address",
@@ -271,7 +271,7 @@ class _Gate:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         known = scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token or b"")
         if self._token is not None and path != HEALTH_PATH and not known:
-            return Problem(
+            return RequestError(
                 401,
                 ErrorCode.UNAUTHORIZED,
                 "the service's token",
@@ -283,8 +283,8 @@ class _Gate:
         return _too_large() if not length.isdigit() or int(length) > BODY_LIMIT_BYTES else None
 
 
-def _too_large() -> Problem:
-    return Problem(
+def _too_large() -> RequestError:
+    return RequestError(
         413,
         ErrorCode.TOO_LARGE,
         f"a body of at most {BODY_LIMIT_BYTES} bytes",

@@ -25,7 +25,7 @@ WAIT_LIMIT_S = 300.0
 REPEAT_LIMIT = 99
 
 
-class _Message(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -34,14 +34,14 @@ Name = Annotated[str, StringConstraints(pattern=r"^[\w./+-]{1,200}$")]
 Words = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class TaskText(_Message):
+class TaskText(_WireModel):
     """A task that the service does not know. Its code runs in the judge's own process: tasks are trusted."""
 
     id: Name
     source: Source
 
 
-class SettingsRequest(_Message):
+class SettingsRequest(_WireModel):
     """What a caller may choose of the judge's settings. What makes a verdict strict is the service's own choice."""
 
     timed: bool | None = None
@@ -60,7 +60,7 @@ class SettingsRequest(_Message):
     """Labels that reject, beside those that the service forbids."""
 
 
-class EvaluationRequest(_Message):
+class EvaluationRequest(_WireModel):
     """One candidate to judge. Equal task, candidate, settings and repeat are one evaluation, whoever asks how often."""
 
     task: Name | TaskText
@@ -86,14 +86,14 @@ class State(StrEnum):
     DONE = "done"
 
 
-class RewardReply(_Message):
+class RewardReply(_WireModel):
     """A reward, computed from the record alone."""
 
     name: str
     value: float
 
 
-class EvaluationReply(_Message):
+class EvaluationReply(_WireModel):
     """An evaluation, or how far it is."""
 
     id: str
@@ -127,7 +127,7 @@ class ErrorCode(StrEnum):
     """A defect of the service."""
 
 
-class ErrorBody(_Message):
+class ErrorBody(_WireModel):
     """Every answer whose status is 400 or above."""
 
     error: ErrorCode
@@ -136,7 +136,7 @@ class ErrorBody(_Message):
     do: str
 
 
-class Health(_Message):
+class Health(_WireModel):
     """For whoever routes requests."""
 
     status: str
@@ -144,7 +144,7 @@ class Health(_Message):
     version: str
 
 
-class Metrics(_Message):
+class Metrics(_WireModel):
     """Counts since the service started, and what goes on now."""
 
     lanes: int

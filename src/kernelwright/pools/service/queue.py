@@ -20,8 +20,8 @@ from kernelwright.judge import Settings
 from kernelwright.pools import Job
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Outcome
-from kernelwright.pools.service.ledger import Ledger
 from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
+from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Candidate, Evaluation, Task, sha256_of
 from kernelwright.tasks.loading import check_task_source
 from kernelwright.tasks.suites import builtin_task
@@ -43,7 +43,7 @@ _FREE = ("timed", "processes_min", "processes_max", "blocks", "target_half_width
 _log = logging.getLogger(__name__)
 
 
-class QueueFull(Exception):
+class QueueFullError(InfrastructureError):
     """No place in the queue."""
 
     def __init__(self, limit: int, retry_after_s: int) -> None:
@@ -52,16 +52,16 @@ class QueueFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-class ShuttingDown(InfrastructureError):
+class ShuttingDownError(InfrastructureError):
     """The service ends; it takes nothing in and drops what has not begun."""
 
 
-class SourcesRefused(UsageError):
+class SourcesRefusedError(UsageError):
     """The service judges built-in tasks only."""
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class PendingEvaluation:
     """An evaluation that was asked for."""
 
     id: str
@@ -78,22 +78,22 @@ class Ticket:
         self.done.set()
 
 
-class Desk:
+class EvaluationQueue:
     """Takes requests, hands them to judges, remembers the answers.
 
     Args:
-        lanes: What judges; each is given one job at a time. One that several threads may use can be several lanes.
-        ledger: Where records go.
+        judges: What judges; each is given one job at a time. One that several threads may use can be several of these.
+        store: Where records go.
         settings: Of the judge, where a request changes none.
-        queue_limit: Requests that may wait for a lane.
+        queue_limit: Requests that may wait for a judge.
         drain_s: How long evaluations that have begun may take to end once the service shuts down.
         builtin_only: Refuse tasks that are not built in: a task's code runs unconfined.
     """
 
     def __init__(
         self,
-        lanes: Sequence[Evaluator],
-        ledger: Ledger,
+        judges: Sequence[Evaluator],
+        store: EvaluationStore,
         settings: Settings,
         *,
         queue_limit: int = 256,
@@ -101,16 +101,16 @@ class Desk:
         builtin_only: bool = False,
     ) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.store = store
         self.draining = False
-        self._lanes = lanes
+        self._judges = judges
         self._queue_limit = queue_limit
         self._drain_s = drain_s
         self._builtin_only = builtin_only
-        self._queue: asyncio.Queue[Ticket] = asyncio.Queue()
-        self._pending: dict[str, Ticket] = {}
+        self._queue: asyncio.Queue[PendingEvaluation] = asyncio.Queue()
+        self._pending: dict[str, PendingEvaluation] = {}
         self._failed: OrderedDict[str, KernelwrightError] = OrderedDict()
-        self._threads = ThreadPoolExecutor(max_workers=len(lanes), thread_name_prefix="lane")
+        self._threads = ThreadPoolExecutor(max_workers=len(judges), thread_name_prefix="judge")
         self._tasks: list[asyncio.Task[None]] = []
         self._drainer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -122,51 +122,51 @@ class Desk:
 
     def start(self) -> None:
         """Begin to judge; call in the event loop."""
-        self._tasks = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
+        self._tasks = [asyncio.create_task(self._serve(judge)) for judge in self._judges]
 
-    def submit(self, request: EvaluationRequest) -> Ticket:
+    def submit(self, request: EvaluationRequest) -> PendingEvaluation:
         """Take a request in, or join the equal one that waits or runs; done at once where it is on record.
 
         Raises:
             TaskError, UsageError: the task or the settings cannot be used.
-            QueueFull: there is no place for it.
-            ShuttingDown: the service ends.
+            QueueFullError: there is no place for it.
+            ShuttingDownError: the service ends.
         """
-        ticket = self._ticket(request)
-        if (known := self.ledger.get(ticket.id)) is not None:
+        pending = self._pending_of(request)
+        if (known := self.store.get(pending.id)) is not None:
             self._counts["reused"] += 1
-            ticket.finish(known)
-            return ticket
-        if (running := self._pending.get(ticket.id)) is not None:
+            pending.finish(known)
+            return pending
+        if (running := self._pending.get(pending.id)) is not None:
             self._counts["joined"] += 1
             return running
         if self.draining:
-            raise _shutting_down(ticket.job)
+            raise _shutting_down(pending.job)
         if self._queue.qsize() >= self._queue_limit:
             self._counts["refused_full"] += 1
-            raise QueueFull(self._queue_limit, self.retry_after_s())
-        self._failed.pop(ticket.id, None)
-        self._pending[ticket.id] = ticket
-        self._queue.put_nowait(ticket)
-        return ticket
+            raise QueueFullError(self._queue_limit, self.retry_after_s())
+        self._failed.pop(pending.id, None)
+        self._pending[pending.id] = pending
+        self._queue.put_nowait(pending)
+        return pending
 
-    def find(self, request: str) -> Ticket | KernelwrightError | Evaluation | None:
-        """What is known of an id: a ticket that waits or runs, a record, why it failed, or nothing."""
-        return self._pending.get(request) or self.ledger.get(request) or self._failed.get(request)
+    def find(self, request: str) -> PendingEvaluation | KernelwrightError | Evaluation | None:
+        """What is known of an id: an evaluation that waits or runs, a record, why it failed, or nothing."""
+        return self._pending.get(request) or self.store.get(request) or self._failed.get(request)
 
     def retry_after_s(self) -> int:
         """When a place in the queue may be free, from how long the latest evaluations took."""
         mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else FIRST_GUESS_S
-        return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / len(self._lanes))))
+        return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / len(self._judges))))
 
     def metrics(self) -> Metrics:
         """Counts since the start, and what goes on now."""
         return Metrics(
-            lanes=len(self._lanes),
+            lanes=len(self._judges),
             queued=self._queue.qsize(),
             queue_limit=self._queue_limit,
-            running=sum(ticket.state is State.RUNNING for ticket in self._pending.values()),
-            recorded=len(self.ledger),
+            running=sum(pending.state is State.RUNNING for pending in self._pending.values()),
+            recorded=len(self.store),
             accepted=self._counts["accepted"],
             rejected=dict(self._rejected),
             infrastructure_errors=self._counts["infrastructure_errors"],
@@ -184,8 +184,8 @@ class Desk:
         if self._drainer is None:
             self.draining = True
             while not self._queue.empty():
-                ticket = self._queue.get_nowait()
-                self._end(ticket, _shutting_down(ticket.job))
+                pending = self._queue.get_nowait()
+                self._end(pending, _shutting_down(pending.job))
             self._drainer = asyncio.create_task(self._drain())
 
     async def stop(self) -> None:
@@ -196,9 +196,9 @@ class Desk:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in set(self._lanes)))
+        await asyncio.gather(*(asyncio.to_thread(judge.close) for judge in set(self._judges)))
         self._threads.shutdown()
-        self.ledger.close()
+        self.store.close()
 
     def hurry(self) -> None:
         """Let draining end now: what still runs is cut short, and its callers are told to ask again."""
@@ -210,15 +210,15 @@ class Desk:
         await asyncio.wait([ended, hurry], timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not ended.done():
-            await asyncio.gather(*(asyncio.to_thread(lane.close, at_once=True) for lane in set(self._lanes)))
+            await asyncio.gather(*(asyncio.to_thread(judge.close, at_once=True) for judge in set(self._judges)))
             await ended
 
-    def _ticket(self, request: EvaluationRequest) -> Ticket:
+    def _pending_of(self, request: EvaluationRequest) -> PendingEvaluation:
         if isinstance(request.task, str):
             # By its id only: a path would let a caller make the judge read and run a file of this machine.
             task = builtin_task(request.task)
         elif self._builtin_only:
-            raise SourcesRefused(
+            raise SourcesRefusedError(
                 f"Wanted the id of a built-in task; found the text of {request.task.id}, which this service does not run."
             )
         else:
@@ -229,36 +229,36 @@ class Desk:
         values = settings.model_dump(mode="json")
         values["forbid"] = sorted(values["forbid"])
         key = {"task": task.sha256, "candidate": candidate.sha256, "settings": values, "repeat": request.repeat}
-        return Ticket(sha256_of(key), Job(task, candidate, settings), request.repeat)
+        return PendingEvaluation(sha256_of(key), Job(task, candidate, settings), request.repeat)
 
-    async def _serve(self, lane: Evaluator) -> None:
+    async def _serve(self, judge: Evaluator) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            ticket = await self._queue.get()
-            ticket.state = State.RUNNING
+            pending = await self._queue.get()
+            pending.state = State.RUNNING
             began = time.monotonic()
-            outcome = await loop.run_in_executor(self._threads, self._judge, lane, ticket)
+            outcome = await loop.run_in_executor(self._threads, self._evaluate, judge, pending)
             duration_s = time.monotonic() - began
             self._durations_s.append(duration_s)
             self._judging_s += duration_s
-            self._end(ticket, outcome)
+            self._end(pending, outcome)
 
-    def _judge(self, lane: Evaluator, ticket: Ticket) -> Outcome:
+    def _evaluate(self, judge: Evaluator, pending: PendingEvaluation) -> Outcome:
         """In a thread: judge, and put the record on disk before anybody hears of it."""
         try:
-            ((_, outcome),) = lane.evaluate([ticket.job])
+            ((_, outcome),) = judge.evaluate([pending.job])
             if isinstance(outcome, Evaluation):
                 # Another measurement of a candidate that is on record is what `confirms` means.
-                return self.ledger.append(ticket.id, outcome.model_copy(update={"confirms": ticket.repeat > 0}))
+                return self.store.append(pending.id, outcome.model_copy(update={"confirms": pending.repeat > 0}))
         except KernelwrightError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end its lane; it is told and logged.
-            _log.exception("fault while judging %s", ticket.id)
-            return InfrastructureError(f"Wanted an evaluation of {ticket.job.task.id}; fault of the service: {error!r}.")
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end its judge; it is told and logged.
+            _log.exception("fault while judging %s", pending.id)
+            return InfrastructureError(f"Wanted an evaluation of {pending.job.task.id}; fault of the service: {error!r}.")
         return outcome
 
-    def _end(self, ticket: Ticket, outcome: Outcome) -> None:
-        del self._pending[ticket.id]
+    def _end(self, pending: PendingEvaluation, outcome: Outcome) -> None:
+        del self._pending[pending.id]
         if isinstance(outcome, Evaluation):
             if outcome.accepted:
                 self._counts["accepted"] += 1
@@ -266,16 +266,16 @@ class Desk:
                 self._rejected[str(outcome.reason)] += 1
         else:
             self._counts[_kind(outcome)] += 1
-            self._failed[ticket.id] = outcome
+            self._failed[pending.id] = outcome
             if len(self._failed) > FAILURES_KEPT:
                 self._failed.popitem(last=False)
-        ticket.finish(outcome)
-        _log.info("%s %s: %s", ticket.id[:12], ticket.job.task.id, _in_words(outcome))
+        pending.finish(outcome)
+        _log.info("%s %s: %s", pending.id[:12], pending.job.task.id, _in_words(outcome))
 
 
-async def _all_end(tickets: Sequence[Ticket]) -> None:
-    for ticket in tickets:
-        await ticket.done.wait()
+async def _all_end(pending: Sequence[PendingEvaluation]) -> None:
+    for one in pending:
+        await one.done.wait()
 
 
 def resolve(own: Settings, asked: SettingsRequest) -> Settings:
@@ -298,7 +298,7 @@ def resolve(own: Settings, asked: SettingsRequest) -> Settings:
 
 
 def _kind(error: KernelwrightError) -> str:
-    if isinstance(error, ShuttingDown):
+    if isinstance(error, ShuttingDownError):
         return "dropped"
     return "task_errors" if isinstance(error, TaskError) else "infrastructure_errors"
 
@@ -311,7 +311,7 @@ def _in_words(outcome: Outcome) -> str:
     return "accepted" if outcome.speedup is None else f"accepted, {outcome.speedup:.4g}x"
 
 
-def _shutting_down(job: Job) -> ShuttingDown:
-    return ShuttingDown(
+def _shutting_down(job: Job) -> ShuttingDownError:
+    return ShuttingDownError(
         f"Wanted an evaluation of {job.task.id}; the service is shutting down before it has begun. Ask again later."
     )

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.pools.service.queue import Desk
+from kernelwright.pools.service.queue import EvaluationQueue
 
 TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
 
@@ -87,23 +87,25 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
+def run(app: FastAPI, queue: EvaluationQueue, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
     """Serve until SIGINT or SIGTERM, then shut down in order; a second one ends at once what still runs.
 
     Args:
         app: From `create_app`.
-        desk: The one in it.
+        queue: The one in it.
         listener: From `listen`.
-        drain_s: As the desk's.
+        drain_s: As the queue's.
         on_ready: Called once requests are answered.
 
     Returns:
         The number of the signal that ended it.
     """
-    return asyncio.run(_run(app, desk, listener, drain_s, on_ready))
+    return asyncio.run(_run(app, queue, listener, drain_s, on_ready))
 
 
-async def _run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
+async def _run(
+    app: FastAPI, queue: EvaluationQueue, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]
+) -> int:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -118,10 +120,10 @@ async def _run(app: FastAPI, desk: Desk, listener: socket.socket, drain_s: float
         received.append(number)
         if len(received) == 1:
             # First, so that whoever waits for what will not begin is told, and uvicorn need not wait for them.
-            desk.drain()
+            queue.drain()
             server.should_exit = True
         else:
-            desk.hurry()
+            queue.hurry()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -9,7 +9,7 @@ from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.groups import Limits, Signature, find, order, replace_group
-from kernelwright.rewrites.fusion.program import Program
+from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.graph import Editor, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
@@ -45,7 +45,7 @@ class Foundry:
         graph.graph.lint()
         return (self.technique,) if groups else ()
 
-    def _make(self, program: Program, signature: Signature, inputs: list[fx.Node]) -> Any:
+    def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
         strides = tuple(tuple(value(node).stride()) for node in inputs)
         text = self._type("kernel", program, signature, strides).text()
         if text not in self._kernels:

@@ -12,7 +12,7 @@ from kernelwright.rewrites.fusion.nest import (
     POINTWISE,
     WHOLE,
     Dim,
-    Kernel,
+    FusedKernel,
     Pass,
     dense_nest,
     evaluated_again,
@@ -20,7 +20,7 @@ from kernelwright.rewrites.fusion.nest import (
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import Operand, Program
+from kernelwright.rewrites.fusion.program import LoopProgram, Operand
 
 CHUNK = 8192
 """Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a
@@ -89,7 +89,7 @@ _library = _build()
 '''
 
 
-def accepts(program: Program) -> bool:
+def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program; stores do not matter, because they are dense."""
     nest, signature = dense_nest(program)
     if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
@@ -101,7 +101,7 @@ def accepts(program: Program) -> bool:
     return True
 
 
-class CppKernel(Kernel):
+class CppKernel(FusedKernel):
     """A C++ function and the Python function of the same name that calls it."""
 
     device_test = "is_cpu"

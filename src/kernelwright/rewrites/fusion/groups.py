@@ -17,7 +17,7 @@ from kernelwright.rewrites.fusion.program import (
     FULL,
     POINTWISE,
     ROW_OPERATORS,
-    Program,
+    LoopProgram,
     UnsupportedError,
     reduction_of,
 )
@@ -62,10 +62,10 @@ WORTH_ALONE = (
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class FusionGroup:
     """Nodes that one program computes."""
 
-    program: Program
+    program: LoopProgram
     members: list[fx.Node] = field(default_factory=list)
 
     def outputs(self) -> list[fx.Node]:
@@ -80,14 +80,14 @@ class Limits:
         accepts: Whether it can print a program of this shape.
     """
 
-    def __init__(self, accepts: Callable[[Program], bool]) -> None:
+    def __init__(self, accepts: Callable[[LoopProgram], bool]) -> None:
         self.accepts = accepts
 
 
-def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
+def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> FusionGroup | None:
     """The group with one more node; None when the node does not fit."""
     old = group.program
-    program = Program(old.logical, old.split, old.reduced)
+    program = LoopProgram(old.logical, old.split, old.reduced)
     members = sorted([*group.members, node], key=positions.__getitem__)
     if len(members) > MOST_MEMBERS:
         return None
@@ -96,7 +96,7 @@ def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Lim
             _lower(program, member)
     except UnsupportedError:
         return None
-    bigger = Group(program, members)
+    bigger = FusionGroup(program, members)
     inside = set(members)
     needed = [positions[load.node] for load in program.loads.values()]
     users = [positions[user] for member in members for user in member.users if user not in inside]
@@ -106,7 +106,7 @@ def _try(group: Group, node: fx.Node, positions: dict[fx.Node, int], limits: Lim
     return bigger if limits.accepts(program) else None
 
 
-def _lower(program: Program, node: fx.Node) -> None:
+def _lower(program: LoopProgram, node: fx.Node) -> None:
     """Append a node's steps.
 
     Raises:
@@ -143,26 +143,26 @@ def _dense(node: fx.Node) -> bool:
     return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
 
 
-def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
+def find(graph: fx.Graph, limits: Limits, single: bool) -> list[FusionGroup]:
     """Groups worth a kernel: at least two operators or, with `single`, one of `WORTH_ALONE`."""
     nodes = list(graph.nodes)
     positions = {node: index for index, node in enumerate(nodes)}
-    groups: list[Group] = []
-    member_of: dict[fx.Node, Group] = {}
+    groups: list[FusionGroup] = []
+    member_of: dict[fx.Node, FusionGroup] = {}
     for node in nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
             continue
         if not _dense(node):
             continue
-        near: list[Group] = []
+        near: list[FusionGroup] = []
         for source in node.all_input_nodes:
             if source in member_of and not any(member_of[source] is group for group in near):
                 near.append(member_of[source])
         joined = _join(near, node, positions, limits)
         if joined is None:
             over: Any = node.args[0] if packet in ROW_OPERATORS else node
-            start = Group(Program(shape(over)))
+            start = FusionGroup(LoopProgram(shape(over)))
             joined = _try(start, node, positions, limits)
         if joined is None:
             continue
@@ -183,7 +183,7 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[Group]:
     return kept
 
 
-def _in_cycle(nodes: list[fx.Node], groups: list[Group]) -> Group | None:
+def _in_cycle(nodes: list[fx.Node], groups: list[FusionGroup]) -> FusionGroup | None:
     """A group that, as one node, would wait for itself through another group; the smallest of those."""
     owner: dict[fx.Node, Any] = {node: node for node in nodes}
     owner.update({member: group for group in groups for member in group.members})
@@ -200,10 +200,10 @@ def _in_cycle(nodes: list[fx.Node], groups: list[Group]) -> Group | None:
     return min(stuck, key=lambda group: len(group.members), default=None)
 
 
-def _join(near: list[Group], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> Group | None:
+def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> FusionGroup | None:
     """The largest group made of the node and the groups it reads from."""
     if len(near) > 1:
-        merged: Group | None = near[0]
+        merged: FusionGroup | None = near[0]
         for other in near[1:]:
             for member in other.members:
                 merged = _try(merged, member, positions, limits) if merged is not None else None
@@ -229,8 +229,8 @@ class Signature:
 
 def replace_group(
     editor: Editor,
-    group: Group,
-    make: Callable[[Program, Signature, list[fx.Node]], Any],
+    group: FusionGroup,
+    make: Callable[[LoopProgram, Signature, list[fx.Node]], Any],
     replaced: dict[fx.Node, fx.Node],
 ) -> None:
     """Put a kernel in the place of a group's nodes.

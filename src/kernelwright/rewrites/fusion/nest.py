@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernelwright.rewrites.fusion.groups import Signature, allocate
-from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, Program
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, LoopProgram
 from kernelwright.rewrites.graph import contiguous_strides
 
 TRANSCENDENTAL = frozenset({"exp", "log", "tanh", "erf", "log1p", "expm1", "sin", "cos"})
@@ -43,7 +43,7 @@ class Nest:
         return self.inner[-1] if self.kind == COLUMNS else self.reduced[-1]
 
 
-def nest_of(program: Program, signature: Signature) -> Nest:
+def nest_of(program: LoopProgram, signature: Signature) -> Nest:
     """Merge the iteration space's dimensions into as few loops as the strides allow."""
     space = program.space
     strides = [item for _, item in signature.loads]
@@ -66,7 +66,7 @@ def nest_of(program: Program, signature: Signature) -> Nest:
     return Nest(outer, reduced, (), ROWS if outer else WHOLE)
 
 
-def dense_nest(program: Program) -> tuple[Nest, Signature]:
+def dense_nest(program: LoopProgram) -> tuple[Nest, Signature]:
     """The nest of a program whose loads lie as they were traced and whose stores are dense."""
     signature = Signature(
         tuple((0, program.refine(load.strides)) for load in program.loads.values()),
@@ -75,7 +75,7 @@ def dense_nest(program: Program) -> tuple[Nest, Signature]:
     return nest_of(program, signature), signature
 
 
-def stores_everything(program: Program) -> bool:
+def stores_everything(program: LoopProgram) -> bool:
     """Whether a value of full size is used outside the program, as one pass of a whole reduction cannot provide."""
     return any(
         program.level_of_shape(tuple(node.meta["val"].shape)) == FULL
@@ -84,7 +84,7 @@ def stores_everything(program: Program) -> bool:
     )
 
 
-class Kernel:
+class FusedKernel:
     """What both printers' kernels are: a program and the Python function that launches it.
 
     Args:
@@ -94,7 +94,7 @@ class Kernel:
         strides: Of the inputs, as they were traced.
     """
 
-    def __init__(self, name: str, program: Program, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         self.__name__ = name
         self.program = program
         self.signature = signature
@@ -133,7 +133,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LoopSchedule:
     """Passes of a program with reductions, and what is kept between them."""
 
     rows_before: tuple[int, ...]
@@ -143,7 +143,7 @@ class Schedule:
     levels: tuple[str, ...]
 
 
-def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
+def schedule(program: LoopProgram, stored: tuple[int, ...]) -> LoopSchedule:
     """Order the passes: every reduction in the first pass in which its operand is known.
 
     Args:
@@ -189,11 +189,11 @@ def schedule(program: Program, stored: tuple[int, ...]) -> Schedule:
     # A stored value may be the same along every row; it is still written in a pass of its own.
     if not stored:
         passes.pop()
-    return Schedule(rows[0], tuple(passes), cached, tuple(levels))
+    return LoopSchedule(rows[0], tuple(passes), cached, tuple(levels))
 
 
 def _needed(
-    program: Program, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()
+    program: LoopProgram, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
     """Full-level steps that the roots depend on, in order; known ones are listed and not looked behind."""
     found: set[int] = set()
@@ -213,7 +213,7 @@ def points(dims: tuple[Dim, ...]) -> int:
     return math.prod(dim.size for dim in dims)
 
 
-def evaluated_again(program: Program, passes: tuple[Pass, ...], number: int) -> tuple[int, ...]:
+def evaluated_again(program: LoopProgram, passes: tuple[Pass, ...], number: int) -> tuple[int, ...]:
     """The full-level steps of a pass when nothing is kept from earlier ones."""
     found = set(passes[number].computes)
     earlier = {index for item in passes[:number] for index in item.computes}

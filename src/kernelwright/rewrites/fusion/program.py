@@ -42,7 +42,7 @@ class UnsupportedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoopStep:
     """One value of the program."""
 
     name: str
@@ -60,7 +60,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Program:
+class LoopProgram:
     """Steps over an iteration space, built up node by node.
 
     Args:
@@ -72,7 +72,7 @@ class Program:
     split: int = 1
     reduced: tuple[int, ...] = ()
     """Reduced dimensions of the iteration space: a contiguous range, or nothing."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LoopStep] = field(default_factory=list)
     loads: dict[int, Load] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
     """The step that computes each node of the group."""
@@ -96,7 +96,7 @@ class Program:
 
     def add(self, name: str, *operands: Operand) -> int:
         """A step; equal steps are shared."""
-        step = Step(name, operands)
+        step = LoopStep(name, operands)
         if step in self.steps:
             return self.steps.index(step)
         self.steps.append(step)
@@ -108,7 +108,7 @@ class Program:
         for index, load in self.loads.items():
             if load == wanted:
                 return index
-        self.steps.append(Step("load", ()))
+        self.steps.append(LoopStep("load", ()))
         self.loads[len(self.steps) - 1] = wanted
         return len(self.steps) - 1
 
@@ -181,19 +181,19 @@ class Program:
 DTYPE = torch.float32
 """The one type that fused kernels compute in."""
 
-Lowering = Callable[[Program, fx.Node, Callable[[Any], Operand]], int]
+Lowering = Callable[[LoopProgram, fx.Node, Callable[[Any], Operand]], int]
 
 
 def _unary(name: str) -> Lowering:
     return lambda program, node, get: program.add(name, get(node.args[0]))
 
 
-def sigmoid(program: Program, x: Operand) -> int:
+def sigmoid(program: LoopProgram, x: Operand) -> int:
     """`1 / (1 + exp(-x))`."""
     return program.add("div", 1.0, program.add("add", program.add("exp", program.add("neg", x)), 1.0))
 
 
-def _clip(program: Program, x: Operand, low: float | None, high: float | None) -> int:
+def _clip(program: LoopProgram, x: Operand, low: float | None, high: float | None) -> int:
     result = x
     if low is not None and low != -math.inf:
         result = program.add("maximum", result, low)
@@ -205,7 +205,7 @@ def _clip(program: Program, x: Operand, low: float | None, high: float | None) -
 
 
 def _binary(name: str) -> Lowering:
-    def lower(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    def lower(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
         if node.kwargs.get("rounding_mode") is not None:
             raise UnsupportedError("division with rounding")
         left, right = get(node.args[0]), get(node.args[1])
@@ -221,7 +221,7 @@ def _binary(name: str) -> Lowering:
     return lower
 
 
-def _power(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _power(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     exponent = scalar(node.args[1]) if not is_tensor(node.args[1]) else None
     if exponent not in POWERS:
         raise UnsupportedError(f"power {exponent}")
@@ -234,7 +234,7 @@ def _power(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> in
     return program.add("div", 1.0, result) if exponent < 0 else int(result)
 
 
-def _softplus(program: Program, x: Operand, beta: float = 1.0, threshold: float = 20.0) -> int:
+def _softplus(program: LoopProgram, x: Operand, beta: float = 1.0, threshold: float = 20.0) -> int:
     scaled = x if beta == 1.0 else program.add("mul", x, beta)
     soft = program.add("log1p", program.add("exp", scaled))
     if beta != 1.0:
@@ -242,7 +242,7 @@ def _softplus(program: Program, x: Operand, beta: float = 1.0, threshold: float 
     return program.add("where", program.add("gt", scaled, threshold), x, soft)
 
 
-def _activation(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _activation(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     """Activations of one tensor, with their constants."""
     x, given, add = get(node.args[0]), arguments(node), program.add
     if is_call(node, aten.relu):
@@ -293,7 +293,7 @@ def _activation(program: Program, node: fx.Node, get: Callable[[Any], Operand]) 
     return _clip(program, x, low, high)
 
 
-def _where(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _where(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     if is_call(node, aten.masked_fill):
         condition, chosen, other = node.args[1], node.args[2], node.args[0]
     else:
@@ -305,7 +305,7 @@ def _where(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> in
     return program.add("where", test, get(chosen), get(other))
 
 
-def _batch_norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _batch_norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     given = arguments(node)
     if given["training"] or program.split != 1:
         raise UnsupportedError("batch norm in train mode")
@@ -315,7 +315,7 @@ def _batch_norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) 
     return _affine(program, result, given)
 
 
-def _channel(program: Program, node: fx.Node) -> int:
+def _channel(program: LoopProgram, node: fx.Node) -> int:
     """A vector over dimension 1."""
     if not is_tensor(node) or value(node).dtype != DTYPE or value(node).stride() != (1,):
         raise UnsupportedError("a parameter is not a dense float32 vector")
@@ -324,7 +324,7 @@ def _channel(program: Program, node: fx.Node) -> int:
     return program.load(node, strides)
 
 
-def _affine(program: Program, result: int, given: dict[str, Any]) -> int:
+def _affine(program: LoopProgram, result: int, given: dict[str, Any]) -> int:
     if is_tensor(given.get("weight")):
         result = program.add("mul", result, _channel(program, given["weight"]))
     if is_tensor(given.get("bias")):
@@ -332,7 +332,7 @@ def _affine(program: Program, result: int, given: dict[str, Any]) -> int:
     return result
 
 
-def _normalised(program: Program, x: Operand, eps: float) -> int:
+def _normalised(program: LoopProgram, x: Operand, eps: float) -> int:
     count = float(program.count())
     mean = program.add("div", program.add("sum", x), count)
     centred = program.add("sub", x, mean)
@@ -340,7 +340,7 @@ def _normalised(program: Program, x: Operand, eps: float) -> int:
     return program.add("mul", centred, program.add("rsqrt", program.add("add", variance, eps)))
 
 
-def _norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     given = arguments(node)
     x = get(given["input"])
     if is_call(node, aten.rms_norm):
@@ -358,7 +358,7 @@ def _norm(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int
     return result
 
 
-def _reduction(program: Program, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     x, add = get(node.args[0]), program.add
     if is_call(node, aten.sum):
         return add("sum", x)

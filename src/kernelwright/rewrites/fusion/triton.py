@@ -10,14 +10,14 @@ from kernelwright.rewrites.fusion.nest import (
     POINTWISE,
     WHOLE,
     Dim,
-    Kernel,
+    FusedKernel,
     dense_nest,
     evaluated_again,
     points,
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import FULL, REDUCERS, Operand, Program
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, LoopProgram, Operand
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
@@ -107,7 +107,7 @@ def _column_block(rows: int) -> int:
     return max(16, min(128, LARGEST_TILE // 2 // _power_of_two(rows)))
 
 
-def accepts(program: Program) -> bool:
+def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
     reduced = points(nest.reduced) if nest.reduced else 1
@@ -118,7 +118,7 @@ def accepts(program: Program) -> bool:
     return True
 
 
-class TritonKernel(Kernel):
+class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"

@@ -21,7 +21,7 @@ REQUEST_KEY = "request"
 """In an evaluation's `checks`: the id of the request that it answers."""
 
 
-class Ledger:
+class EvaluationStore:
     """The service's run directory. One service at a time may have it open.
 
     Args:
