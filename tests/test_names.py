@@ -10,7 +10,6 @@ PACKAGE = Path(__file__).parents[1] / "src" / "kernelwright"
 SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if "suite" not in path.parts}
 
 STILL_TWICE: set[str] = {
-    "Answer",
     "Arena",
     "Candidate",
     "Mark",
