@@ -1,28 +1,46 @@
-"""Errors of the infrastructure, each with the exit status the command line gives it.
+"""Every exception of the package in one tree, each with the exit status that the command line gives it.
 
     KernelwrightError
-    ├── UsageError             2   an argument, option or input file is wrong
-    │   ├── ConfigError        2   a setting is unknown or out of range
-    │   ├── TaskError          2   a task file cannot be used
-    │   ├── CandidateError     2   a candidate file cannot be read at all
-    │   ├── CubinError         2   bytes are not a cubin this package can read
-    │   ├── DisassemblyError   2   nvdisasm ran and could not read the file
-    │   └── MoveError          2   a move of the assembly game is not allowed
-    ├── BudgetSpentError       -   a search has no budget left: its ordinary end, always caught
-    └── InfrastructureError    3   this machine cannot do what was asked
-        ├── DeviceError        3   no such device, or it stopped answering
-        │   └── CudaError      3   a call of the CUDA driver failed
-        ├── ToolchainError     3   a compiler or disassembler is missing or failed
-        │   ├── CompilerMissingError          3   a compiler is not installed
-        │   ├── CompilationError              3   a compiler refused a kernel
-        │   ├── DisassemblerMissingError      3   no nvdisasm was found
-        │   ├── DisassemblerMismatchError     3   every nvdisasm found is of another generation than the cubin
-        │   └── ListingError                  3   a disassembly lacks what the analysis needs
-        ├── SandboxError       3   a worker process could not be started or contained
-        └── PolicyError        3   a policy could not be reached or gave nothing usable
+    ├── UsageError                        2  an argument, option or input file is wrong
+    │   ├── ConfigError                   2  a setting is unknown or out of range
+    │   ├── TaskError                     2  a task file cannot be used
+    │   ├── CandidateError                2  a candidate file cannot be read at all
+    │   ├── CubinError                    2  bytes are not a cubin that this package can read
+    │   ├── DisassemblyError              2  nvdisasm ran and could not read the file
+    │   ├── MoveError                     2  a move of the assembly game is not allowed
+    │   ├── PromptTooLongError            2  a task does not fit into a model's context
+    │   └── ExemplarDatabaseError         2  a file is no exemplar database, or one of another version
+    ├── InfrastructureError               3  this machine cannot do what was asked
+    │   ├── DeviceError                   3  no such device, or it stopped answering
+    │   │   └── CudaError                 3  a call of the CUDA driver failed
+    │   ├── ToolchainError                3  a compiler or disassembler is missing or failed
+    │   │   ├── CompilerMissingError      3  a compiler is not installed
+    │   │   ├── CompilationError          3  a compiler refused a kernel
+    │   │   ├── DisassemblerMissingError  3  no nvdisasm was found
+    │   │   ├── DisassemblerMismatchError 3  every nvdisasm found is of another generation than the cubin
+    │   │   └── ListingError              3  a disassembly lacks what the analysis needs
+    │   ├── SandboxError                  3  a worker process could not be started or contained
+    │   └── PolicyError                   3  a policy could not be reached or gave nothing usable
+    │       ├── NothingUsableError        3  a model answered, but with no new candidate
+    │       └── GraphError                3  a step of a local model cannot be recorded as a CUDA graph
+    └── InternalError                     3  one part's word to another, always caught inside the package
+        ├── RejectionError                   a candidate may not replace its reference
+        ├── WorkerError                      a worker process raised, died, hung or answered out of turn
+        ├── OutOfDomainError                 the reference is undefined on some inputs
+        ├── StructureError                   a value holds neither tensors nor plain data
+        ├── ChannelClosedError               the other side of a worker's socket is gone
+        ├── ChannelTimeoutError              no complete message arrived in time
+        ├── ChannelGarbageError              what arrived is not a message
+        ├── ScheduleRejectedError            a schedule of machine code has no cost
+        ├── ScheduleFailedError              a schedule ended the process it ran in
+        ├── BudgetSpentError                 a search of schedules has no budget left: its ordinary end
+        ├── UntraceableError                 a module has no operator graph that could be printed
+        ├── UnsupportedError                 an operator cannot be a step of a fused kernel
+        └── RuleError                        a rewrite rule raised, or never ends
 
-A candidate that fails is never one of these: its failure is a verdict with a reason code
-(`kernelwright.records.Reason`). Every message says what was wanted, what was found, and what to do.
+What a user can see is defined here; internal errors stand beside the code that raises them, since they carry its types.
+A candidate that fails is never an error: its failure is a verdict with a reason code (`kernelwright.records.Reason`).
+Every message says what was wanted, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -64,16 +82,12 @@ class MoveError(UsageError):
     """A move that the rules do not allow, or that names no instruction."""
 
 
-class BudgetSpentError(KernelwrightError):
-    """There is no budget left for one more schedule; searches end with it, and their caller catches it.
+class PromptTooLongError(UsageError):
+    """The task alone, with no exemplar, does not fit into the model's context."""
 
-    Attributes:
-        by: `schedules` or `time`.
-    """
 
-    def __init__(self, by: str) -> None:
-        super().__init__(f"no {by} left")
-        self.by = by
+class ExemplarDatabaseError(UsageError):
+    """The file is not an exemplar database, or is one of another version."""
 
 
 class InfrastructureError(KernelwrightError):
@@ -136,3 +150,27 @@ class SandboxError(InfrastructureError):
 
 class PolicyError(InfrastructureError):
     """A policy could not be reached, or answered with nothing usable."""
+
+
+class NothingUsableError(PolicyError):
+    """A model answered many times and none of it was a new candidate."""
+
+
+class GraphError(PolicyError):
+    """A step of the model cannot be recorded as a CUDA graph."""
+
+
+class InternalError(KernelwrightError):
+    """One part of the package tells another what happened; one that reaches a user is a fault of the package."""
+
+
+class BudgetSpentError(InternalError):
+    """There is no budget left for one more schedule; searches end with it, and their caller catches it.
+
+    Attributes:
+        by: `schedules` or `time`.
+    """
+
+    def __init__(self, by: str) -> None:
+        super().__init__(f"no {by} left")
+        self.by = by

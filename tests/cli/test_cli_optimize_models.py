@@ -13,6 +13,7 @@ from kernelwright import cli
 from kernelwright.cli.model_options import Proposer
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.errors import NothingUsableError
 from kernelwright.models.accounting import Usage
 from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory
@@ -86,7 +87,6 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         return Silent()
 
     def optimize(task, *, policy, device, budget, out, settings, on_event, tune):
-        from kernelwright.contrastive.model_policy import NothingUsableError
         from kernelwright.records.policy import Context
 
         RunDirectory(out).evaluations_path.touch()

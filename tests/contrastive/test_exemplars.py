@@ -8,8 +8,8 @@ import sqlite3
 
 import pytest
 
-from kernelwright.contrastive.exemplars import Counts, ExemplarDatabase, ExemplarDatabaseError
-from kernelwright.errors import UsageError
+from kernelwright.contrastive.exemplars import Counts, ExemplarDatabase
+from kernelwright.errors import ExemplarDatabaseError, UsageError
 from kernelwright.records import Reason, RunDirectory, Verdict
 from tests.samples import TASK, accepted, module, rejected
 

@@ -6,10 +6,9 @@ import pytest
 
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.model_policy import NothingUsableError, policy_for_run
-from kernelwright.contrastive.prompts import PromptTooLongError
+from kernelwright.contrastive.model_policy import policy_for_run
 from kernelwright.contrastive.rollouts import RolloutLog
-from kernelwright.errors import ConfigError
+from kernelwright.errors import ConfigError, NothingUsableError, PromptTooLongError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
 from kernelwright.records import RunDirectory

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.prompts import (
-    PromptTooLongError,
     answer_code,
     contrastive_prompt,
     plain_prompt,
     whole_source,
 )
+from kernelwright.errors import PromptTooLongError
 from tests.samples import TASK, exemplar, module
 
 SLOW, FAST, FASTEST = exemplar(0.991, "slow"), exemplar(1.237, "fast"), exemplar(4.56, "fastest")

@@ -24,7 +24,7 @@ from kernelwright.gpu.buffers import initial_contents
 from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, serve
+from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailedError, serve
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 VARIABLE = "FAKE_CUDA"
@@ -195,7 +195,7 @@ def test_the_whole_path_in_a_contained_process(fake):
         assert child.ready().gpu.name == "Fake GPU"
         assert child.compare(b"kernel: other image", [1, 2]) is None
         assert child.time(b"kernel: fast", plan).ratios == pytest.approx([2.0] * plan.fine)
-        with pytest.raises(ScheduleFailed, match="CUDA_ERROR_ILLEGAL_ADDRESS") as failed:
+        with pytest.raises(ScheduleFailedError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as failed:
             child.time(b"kernel: fault", plan)
         assert failed.value.failure is Failure.FAULT
         assert child.time(b"kernel: fast", plan).ratios[0] == pytest.approx(2.0)
@@ -206,9 +206,9 @@ def test_a_faulted_process_is_lost_and_replaced(fake, monkeypatch):
         child.ready()
         # Of the next process: its original runs, and some launch in the middle of a timing faults.
         monkeypatch.setenv("FAKE_CUDA_FAIL_AT", "3000")
-        with pytest.raises(ScheduleFailed):
+        with pytest.raises(ScheduleFailedError):
             child.time(b"kernel: fault", Plan())
-        with pytest.raises(ScheduleFailed, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        with pytest.raises(ScheduleFailedError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
             child.time(b"kernel: fast", Plan(coarse=100))
         monkeypatch.delenv("FAKE_CUDA_FAIL_AT")
         assert child.compare(b"kernel: fast", [1]) is None

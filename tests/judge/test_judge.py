@@ -19,7 +19,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Judge, Settings, resolve_device
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
-from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.check.subject import RejectionError, Subject
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
@@ -913,7 +913,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
     assert ways == ([] if device == "cpu" else [False, True])
 
 
-FULL = Rejection(Reason.OUT_OF_MEMORY, "no memory")
+FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
 TIMED = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
 
 

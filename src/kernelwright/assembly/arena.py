@@ -18,7 +18,7 @@ from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueC
 from kernelwright.errors import UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
 from kernelwright.gpu import disassemble
-from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailed
+from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError
 from kernelwright.records.intervals import noise_floor, ratio_interval
 from kernelwright.sass import Program, Schedule, load
 from kernelwright.sass.code.elf import naming_file
@@ -258,7 +258,7 @@ class _Findings:
         try:
             self.wrong = child.compare(cubin, seeds) if seeds else None
             self.ratios.append([math.log(ratio) for ratio in child.time(cubin, _LONG_PLAN).ratios])
-        except ScheduleFailed as failed:
+        except ScheduleFailedError as failed:
             self.wrong = str(failed)
 
     def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> Verdict:

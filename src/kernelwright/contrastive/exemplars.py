@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.errors import ExemplarDatabaseError, InfrastructureError, UsageError
 from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict, files_of
 
 SCHEMA_VERSION = 1
@@ -54,10 +54,6 @@ _COLUMNS = (
     "source, parent, techniques, policy, started"
 )
 _MARKS = ", ".join("?" * len(_COLUMNS.split(", ")))
-
-
-class ExemplarDatabaseError(UsageError):
-    """The file is not an exemplar database, or is one of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, co
 from kernelwright.contrastive.rollouts import Rollout, RolloutLog
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
 from kernelwright.contrastive.techniques import techniques_in
-from kernelwright.errors import PolicyError
+from kernelwright.errors import NothingUsableError
 from kernelwright.models.chat import ChatModel, Sampling
 from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, sha256_of
@@ -26,10 +26,6 @@ EXEMPLARS = 2
 
 PATIENCE = 16
 """Answers in a row without a new candidate after which a search ends. Our choice."""
-
-
-class NothingUsableError(PolicyError):
-    """A model answered many times and none of it was a new candidate."""
 
 
 class ContrastivePolicy:

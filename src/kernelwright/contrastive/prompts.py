@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernelwright.contrastive.exemplars import Exemplar
-from kernelwright.errors import UsageError
+from kernelwright.errors import PromptTooLongError
 from kernelwright.models.chat import Message
 from kernelwright.records import Task, canonical_json, sha256_of
 from kernelwright.records.rewards import conservative
@@ -23,10 +23,6 @@ PROMPT_LIMIT_CHARACTERS = 40_000
 AnswerForm = Literal["module", "subclass"]
 """`module`: the answer's code is a whole module, as in CUDA-L1. `subclass`: it follows the reference's text, so that
 `class ModelNew(Model)` may stand alone. Short answers are our choice for small models."""
-
-
-class PromptTooLongError(UsageError):
-    """The task alone, with no exemplar, does not fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from kernelwright.deploy.deploy import Remeasure
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.judge.schedules.contained import ScheduleFailed
+from kernelwright.judge.schedules.contained import ScheduleFailedError
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records import Candidate, Task
 from kernelwright.sass import check
@@ -194,7 +194,7 @@ def _tuned(launch: KernelLaunch, tune: Tuner, remeasure: Remeasure) -> tuple[Tun
         return TunedLaunch(launch, None, f"not a legal schedule: {violations[0]}"), None
     try:
         confirmation = remeasure(launch.target, tuned)
-    except ScheduleFailed as failed:
+    except ScheduleFailedError as failed:
         return TunedLaunch(launch, None, str(failed)), None
     if not confirmation.is_gain:
         return TunedLaunch(launch, confirmation, confirmation.wrong or "fresh processes do not confirm a gain"), None

@@ -27,7 +27,7 @@ from kernelwright.deploy.cache import CacheEntry, Measurement, Proof, Tuned, Tun
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
-from kernelwright.judge.schedules.contained import ScheduleFailed
+from kernelwright.judge.schedules.contained import ScheduleFailedError
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
@@ -168,7 +168,7 @@ def deploy(
     if remeasure is not None:
         try:
             confirmation = remeasure(target, winner.tuned)
-        except ScheduleFailed as failed:
+        except ScheduleFailedError as failed:
             return Deployment(refusal=Refusal.FAILED, detail=str(failed))
         if confirmation.wrong is not None:
             return Deployment(refusal=Refusal.WRONG_OUTPUT, detail=confirmation.wrong, confirmation=confirmation)

@@ -21,10 +21,10 @@ from kernelwright.gpu.device_state import device_state
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import Checker
-from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.check.subject import RejectionError, Subject
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory
-from kernelwright.judge.isolation.process import WorkerFailure
+from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, Workers
 from kernelwright.judge.isolation.zygote import Zygote
@@ -178,7 +178,7 @@ class Judge:
         with self._workplace(task) as directory:
             try:
                 self._examine(task, candidate, directory, verdict, settings)
-            except (Rejection, WorkerFailure) as failure:
+            except (RejectionError, WorkerError) as failure:
                 verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
         spent_s = self._workers.spent_s
         verdict.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
@@ -273,7 +273,7 @@ class Judge:
         try:
             ast.parse(candidate.source)
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise Rejection(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
+            raise RejectionError(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
         gate = DeviceGate(self.device)
         subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate, self._core)
         subject.checks, subject.labels = verdict.checks, verdict.labels

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernelwright.errors import PolicyError
+from kernelwright.errors import GraphError, PolicyError
 from kernelwright.models.accounting import Meter, Usage
 from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.pretrained import Weights, load_pretrained, prepare_tokenizer, stop_ids
-from kernelwright.models.sampler import Draw, GraphError, Request, Sampled, SlotSampler, attention_of
+from kernelwright.models.sampler import Draw, Request, Sampled, SlotSampler, attention_of
 
 log = logging.getLogger(__name__)
 

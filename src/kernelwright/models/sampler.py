@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from kernelwright.errors import PolicyError
+from kernelwright.errors import GraphError
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,6 @@ PREFILL_TOKENS = 16_384
 """Tokens of prompts computed at once, padding included."""
 REFILL_SHARE = 8
 """Free slots are refilled when at least one in so many is free, so that prompts are computed several at a time."""
-
-
-class GraphError(PolicyError):
-    """A step of the model cannot be recorded as a CUDA graph."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from kernelwright.errors import InternalError
 from kernelwright.records import Task
 from kernelwright.rewrites.graph import contiguous_strides
 from kernelwright.rewrites.normalise import normalise
@@ -31,7 +32,7 @@ LARGEST_CONSTANT = 64
 """Tensors made inside `forward` from literals are printed as literals up to this many elements."""
 
 
-class UntraceableError(Exception):
+class UntraceableError(InternalError):
     """Why a task has no operator graph that could be printed as source. The policy then only wraps the
     module."""
 

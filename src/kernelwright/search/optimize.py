@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kernelwright
-from kernelwright.contrastive.model_policy import NothingUsableError
-from kernelwright.errors import KernelwrightError
+from kernelwright.errors import KernelwrightError, NothingUsableError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task

@@ -16,8 +16,8 @@ from kernelwright.judge import Settings
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import Checker, _change, _swap, buffer_has_kept_up
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
-from kernelwright.judge.check.oracle import OutOfDomain
-from kernelwright.judge.check.subject import Rejection, Subject
+from kernelwright.judge.check.oracle import OutOfDomainError
+from kernelwright.judge.check.subject import RejectionError, Subject
 from kernelwright.judge.isolation.replies import Described, Output
 from kernelwright.judge.isolation.side import Answer
 from kernelwright.judge.worker.structure import flatten
@@ -92,14 +92,14 @@ def last_of_equals(x):
 
 def test_any_of_several_equal_elements_may_be_named_where_no_operator_promises_one():
     assert judged(checker(TIES, last_of_equals, TOPK)).tolerance.allowed.differing == 1.0
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(checker(TIES, last_of_equals, ("aten::argmax",)))
     assert caught.value.reason is Reason.WRONG_OUTPUT
 
 
 def test_where_no_elements_are_equal_there_is_nothing_to_choose():
     judged(checker(WITHOUT_TIES, last_of_equals, TOPK))
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(checker(WITHOUT_TIES, lambda x: last_of_equals(x).flip(1), TOPK))
 
 
@@ -146,13 +146,13 @@ def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch)
     assert one._subject.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
     assert one._subject.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
     monkeypatch.setattr(Bounds, "conditioned", lambda self, question: question)
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
 
 def test_the_mean_error_keeps_its_limit():
     one = checker(SPECTRUM, lambda x: torch.fft.rfft(x) * (1 + 3e-4))
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
 
@@ -163,7 +163,7 @@ def test_a_wrong_element_is_not_excused_by_rounding_that_does_not_reach_it():
         return y.view_as(x)
 
     one = checker(task("return inputs[0] * 2", "[torch.randn(1024, 256)]"), one_wrong)
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(one)
     (found,) = one._subject.checks["sets"].values()
     assert found["error"]["rms"] < found["allowed"]["rms"]
@@ -230,7 +230,7 @@ def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(mo
     judged(one)
     judged(one, CONSTANT)
     monkeypatch.setattr(Bounds, "summed_otherwise", lambda self, question: question)
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
 
@@ -250,7 +250,7 @@ def test_that_is_only_where_another_set_has_told_the_precision_and_never_narrowe
 def test_lower_precision_is_not_excused_by_other_sums_on_any_set_of_the_tasks_own_kind():
     one = checker(NORMALISED, lambda x: normalised(round_mantissa(x, 10), round_mantissa(FILTER, 10)))
     posed(one)  # which tells the precision
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(one, INPUT_SETS[1])
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
 
@@ -311,13 +311,13 @@ def test_one_that_does_not_is_not_said_to(tf32):
 
 
 def test_elsewhere_tf32_is_less_than_what_the_reference_has():
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(convolution(bits=10))
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
 
 
 def test_bfloat16_is_less_than_tf32(tf32):
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(convolution(bits=7))
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
 
@@ -327,7 +327,7 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
         return round_mantissa(x, 10) @ round_mantissa(y, 10)
 
     one = checker(PRODUCT, product)
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(one)
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
     assert one.bounds.has_cudnn is False
@@ -336,7 +336,7 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
 def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
     one = convolution(bits=10)
     one._subject.settings = one._subject.settings.model_copy(update={"forbid": frozenset({Label.TF32})})
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         judged(one)
     assert caught.value.reason is Reason.FORBIDDEN_LABEL
 
@@ -362,10 +362,10 @@ def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypat
     one = convolution(bits=10)
 
     def out(*given, **options):
-        raise OutOfDomain("so it is")
+        raise OutOfDomainError("so it is")
 
     monkeypatch.setattr(one._oracle, "with_tf32_in_cudnn", out)
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         judged(one)
 
 
@@ -467,7 +467,7 @@ def test_a_number_may_be_off_by_rounding_and_not_by_type(loss, flag, right):
     if right:
         judged(one)
         return
-    with pytest.raises(Rejection) as found:
+    with pytest.raises(RejectionError) as found:
         judged(one)
     assert found.value.reason is Reason.WRONG_TYPE
 
@@ -490,7 +490,7 @@ def test_every_output_has_its_own_tolerance(index):
     if index < 2:
         judged(one)
         return
-    with pytest.raises(Rejection) as found:
+    with pytest.raises(RejectionError) as found:
         judged(one)
     assert "of output 3 of 3" in found.value.detail
 

@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.judge.check.compare import distance, round_mantissa
-from kernelwright.judge.check.oracle import Oracle, OutOfDomain, recurrent_in_tf32, tensors_of
+from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, recurrent_in_tf32, tensors_of
 from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life
 from tests.judge.snippets import RELU, task
@@ -81,9 +81,9 @@ def test_the_mode_counts():
 )
 def test_what_the_reference_cannot_do_is_out_of_its_domain(forward, words):
     judge, inputs = oracle(task(forward))
-    with pytest.raises(OutOfDomain, match=words):
+    with pytest.raises(OutOfDomainError, match=words):
         judge.truth(inputs, {}, training=True)
-    with pytest.raises(OutOfDomain, match=words):
+    with pytest.raises(OutOfDomainError, match=words):
         judge.own_precision(inputs, {}, training=True, seed=0)
 
 

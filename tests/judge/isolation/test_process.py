@@ -11,9 +11,9 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation import process
-from kernelwright.judge.isolation.process import Worker, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Ending
-from kernelwright.judge.worker.channel import ChannelClosed, ChannelGarbage, ChannelTimeout, decode, encode
+from kernelwright.judge.worker.channel import ChannelClosedError, ChannelGarbageError, ChannelTimeoutError, decode, encode
 from kernelwright.records import Reason
 
 
@@ -85,7 +85,7 @@ def good(request):
 
 
 def failure(worker, op="call"):
-    with pytest.raises(WorkerFailure) as caught:
+    with pytest.raises(WorkerError) as caught:
         worker.request(op, 5.0)
     return caught.value
 
@@ -152,9 +152,9 @@ def test_without_both_looks_a_prepared_answer_would_pass(made, monkeypatch):
 @pytest.mark.parametrize(
     ("op", "event", "reason", "words"),
     [
-        ("call", ChannelTimeout(), Reason.RUN_TIMEOUT, "within 5 s"),
-        ("build", ChannelTimeout(), Reason.BUILD_TIMEOUT, "`build`"),
-        ("call", ChannelGarbage("not JSON"), Reason.PROTOCOL_VIOLATION, "not JSON"),
+        ("call", ChannelTimeoutError(), Reason.RUN_TIMEOUT, "within 5 s"),
+        ("build", ChannelTimeoutError(), Reason.BUILD_TIMEOUT, "`build`"),
+        ("call", ChannelGarbageError("not JSON"), Reason.PROTOCOL_VIOLATION, "not JSON"),
         ("call", b"[]", Reason.PROTOCOL_VIOLATION, "not an object"),
     ],
 )
@@ -210,7 +210,7 @@ def test_an_exception_over_there_has_a_reason_here(made, op, kind, reason):
 )
 def test_a_death_has_a_reason(made, ending, reason, words):
     made[1].ending = ending
-    worker = answering(made, lambda request: ChannelClosed())
+    worker = answering(made, lambda request: ChannelClosedError())
     found = failure(worker)
     assert found.reason is reason
     assert words in found.detail
@@ -324,7 +324,9 @@ def test_a_worker_forgets_if_it_lives_and_was_left_clean(made):
 
 
 @pytest.mark.parametrize(
-    "answer", [{"clean": False}, {"clean": "yes"}, {}, ChannelClosed()], ids=["traces", "no truth value", "no word", "gone"]
+    "answer",
+    [{"clean": False}, {"clean": "yes"}, {}, ChannelClosedError()],
+    ids=["traces", "no truth value", "no word", "gone"],
 )
 def test_a_worker_that_may_not_be_kept_says_so(made, answer):
     worker = answering(made, lambda request: answer if isinstance(answer, Exception) else good(request) | answer)

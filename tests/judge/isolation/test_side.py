@@ -11,7 +11,7 @@ import torch
 import kernelwright.judge.isolation.side as stage_module
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.judge.isolation.process import CallClocks, WorkerFailure
+from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.isolation.side import Shapes, Side
 from kernelwright.judge.worker.arena import Arena
 from kernelwright.records import Reason
@@ -50,12 +50,12 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
         ("reference", "cuda:0", Reason.OUT_OF_MEMORY, DeviceError),
         ("reference", "cpu", Reason.OUT_OF_MEMORY, TaskError),
         ("reference", "cuda:0", Reason.CRASHED, TaskError),
-        ("candidate", "cuda:0", Reason.OUT_OF_MEMORY, WorkerFailure),
+        ("candidate", "cuda:0", Reason.OUT_OF_MEMORY, WorkerError),
     ],
 )
 def test_a_failure_is_the_candidates_the_tasks_or_the_devices(tmp_path, role, device, reason, kind):
     def fail(op):
-        raise WorkerFailure(reason, "so it went")
+        raise WorkerError(reason, "so it went")
 
     with pytest.raises(kind, match="so it went") as caught:
         side(tmp_path, fail, device=device, role=role).release()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import DeviceError
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailed, _timed, time_blocks
+from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailedError, _timed, time_blocks
 from tests.gpu.fakes import (
     GPU,
     HANGS,
@@ -51,7 +51,7 @@ def test_it_says_what_it_runs_on(child):
 )
 def test_a_bad_schedule_is_reported_and_the_next_one_runs(child, cubin, failure, detail):
     before = child.restarts
-    with pytest.raises(ScheduleFailed) as failed:
+    with pytest.raises(ScheduleFailedError) as failed:
         child.time(cubin, PLAN)
     assert (failed.value.failure, failed.value.detail) == (failure, detail)
     assert child.restarts == before + 1
@@ -61,7 +61,7 @@ def test_a_bad_schedule_is_reported_and_the_next_one_runs(child, cubin, failure,
 def test_a_schedule_that_never_ends_is_stopped():
     with ContainedLauncher(SPEC, b"original", fake_launcher, limit_s=0.3) as child:
         process = child._process
-        with pytest.raises(ScheduleFailed) as failed:
+        with pytest.raises(ScheduleFailedError) as failed:
             child.compare(b"hang", [1])
         assert failed.value.failure is Failure.HANG
         assert not process.is_alive()

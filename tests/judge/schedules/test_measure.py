@@ -8,7 +8,7 @@ from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.judge.schedules.contained import Plan
-from kernelwright.judge.schedules.measure import GpuBackend, ScheduleRejected, Status, confirm
+from kernelwright.judge.schedules.measure import GpuBackend, ScheduleRejectedError, Status, confirm
 from kernelwright.sass import Schedule, load
 from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
 
@@ -76,7 +76,7 @@ def test_what_was_only_lucky_is_no_new_best(tmp_path, monkeypatch):
     ],
 )
 def test_a_schedule_without_a_cost_is_rejected_with_its_verdict(backend, cubin, status):
-    with pytest.raises(ScheduleRejected) as rejected:
+    with pytest.raises(ScheduleRejectedError) as rejected:
         backend.cost(Bytes(cubin))
     assert rejected.value.verdict.status is status
     assert rejected.value.verdict.cost_us is None

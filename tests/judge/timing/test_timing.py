@@ -16,8 +16,8 @@ from kernelwright.errors import TaskError
 from kernelwright.gpu import device_state
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
-from kernelwright.judge.check.subject import Rejection
-from kernelwright.judge.isolation.process import CallClocks, WorkerFailure
+from kernelwright.judge.check.subject import RejectionError
+from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, outer_clock
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
@@ -98,7 +98,7 @@ def filled(subject=None, helpers_us=0.0, **candidate):
 
 
 @pytest.mark.parametrize(
-    "error", [Rejection(Reason.NO_MODEL_NEW, "none"), WorkerFailure(Reason.CRASHED, "gone"), TaskError("Wanted a task.")]
+    "error", [RejectionError(Reason.NO_MODEL_NEW, "none"), WorkerError(Reason.CRASHED, "gone"), TaskError("Wanted a task.")]
 )
 def test_a_side_that_does_not_start_closes_the_others(error):
     closed = []
@@ -221,7 +221,7 @@ def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
     run, subject, sides = odd_run(candidate=1e-3)
     run.odd_inputs([odd_set(subject, "loose", allowed=0.1)])
     assert [len(side.asked) for side in sides.values()] == [1, 1, 1]
-    with pytest.raises(Rejection, match="`strict`") as caught:
+    with pytest.raises(RejectionError, match="`strict`") as caught:
         run.odd_inputs([odd_set(subject, "strict")])
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
 
@@ -230,7 +230,7 @@ def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_
     run, subject, sides = odd_run(candidate=1.0)
     nan = odd_set(subject, "nan", lambda x, g: x * math.nan)
     run.odd_inputs([nan])
-    with pytest.raises(Rejection, match="`strict`"):
+    with pytest.raises(RejectionError, match="`strict`"):
         run.odd_inputs([nan, odd_set(subject, "strict")])
     assert len(sides["null"].asked) == 3
 
@@ -324,7 +324,7 @@ def test_what_works_between_calls_is_seen_before_it_is_kept_still():
     run._round = lambda order, *, hold, keep: [
         samples.idle_us.append(idle_us[name]) for name, samples in run._samples.items()
     ]
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         run.warm_up()
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
 
@@ -359,7 +359,7 @@ def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
     settings = FakeSubject().settings
     outer_clock.reject_hidden_time([filled().finish(0)[1]] * 3, settings)
     cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         outer_clock.reject_hidden_time([cheat] * 3, settings)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
@@ -370,7 +370,7 @@ def test_one_process_that_was_disturbed_does_not_reject():
 
 
 def test_work_between_calls_rejects():
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         filled(idle_us=9000.0).finish(0)
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
     filled(idle_us=2000.0).finish(0)
@@ -379,20 +379,20 @@ def test_work_between_calls_rejects():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_work_of_children_rejects(device):
     subject = FakeSubject(torch.device(device))
-    with pytest.raises(Rejection, match="child processes") as caught:
+    with pytest.raises(RejectionError, match="child processes") as caught:
         filled(subject, helpers_us=1e15).finish(0)
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
 
 
 def test_children_may_use_a_tenth_of_the_time_in_which_the_worker_ran():
-    with pytest.raises(Rejection, match="child processes"):
+    with pytest.raises(RejectionError, match="child processes"):
         filled(helpers_us=110_000.0).finish(0)
     filled(helpers_us=90_000.0).finish(0)
 
 
 def test_a_device_that_is_busy_after_the_call_rejects():
     gpu = FakeSubject(torch.device("cuda"))
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         filled(gpu, quiet_us=2000.0).finish(0)
     assert caught.value.reason is Reason.DEVICE_NOT_QUIET
     filled(gpu, quiet_us=600.0).finish(0)
@@ -405,10 +405,10 @@ def test_outputs_of_timed_calls_must_be_near():
     wanted = [torch.ones(4)]
     inputs, allowed = [torch.zeros(4)], run._subject.timed_tolerance
     run._near([torch.ones(4)], wanted, "an output", allowed, inputs)
-    with pytest.raises(Rejection, match="an output") as caught:
+    with pytest.raises(RejectionError, match="an output") as caught:
         run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
-    with pytest.raises(Rejection):
+    with pytest.raises(RejectionError):
         run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
     asked = []
     run._bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
@@ -421,7 +421,7 @@ def test_the_first_timed_output_must_still_be_there():
     run._first = [], [torch.ones(3)]
     run.verify_held()
     run._first = [], [torch.zeros(3)]
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
     run._subject.labels.add(Label.CUDA_GRAPH)
@@ -494,7 +494,7 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
     assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 2
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
-    with pytest.raises(Rejection) as caught:
+    with pytest.raises(RejectionError) as caught:
         timing.time_candidate(subject, UNSETTLED, None)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from kernelwright.judge.worker.channel import (
     MAX_MESSAGE_BYTES,
     Channel,
-    ChannelClosed,
-    ChannelGarbage,
-    ChannelTimeout,
+    ChannelClosedError,
+    ChannelGarbageError,
+    ChannelTimeoutError,
     decode,
     encode,
 )
@@ -72,22 +72,22 @@ def test_a_message_larger_than_the_sockets_buffer_arrives_in_pieces():
 
 def test_a_deadline_in_the_past_gives_up_at_once(ends):
     ours, theirs = ends
-    with pytest.raises(ChannelTimeout):
+    with pytest.raises(ChannelTimeoutError):
         ours.receive(time.monotonic() - 1)
     theirs.send({})
-    with pytest.raises(ChannelTimeout):
+    with pytest.raises(ChannelTimeoutError):
         ours.receive(time.monotonic() - 1)
 
 
 def test_a_deadline_that_passes_while_waiting_gives_up(ends):
-    with pytest.raises(ChannelTimeout):
+    with pytest.raises(ChannelTimeoutError):
         ends[0].receive(time.monotonic() + 1e-3)
 
 
 def test_half_a_message_waits_for_the_rest_and_not_for_ever(ends):
     ours, theirs = ends
     theirs.socket.sendall(encode({"a": 1})[:-1])
-    with pytest.raises(ChannelTimeout):
+    with pytest.raises(ChannelTimeoutError):
         ours.receive(time.monotonic() + 1e-3)
 
 
@@ -96,16 +96,16 @@ def test_a_message_cut_off_by_the_end_of_the_stream_is_no_message(ends, keep):
     ours, theirs = ends
     theirs.socket.sendall(encode({"a": 1})[:keep])
     theirs.close()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         ours.receive(soon())
 
 
 def test_the_other_side_is_gone(ends):
     ours, theirs = ends
     theirs.close()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         ours.receive(soon())
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         ours.send({"to": "nobody"})
 
 
@@ -114,14 +114,14 @@ def test_a_reset_connection_is_a_closed_channel(ends):
         def recv(self, count):
             raise ConnectionResetError("gone")
 
-    with pytest.raises(ChannelClosed, match="gone"):
+    with pytest.raises(ChannelClosedError, match="gone"):
         Channel(Broken()).receive()
 
 
 def test_an_announced_length_beyond_the_limit_is_refused_before_it_is_read(ends):
     ours, theirs = ends
     theirs.socket.sendall(struct.pack("=I", MAX_MESSAGE_BYTES + 1))
-    with pytest.raises(ChannelGarbage, match=str(MAX_MESSAGE_BYTES + 1)):
+    with pytest.raises(ChannelGarbageError, match=str(MAX_MESSAGE_BYTES + 1)):
         ours.receive(soon())
 
 
@@ -144,7 +144,7 @@ def test_an_announced_length_beyond_the_limit_is_refused_before_it_is_read(ends)
 def test_what_is_not_a_json_object_is_garbage(ends, body):
     ours, theirs = ends
     theirs.socket.sendall(struct.pack("=I", len(body)) + body)
-    with pytest.raises(ChannelGarbage):
+    with pytest.raises(ChannelGarbageError):
         ours.receive(soon())
 
 
@@ -156,7 +156,7 @@ def test_no_bytes_raise_anything_else(data):
         theirs.shutdown(socket.SHUT_WR)
         try:
             message = Channel(ours).receive()
-        except (ChannelClosed, ChannelGarbage):
+        except (ChannelClosedError, ChannelGarbageError):
             return
         assert json.loads(data[4 : 4 + struct.unpack("=I", data[:4])[0]]) == message
 
@@ -195,7 +195,7 @@ def test_files_cross_as_duplicates_and_none_crosses_as_none(ends):
 def test_files_for_a_side_that_is_gone_are_a_closed_channel(ends):
     ours, theirs = ends
     theirs.close()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         ours.send_files([0])
 
 

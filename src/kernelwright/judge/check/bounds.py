@@ -21,7 +21,7 @@ from kernelwright.judge.check.compare import (
     lower_precisions,
     of_outputs,
 )
-from kernelwright.judge.check.oracle import OutOfDomain, State, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.subject import Subject
 from kernelwright.tasks import is_inexact
 
@@ -89,13 +89,13 @@ class Bounds:
         """Outputs in float64; None where the module does not run in it or draws random numbers.
 
         Raises:
-            OutOfDomain: it runs in float64, but not on these inputs.
+            OutOfDomainError: it runs in float64, but not on these inputs.
         """
         if not self.has_float64:
             return None
         try:
             found = self._oracle.truth(drawn, state, training=training)
-        except OutOfDomain as error:
+        except OutOfDomainError as error:
             if self._has_answered or "NaN" in str(error):
                 raise
             if not self._is_rebuilt:
@@ -127,11 +127,11 @@ class Bounds:
             outputs: What the reference's worker answers.
 
         Raises:
-            OutOfDomain: the reference's answer is of no use here.
+            OutOfDomainError: the reference's answer is of no use here.
         """
         subject = self._subject
         if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
-            raise OutOfDomain("the reference gives NaN in its own precision")
+            raise OutOfDomainError("the reference gives NaN in its own precision")
         if truth is not None and [output.shape for output in truth] != [output.shape for output in outputs]:
             # A view of the bits, say, has another shape in float64.
             self.has_float64 = False
@@ -141,7 +141,7 @@ class Bounds:
             truth = [output.double() if output.is_floating_point() else output for output in outputs]
         own = apart(outputs, truth)
         if not math.isfinite(own.rms) or own.differing > 0.5:
-            raise OutOfDomain("the reference's infinities or integers are not those of float64")
+            raise OutOfDomainError("the reference's infinities or integers are not those of float64")
         if self.has_float64 and torch.float64 in subject.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
             rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
@@ -173,7 +173,7 @@ class Bounds:
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
             outputs = self._oracle.with_tf32_in_cudnn(inputs, state, training=training)
-        except OutOfDomain:
+        except OutOfDomainError:
             return question
         self.has_cudnn = outputs is not None
         if outputs is None:
@@ -202,7 +202,7 @@ class Bounds:
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
             outputs = self._oracle.with_other_sums_in_norms(inputs, state, training=training)
-        except OutOfDomain:
+        except OutOfDomainError:
             return question
         if outputs is None:
             return question
@@ -236,7 +236,7 @@ class Bounds:
             rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
             emulated_errors = self._lower(inputs, state, training, truth)
             lower = [(bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors]
-        except OutOfDomain:
+        except OutOfDomainError:
             return question
         if not math.isfinite(rounding.rms):
             return question
@@ -273,7 +273,7 @@ class Bounds:
             if truth is None:
                 return False
             question = self.around(drawn, state, training, truth, wanted)
-        except OutOfDomain:
+        except OutOfDomainError:
             return False
         found = apart(outputs, question.truth)
         return found.within(self.widened(question, found).tolerance.allowed)
@@ -336,7 +336,7 @@ class Bounds:
         for bits in sorted(precisions, reverse=True):
             try:
                 error = apart(self._oracle.truth(drawn, state, training=training, mantissa_bits=bits), truth)
-            except OutOfDomain:
+            except OutOfDomainError:
                 return
             if bits == _FLOAT32_BITS:
                 # Inputs that were drawn in float32 lose nothing when they are rounded to it.
@@ -347,7 +347,7 @@ class Bounds:
         """How far outputs move with inputs and weights that move by a share of themselves; 0 outside the domain."""
         try:
             moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)
-        except OutOfDomain:
+        except OutOfDomainError:
             return Distance(0.0, 0.0)
         return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
 
@@ -366,7 +366,7 @@ class Bounds:
                 apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
                 for _ in range(_DISTURBANCES)
             ]
-        except OutOfDomain:
+        except OutOfDomainError:
             return Distance(0.0, 0.0)
         return farthest(moved)
 

@@ -26,9 +26,9 @@ from kernelwright.judge.check.compare import (
     farthest,
 )
 from kernelwright.judge.check.guard import dynamic_labels, forbidden_changes
-from kernelwright.judge.check.oracle import OutOfDomain, State, tensors_of
-from kernelwright.judge.check.subject import Rejection, Subject, some_of
-from kernelwright.judge.isolation.process import WorkerFailure
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.subject import RejectionError, Subject, some_of
+from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.replies import Output
 from kernelwright.judge.isolation.side import Answer, Side
 from kernelwright.records import Label, Reason
@@ -82,7 +82,7 @@ class Checker:
         """All checks, in order.
 
         Raises:
-            Rejection, WorkerFailure: the candidate failed one.
+            RejectionError, WorkerError: the candidate failed one.
             TaskError: the reference did.
         """
         subject = self._subject
@@ -95,7 +95,7 @@ class Checker:
             self._reference.load_state(self._oracle.initial_state)
         try:
             first = self._pose_and_judge(INPUT_SETS[0], slot=0, state=subject.state, training=training, hold=True)
-        except OutOfDomain as error:
+        except OutOfDomainError as error:
             raise TaskError(
                 f"Wanted a reference that works on its own inputs for {subject.live.task.id}; {error}."
             ) from error
@@ -153,7 +153,7 @@ class Checker:
     def _optional(self, inputs: InputSet, *, slot: int, training: bool) -> None:
         try:
             self._pose_and_judge(inputs, slot=slot, state=self._subject.state, training=training)
-        except OutOfDomain as error:
+        except OutOfDomainError as error:
             self._subject.checks.setdefault("skipped", {})[inputs.name] = str(error)
 
     def _pose(
@@ -176,7 +176,7 @@ class Checker:
         except TaskError as error:
             if inputs is INPUT_SETS[0]:
                 raise
-            raise OutOfDomain(str(error)) from error
+            raise OutOfDomainError(str(error)) from error
         if reference.described.strange:
             raise TaskError(
                 f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
@@ -184,7 +184,7 @@ class Checker:
             )
         question = self.bounds.around(drawn, state, training, truth, reference.outputs)
         if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
-            raise OutOfDomain("the reference's own answer is lost to rounding or overflow")
+            raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
         subject.tolerances[inputs] = question.between
         self._gate.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
         return _Posed(inputs, question, reference, seed)
@@ -216,7 +216,7 @@ class Checker:
         which, index = _worst_output(found, posed.tolerance.allowed)
         allowed = posed.tolerance.allowed.of(index)
         detail = f"on input set `{posed.name}`: error{which} {found.of(index)}; allowed {allowed}"
-        raise Rejection(reason or self._diagnose(posed, answer, found), detail)
+        raise RejectionError(reason or self._diagnose(posed, answer, found), detail)
 
     def _diagnose(self, posed: _Posed, answer: Answer, found: Distance) -> Reason:
         pairs = list(zip(answer.outputs, posed.truth, strict=True))
@@ -244,7 +244,7 @@ class Checker:
         try:
             truth = self._oracle.truth(posed.inputs, self._oracle.initial_state, training=self._oracle.training)
             answer = self._call(self._candidate, posed.inputs, slot=0, seed=None)
-        except (OutOfDomain, WorkerFailure):
+        except (OutOfDomainError, WorkerError):
             return False
         return apart(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
 
@@ -274,7 +274,7 @@ class Checker:
         found = apart(answers[1].outputs, answers[0].outputs)
         if not found.within(allowed):
             detail = f"in a second call after one seed the output is {found} from the reference's; allowed {allowed}"
-            raise Rejection(Reason.WRONG_OUTPUT, detail)
+            raise RejectionError(Reason.WRONG_OUTPUT, detail)
 
     def _nearly_same(self, first: _Posed, training: bool) -> None:
         """Inputs that differ from earlier ones in the places of two elements, in a few, and in one: to a cache that sums or
@@ -288,7 +288,7 @@ class Checker:
             changed = InputSet(name, vary, f"caches keyed by {kept}", truths=True)
             try:
                 self._pose_and_judge(changed, slot=1, state=self._subject.state, training=training, drawn=first.inputs)
-            except OutOfDomain as error:
+            except OutOfDomainError as error:
                 self._subject.checks.setdefault("skipped", {})[changed.name] = str(error)
 
     def _has_batch_state(self) -> bool:
@@ -325,7 +325,7 @@ class Checker:
                 if distance(states[1][key], wanted.double()).within(limit + rounding.get(key, limit)):
                     continue
             what = "parameter" if is_parameter else "buffer"
-            raise Rejection(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
+            raise RejectionError(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
 
     def _rounding_of_buffers(self, inputs: list[Any], found: State, training: bool) -> dict[str, Distance]:
         """How far apart two legal ways of rounding may leave a buffer: statistics of what comes out of convolutions are as
@@ -340,7 +340,7 @@ class Checker:
                 oracle.with_tf32_in_cudnn(inputs, subject.weights, training=training)
                 states.append(oracle.state_after())
             oracle.truth(inputs, subject.weights, training=training)
-        except OutOfDomain:
+        except OutOfDomainError:
             return {}
         truth = oracle.state_after()
         return {
@@ -369,7 +369,7 @@ class Checker:
                 side.step(stepped, chosen)
             try:
                 self._judge_weights(stepped, "own-stepped", training)
-            except Rejection as rejection:
+            except RejectionError as rejection:
                 if self._right_now(stepped, training):
                     raise  # wrong once, and not because of the weights
                 self._subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {rejection.detail}")
@@ -383,7 +383,7 @@ class Checker:
         self._load(state)
         try:
             self._judge_weights(state, "own-buffers", training)
-        except OutOfDomain as error:
+        except OutOfDomainError as error:
             self._subject.checks.setdefault("skipped", {})["own-buffers"] = str(error)
         self._load(self._subject.weights)
 
@@ -394,7 +394,7 @@ class Checker:
     def _right_now(self, state: State, training: bool) -> bool:
         try:
             self._judge_weights(state, "own-stepped-again", training)
-        except Rejection:
+        except RejectionError:
             return False
         return True
 
@@ -410,14 +410,14 @@ class Checker:
         for mode, name in ((not training, "own-other-mode"), (training, "own-mode-again")):
             for side in (self._reference, self._candidate):
                 if side.set_mode(training=mode) != mode:
-                    raise Rejection(Reason.MODE_MISMATCH, f"train({mode}) left the module with training={not mode}")
+                    raise RejectionError(Reason.MODE_MISMATCH, f"train({mode}) left the module with training={not mode}")
                 if self._subject.reloads_state and self._oracle.initial_state:
                     side.load_state(self._subject.weights)
             own = InputSet(name, INPUT_SETS[0].vary, "work skipped in one mode")
             try:
                 with self._drawing_as_in(mode):
                     self._pose_and_judge(own, slot=1, state=self._present_state(), training=mode)
-            except OutOfDomain as error:
+            except OutOfDomainError as error:
                 self._subject.checks.setdefault("skipped", {})[name] = str(error)
 
     @contextlib.contextmanager
@@ -551,7 +551,7 @@ def _swap(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def overwritten(subject: Subject, detail: str = "the first call's output was changed by a later call") -> None:
     """Calls share the memory of their outputs: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
     if Label.CUDA_GRAPH not in subject.labels:
-        raise Rejection(Reason.OUTPUT_OVERWRITTEN, detail)
+        raise RejectionError(Reason.OUTPUT_OVERWRITTEN, detail)
     subject.label(Label.ALIASED_OUTPUT, detail)
 
 
@@ -560,7 +560,7 @@ def held_output(subject: Subject, candidate: Side, index: int) -> list[torch.Ten
     torch.compile's CUDA graphs have overwritten."""
     try:
         return candidate.recopy(index)
-    except WorkerFailure as failure:
+    except WorkerError as failure:
         if failure.reason is not Reason.RUNTIME_ERROR:
             raise
         overwritten(subject, f"an earlier output cannot be read after later calls: {failure.detail}")
@@ -573,9 +573,9 @@ def check_process(subject: Subject, candidate: Side) -> None:
     changes = forbidden_changes(seen.before, seen.after)
     changes += [f"{name} was replaced" for name in seen.patched]
     if changes:
-        raise Rejection(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
+        raise RejectionError(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
     if seen.training != subject.oracle.training:
-        raise Rejection(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+        raise RejectionError(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
     for label in sorted(dynamic_labels(seen.before, seen.after)):
         subject.label(label, "a process-wide setting was changed")
 
@@ -588,16 +588,18 @@ def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: 
     """
     wanted, found = reference.described, answer.described
     if found.strange:
-        raise Rejection(Reason.WRONG_TYPE, f"returned {', '.join(found.strange[:3])}; wanted plain torch.Tensor")
+        raise RejectionError(Reason.WRONG_TYPE, f"returned {', '.join(found.strange[:3])}; wanted plain torch.Tensor")
     alike = _same_structure(found.skeleton, wanted.skeleton, _of_numbers(subject))
     if not alike or len(found.outputs) != len(wanted.outputs):
-        raise Rejection(Reason.WRONG_TYPE, f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}")
+        raise RejectionError(
+            Reason.WRONG_TYPE, f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}"
+        )
     for mine, theirs in zip(found.outputs, wanted.outputs, strict=True):
         for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
             if getattr(mine, name) != getattr(theirs, name):
-                raise Rejection(reason, f"returned {name} {getattr(mine, name)}; wanted {getattr(theirs, name)}")
+                raise RejectionError(reason, f"returned {name} {getattr(mine, name)}; wanted {getattr(theirs, name)}")
         if set(mine.traits) - set(theirs.traits):
-            raise Rejection(Reason.WRONG_TYPE, f"returned a tensor that is {' and '.join(mine.traits)}")
+            raise RejectionError(Reason.WRONG_TYPE, f"returned a tensor that is {' and '.join(mine.traits)}")
         if strides and not _strides_equal(mine, theirs):
             subject.label(Label.STRIDES_DIFFER, f"returned strides {mine.stride}; wanted {theirs.stride}")
         extra = set(mine.aliases) - set(theirs.aliases)
@@ -607,9 +609,11 @@ def check_form(subject: Subject, reference: Answer, answer: Answer, *, strides: 
         if extra == {"earlier output"}:
             overwritten(subject, "an output lies where an earlier one does, which the caller still has")
         elif extra:
-            raise Rejection(Reason.OUTPUT_ALIASES, f"an output shares memory with the call's {' and '.join(sorted(extra))}")
+            raise RejectionError(
+                Reason.OUTPUT_ALIASES, f"an output shares memory with the call's {' and '.join(sorted(extra))}"
+            )
     if not answer.inputs_intact and reference.inputs_intact:
-        raise Rejection(Reason.INPUT_MUTATED, "the call changed its inputs")
+        raise RejectionError(Reason.INPUT_MUTATED, "the call changed its inputs")
 
 
 _NUMBERS_DIFFER = 1e-5

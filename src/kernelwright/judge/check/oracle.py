@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
@@ -25,7 +25,7 @@ _SPARE_BYTES = 8 << 30
 workers on the same GPU need next. To give it back makes all streams wait. Our choice."""
 
 
-class OutOfDomain(Exception):
+class OutOfDomainError(InternalError):
     """The reference raised, or is not finite, on this input set."""
 
 
@@ -88,7 +88,7 @@ class Oracle:
                 Buffers stay, since they may be masks.
 
         Raises:
-            OutOfDomain: the reference raised or gave NaN.
+            OutOfDomainError: the reference raised or gave NaN.
         """
 
         def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
@@ -154,12 +154,12 @@ class Oracle:
         except Exception as error:
             if device_is_full(error):
                 raise  # by others, as it may be: the judge makes room, for no check may be left out because of them
-            raise OutOfDomain(f"the reference raised {type(error).__name__}: {error}") from error
+            raise OutOfDomainError(f"the reference raised {type(error).__name__}: {error}") from error
         if not outputs:
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
         _give_back_spare_memory(self.device)
         if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
-            raise OutOfDomain("the reference gives NaN")
+            raise OutOfDomainError("the reference gives NaN")
         return outputs
 
     def output_skeleton(self, inputs: list[Any]) -> tuple[Any, list[torch.Tensor]]:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.oracle import Oracle, OutOfDomain, State, tensors_of
+from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, State, tensors_of
 from kernelwright.judge.isolation.replies import Built
 from kernelwright.judge.isolation.side import Shapes, Side
 from kernelwright.judge.isolation.workers import Workers
@@ -36,7 +36,7 @@ class Gate(Protocol):
         ...
 
 
-class Rejection(Exception):
+class RejectionError(InternalError):
     """The candidate may not replace its reference."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -140,7 +140,7 @@ class Subject:
         mode = self.oracle.training if training is None else training
         try:
             first, second = (self.oracle.own_precision(example, self.state, training=mode, seed=seed) for seed in seeds)
-        except OutOfDomain:
+        except OutOfDomainError:
             return False
         return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
 
@@ -223,7 +223,7 @@ class Subject:
         """A fresh worker of one side, built and with weights loaded.
 
         Raises:
-            Rejection, WorkerFailure: the candidate could not be built or is no drop-in.
+            RejectionError, WorkerError: the candidate could not be built or is no drop-in.
             TaskError: the reference could not.
         """
         if role == "candidate":
@@ -260,9 +260,9 @@ class Subject:
 
     def _check_interface(self, interface: Built) -> None:
         if interface.missing is not None:
-            raise Rejection(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
+            raise RejectionError(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
         if interface.training != self.oracle.training:
-            raise Rejection(
+            raise RejectionError(
                 Reason.MODE_MISMATCH, f"built with training={interface.training}, the reference with {self.oracle.training}"
             )
         wanted = {key: (spec.dtype, spec.shape) for key, spec in self.shapes.state}
@@ -279,5 +279,5 @@ class Subject:
     def label(self, label: Label, detail: str) -> None:
         """Attach a label, or reject where the settings forbid it."""
         if label in self.settings.forbid:
-            raise Rejection(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
+            raise RejectionError(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
         self.labels.add(label)

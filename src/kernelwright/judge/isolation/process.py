@@ -18,21 +18,22 @@ from typing import Any
 
 import torch
 
+from kernelwright.errors import InternalError
 from kernelwright.judge.isolation.zygote import Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import Arena
 from kernelwright.judge.worker.channel import (
     Channel,
-    ChannelClosed,
-    ChannelGarbage,
-    ChannelTimeout,
+    ChannelClosedError,
+    ChannelGarbageError,
+    ChannelTimeoutError,
     decode,
     encode,
 )
 from kernelwright.records import Reason
 
 
-class WorkerFailure(Exception):
+class WorkerError(InternalError):
     """A worker did not do what was asked. For a candidate this becomes the verdict's reason and detail."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -140,7 +141,7 @@ class Worker:
             return False
         try:
             clean = self._exchange("forget", _FORGET_LIMIT_S, {})[0].get("clean") is True
-        except WorkerFailure:
+        except WorkerError:
             return False
         self._free()
         return clean
@@ -156,7 +157,7 @@ class Worker:
         """Ask for something and wait for the answer.
 
         Raises:
-            WorkerFailure: the worker raised, died, hung or answered out of turn.
+            WorkerError: the worker raised, died, hung or answered out of turn.
         """
         return self._exchange(op, timeout_s, fields)[0]
 
@@ -192,12 +193,12 @@ class Worker:
             body = self._channel.receive_encoded(deadline)
             stop_ns = time.perf_counter_ns()
             answer = decode(body)
-        except ChannelTimeout:
+        except ChannelTimeoutError:
             reason = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
             raise self._failure(reason, f"no answer to `{op}` within {timeout_s:g} s") from None
-        except ChannelGarbage as error:
+        except ChannelGarbageError as error:
             raise self._failure(Reason.PROTOCOL_VIOLATION, str(error)) from None
-        except ChannelClosed:
+        except ChannelClosedError:
             raise self._death(op) from None
         if answer.get("nonce") != nonce:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
@@ -260,35 +261,35 @@ class Worker:
         """Let a paused worker go on."""
         signal_each(self._paused, signal.SIGCONT)
 
-    def _failure(self, reason: Reason, detail: str) -> WorkerFailure:
+    def _failure(self, reason: Reason, detail: str) -> WorkerError:
         self.close()
-        return WorkerFailure(reason, detail)
+        return WorkerError(reason, detail)
 
-    def _raised(self, op: str, error: dict[str, str]) -> WorkerFailure:
+    def _raised(self, op: str, error: dict[str, str]) -> WorkerError:
         kind, text = str(error.get("type")), str(error.get("message"))
         detail = f"{kind}: {text}"
         if kind == "SyntaxError" and op == "build":
-            return WorkerFailure(Reason.SYNTAX_ERROR, detail)
+            return WorkerError(Reason.SYNTAX_ERROR, detail)
         if kind == "SystemExit":
-            return WorkerFailure(Reason.EXITED, text)
+            return WorkerError(Reason.EXITED, text)
         # The driver's own "CUDA error: out of memory" comes under more general names.
         if kind in ("MemoryError", "OutOfMemoryError") or "CUDA error: out of memory" in text:
-            return WorkerFailure(Reason.OUT_OF_MEMORY, detail)
+            return WorkerError(Reason.OUT_OF_MEMORY, detail)
         where = {"build": Reason.BUILD_FAILED, "load_state": Reason.STATE_MISMATCH, "save_state": Reason.STATE_MISMATCH}
-        return WorkerFailure(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
+        return WorkerError(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))
 
-    def _death(self, op: str) -> WorkerFailure:
+    def _death(self, op: str) -> WorkerError:
         ending = self._finish(_EXIT_GRACE_S)
         if ending.cause == "memory":
             limit = self._settings.memory_limit_bytes / (1 << 30)
-            return WorkerFailure(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
+            return WorkerError(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
         if ending.cause == "processes":
-            return WorkerFailure(Reason.TOO_MANY_PROCESSES, f"more than {self._settings.process_limit} during `{op}`")
+            return WorkerError(Reason.TOO_MANY_PROCESSES, f"more than {self._settings.process_limit} during `{op}`")
         if ending.signal is not None and ending.signal != signal.SIGKILL:
-            return WorkerFailure(Reason.CRASHED, f"{signal.Signals(ending.signal).name} during `{op}`")
+            return WorkerError(Reason.CRASHED, f"{signal.Signals(ending.signal).name} during `{op}`")
         if ending.signal is not None:
-            return WorkerFailure(Reason.CRASHED, f"killed or closed its channel during `{op}`")
-        return WorkerFailure(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
+            return WorkerError(Reason.CRASHED, f"killed or closed its channel during `{op}`")
+        return WorkerError(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
 
     def _finish(self, grace_s: float = 0.0) -> Any:
         self._ended = True

@@ -13,7 +13,7 @@ import torch
 
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.oracle import State
-from kernelwright.judge.isolation.process import CallClocks, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.replies import Built, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
@@ -146,7 +146,7 @@ class Side:
         """Whether the next outputs that are held are held by views."""
 
     def build(self, arguments: Any, seed: int) -> Built:
-        """Import and construct the module; returns its interface. Raises WorkerFailure, for the reference TaskError."""
+        """Import and construct the module; returns its interface. Raises WorkerError, for the reference TaskError."""
         answer = self._asked(Built, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
         if answer.missing is None:
             regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
@@ -310,7 +310,7 @@ class Side:
         intact = self._intact()
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):
-            raise WorkerFailure(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
+            raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
         return [
             Answer(self._read_outputs(region), one, clocks, intact)
             for one, region in zip(described, self._shapes.regions, strict=False)
@@ -358,15 +358,13 @@ class Side:
     def _parsed(self, kind: type[R], answer: dict[str, Any]) -> R:
         reply = parse(kind, answer)
         if reply is None:
-            raise WorkerFailure(
-                Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}"
-            )
+            raise WorkerError(Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}")
         return reply
 
     def _guarded(self, ask: Any) -> Any:
         try:
             return ask()
-        except WorkerFailure as failure:
+        except WorkerError as failure:
             if self.role != "reference":
                 raise
             if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:

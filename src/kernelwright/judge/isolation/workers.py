@@ -19,7 +19,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-from kernelwright.judge.isolation.process import Worker, WorkerFailure, WorkerSpec
+from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 
@@ -63,7 +63,7 @@ class Workers:
             self._waiting.remove(fitting[0])
         try:
             fitting[0].adopt(spec)
-        except WorkerFailure:  # it died while it waited
+        except WorkerError:  # it died while it waited
             fitting[0].discard()
             return None
         return fitting[0]

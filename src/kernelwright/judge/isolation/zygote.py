@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import SandboxError
-from kernelwright.judge.worker.channel import Channel, ChannelClosed
+from kernelwright.judge.worker.channel import Channel, ChannelClosedError
 
 _WATCH_S = 0.05
 _SESSION_WATCH_EVERY = 10
@@ -110,7 +110,7 @@ class Zygote:
                 self._channel.send({"spawn": config, "files": len(files)})
                 self._channel.send_files(files)
                 answer = self._channel.receive(time.monotonic() + 120)
-        except (ChannelClosed, OSError) as error:
+        except (ChannelClosedError, OSError) as error:
             raise self._gone(error) from error
         return int(answer["pid"])
 
@@ -120,7 +120,7 @@ class Zygote:
             with self._turn:
                 self._channel.send({"end": pid, "grace_s": grace_s})
                 answer = self._channel.receive(time.monotonic() + 60)
-        except (ChannelClosed, OSError) as error:
+        except (ChannelClosedError, OSError) as error:
             raise self._gone(error) from error
         return Ending(answer["status"], answer["cause"])
 
@@ -175,7 +175,7 @@ def main(handle: int) -> None:
                     channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
             for one in watched.values():
                 _watch(one)
-    except ChannelClosed:
+    except ChannelClosedError:
         pass
     finally:
         for one in watched.values():

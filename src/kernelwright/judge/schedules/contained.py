@@ -24,7 +24,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from kernelwright.errors import CudaError, DeviceError
+from kernelwright.errors import CudaError, DeviceError, InternalError
 from kernelwright.gpu.buffers import difference
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec
@@ -56,7 +56,7 @@ class Failure(StrEnum):
     """The process ended without an answer."""
 
 
-class ScheduleFailed(Exception):
+class ScheduleFailedError(InternalError):
     """A schedule ended the process it ran in; the process has been replaced.
 
     Attributes:
@@ -181,7 +181,7 @@ class ContainedLauncher:
         """Time a schedule interleaved with the original.
 
         Raises:
-            ScheduleFailed: it faulted, hung or ended the process.
+            ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
         answer = self._ask(_TimeIt(cubin, plan))
@@ -193,7 +193,7 @@ class ContainedLauncher:
         """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None.
 
         Raises:
-            ScheduleFailed: it faulted, hung or ended the process.
+            ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
         answer = self._ask(_CompareIt(cubin, tuple(seeds)))
@@ -218,7 +218,7 @@ class ContainedLauncher:
         theirs.close()
         try:
             answer = self._answer(START_TIMEOUT_S)
-        except ScheduleFailed as failed:
+        except ScheduleFailedError as failed:
             self._stop()
             raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; check the GPU") from failed
         if isinstance(answer, DeviceError):
@@ -239,15 +239,15 @@ class ContainedLauncher:
             if isinstance(answer, _Begun):
                 answer = self._answer(self.limit_s)
         except (BrokenPipeError, ConnectionResetError):
-            failed = ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}")
+            failed = ScheduleFailedError(Failure.CRASH, f"exit status {self._exit_status()}")
             self._replace()
             raise failed from None
-        except ScheduleFailed:
+        except ScheduleFailedError:
             self._replace()
             raise
         if isinstance(answer, _Faulted):
             self._replace()
-            raise ScheduleFailed(Failure.FAULT, answer.name)
+            raise ScheduleFailedError(Failure.FAULT, answer.name)
         if isinstance(answer, DeviceError):
             self._stop()
             raise answer
@@ -255,11 +255,11 @@ class ContainedLauncher:
 
     def _answer(self, limit_s: float) -> Any:
         if not self._connection.poll(limit_s):
-            raise ScheduleFailed(Failure.HANG, f"no answer within {limit_s:g} s")
+            raise ScheduleFailedError(Failure.HANG, f"no answer within {limit_s:g} s")
         try:
             return self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise ScheduleFailed(Failure.CRASH, f"exit status {self._exit_status()}") from error
+            raise ScheduleFailedError(Failure.CRASH, f"exit status {self._exit_status()}") from error
 
     def _exit_status(self) -> int | None:
         self._process.join(_STOP_TIMEOUT_S)

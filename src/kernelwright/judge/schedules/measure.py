@@ -17,11 +17,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.errors import InfrastructureError
+from kernelwright.errors import InfrastructureError, InternalError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, Samples, ScheduleFailed
+from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, Samples, ScheduleFailedError
 from kernelwright.sass import Program, Schedule
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ScheduleVerdict:
     checked: bool = False
 
 
-class ScheduleRejected(Exception):
+class ScheduleRejectedError(InternalError):
     """A schedule has no cost because it did not run or gave wrong outputs.
 
     Not an error of the infrastructure: what to do with such a schedule is the game's business.
@@ -179,12 +179,12 @@ class GpuBackend:
         """Return a schedule's time in microseconds.
 
         Raises:
-            ScheduleRejected: it faults, hangs or gives wrong outputs.
+            ScheduleRejectedError: it faults, hangs or gives wrong outputs.
             DeviceError: the machine is at fault.
         """
         verdict = self.measure(schedule)
         if verdict.cost_us is None:
-            raise ScheduleRejected(verdict)
+            raise ScheduleRejectedError(verdict)
         return verdict.cost_us
 
     def measure(self, schedule: Schedule) -> ScheduleVerdict:
@@ -217,7 +217,7 @@ class GpuBackend:
                 speedup = statistics.median(samples.ratios)
             is_best = speedup > self.best_speedup
             wrong = self._difference(cubin, anew=is_best) if is_best or self._check_all else None
-        except ScheduleFailed as failed:
+        except ScheduleFailedError as failed:
             return ScheduleVerdict(_STATUS_OF[failed.failure], failed.detail)
         if wrong is not None:
             return ScheduleVerdict(Status.WRONG_OUTPUT, wrong, blocks=len(samples.ratios), checked=True)
@@ -291,7 +291,7 @@ def confirm(
         on_process: told the number and samples of every process.
 
     Raises:
-        ScheduleFailed: the schedule faulted, hung or ended the process.
+        ScheduleFailedError: the schedule faulted, hung or ended the process.
         DeviceError: the machine is at fault.
     """
     from kernelwright.records.intervals import noise_floor, ratio_interval

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from kernelwright.judge.check.subject import Rejection
+from kernelwright.judge.check.subject import RejectionError
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason
 from kernelwright.records.intervals import Interval, upper_bound
@@ -61,7 +61,7 @@ def reject_hidden_time(outside: list[Outside], settings: Settings) -> None:
     for kind, limit_us in (("single", settings.excess_limit_us), ("series", settings.audit_limit_us)):
         candidate, reference = ([value for one in outside for value in getattr(one, kind)[side]] for side in (0, 1))
         if certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us):
-            raise Rejection(
+            raise RejectionError(
                 Reason.CLOCK_DISAGREEMENT,
                 f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the "
                 f"candidate's own clock does not; the reference takes {latency_us:.1f} us",

@@ -28,8 +28,8 @@ from kernelwright.errors import KernelwrightError, TaskError
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import buffer_has_kept_up, check_form, check_process, held_output, overwritten
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.subject import Rejection, Subject
-from kernelwright.judge.isolation.process import CallClocks, WorkerFailure
+from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.isolation.side import SLOTS, Answer, Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import outer_clock
@@ -114,7 +114,7 @@ def time_candidate(
         checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
 
     Raises:
-        Rejection, WorkerFailure: the candidate misbehaved while timed.
+        RejectionError, WorkerError: the candidate misbehaved while timed.
     """
     settings = subject.settings
     blocks: list[TimingBlock] = []
@@ -146,7 +146,7 @@ def time_candidate(
                 # candidate's user pays for it. But it is no lie.
                 if Label.STRIDES_DIFFER not in subject.labels:
                     outer_clock.reject_hidden_time(outside, settings)
-            except Rejection:
+            except RejectionError:
                 # A busy machine may disturb a whole process. What hides time hides it in the next two as well.
                 if process >= settings.processes_max + _SECOND_CHANCES:
                     raise
@@ -255,7 +255,7 @@ def _start(subject: Subject, names: Sequence[str] = _SIDES) -> dict[str, Side]:
         for future in as_completed(started):
             try:
                 sides[started[future]] = future.result()
-            except (Rejection, KernelwrightError, WorkerFailure) as error:
+            except (RejectionError, KernelwrightError, WorkerError) as error:
                 failure = error
     if failure is not None:
         for side in sides.values():
@@ -405,7 +405,7 @@ class _Run:
     ) -> None:
         found = apart(outputs, wanted)
         if not found.within(allowed) and not self._settled(inputs, wanted, outputs):
-            raise Rejection(
+            raise RejectionError(
                 Reason.TIMED_OUTPUT_WRONG,
                 f"{what} is {found} from the reference's; allowed {allowed}",
             )
@@ -460,7 +460,9 @@ class _Run:
         wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
         for key in sorted(wanted.keys() - subject.oracle.parameter_names):
             if not buffer_has_kept_up(found[key], wanted[key], subject.weights[key]):
-                raise Rejection(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls")
+                raise RejectionError(
+                    Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls"
+                )
 
     def verify_process(self) -> None:
         """What the check has looked at, once more in a process of which no clock has any more to say: who waited for many
@@ -474,7 +476,7 @@ class _Run:
             self._sides[name].load_state(loaded)
         far = self._far_from_reference()
         if far is not None:
-            raise Rejection(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
+            raise RejectionError(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
         stepped, names = subject.new_weights(), random.choice(subject.two_parts())
         for name in ("reference", "candidate"):
             self._sides[name].step(stepped, names)
@@ -559,13 +561,13 @@ class _Run:
         """`ran_us`: for how long the candidate's processes could run."""
         excess_us = outer_clock.certain_excess(self._samples["candidate"].idle_us, self._samples["reference"].idle_us)
         if excess_us > self._subject.settings.idle_limit_us:
-            raise Rejection(
+            raise RejectionError(
                 Reason.WORK_OUTSIDE_TIMING,
                 f"the process used {excess_us:.0f} us of processor time between calls beyond the reference's",
             )
         helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
         if helpers_us > _HELPERS_SHARE * ran_us:
-            raise Rejection(
+            raise RejectionError(
                 Reason.WORK_OUTSIDE_TIMING, f"its child processes used {helpers_us / 1e3:.0f} ms while it was timed"
             )
 
@@ -573,7 +575,7 @@ class _Run:
         candidate, reference = (self._samples[name].quiet_us for name in ("candidate", "reference"))
         usual_us = median(reference)
         if outer_clock.certain_excess(candidate, reference) > (_QUIET_RATIO - 1) * usual_us + _QUIET_SLACK_US:
-            raise Rejection(
+            raise RejectionError(
                 Reason.DEVICE_NOT_QUIET,
                 f"a cache flush after its calls takes {median(candidate):.0f} us; after the reference's {usual_us:.0f} us",
             )

@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
-from kernelwright.judge.check.oracle import OutOfDomain
-from kernelwright.judge.check.subject import Rejection, Subject
-from kernelwright.judge.isolation.process import WorkerFailure
+from kernelwright.judge.check.oracle import OutOfDomainError
+from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import Answer, Side
 from kernelwright.judge.timing.pairs import BLOCKS_MAX, log_ratios, repeats_before
 from kernelwright.judge.timing.timing_core import on_core
@@ -30,7 +30,7 @@ from kernelwright.records.intervals import Interval, ratio_interval
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
 
-Failure = Rejection | WorkerFailure
+Failure = RejectionError | WorkerError
 """Why a baseline has no time."""
 
 
@@ -70,7 +70,7 @@ def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[],
             for name, start in starts.items():
                 try:
                     sides[name] = start.result()
-                except (Rejection, WorkerFailure) as failure:
+                except (RejectionError, WorkerError) as failure:
                     found[name] = failure
         rotation = _Rotation(subject, reference, sides, found, flush)
         with subject.gate(shared=True):
@@ -124,7 +124,7 @@ class _Rotation:
             for name, call in calls.items():
                 try:
                     self._compare(call.result(), wanted, inputs)
-                except (Rejection, WorkerFailure) as failure:
+                except (RejectionError, WorkerError) as failure:
                     self._failures[name] = failure
 
     def round(self, *, keep: bool) -> None:
@@ -147,12 +147,12 @@ class _Rotation:
             side = self._sides[name] if name else self._reference
             try:
                 answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
-            except WorkerFailure as failure:
+            except WorkerError as failure:
                 self._failures[name] = failure
         for name, answer in answers.items():
             try:
                 self._compare(answer, answers[""], inputs)
-            except Rejection as failure:
+            except RejectionError as failure:
                 self._failures[name] = failure
         return {name: answer.clocks.inner_us for name, answer in answers.items()}
 
@@ -164,7 +164,7 @@ class _Rotation:
         if not found.within(self._allowed):
             self._allowed = farthest([self._allowed, self._explained(inputs, wanted)])
         if not found.within(self._allowed):
-            raise Rejection(
+            raise RejectionError(
                 Reason.WRONG_OUTPUT,
                 f"the output is {found} from eager's; allowed {self._allowed}",
             )
@@ -178,7 +178,7 @@ class _Rotation:
             rounded = [wanted.outputs]
             if subject.lets_cudnn_use_tf32:
                 rounded.append(oracle.with_tf32_in_cudnn(inputs, subject.state, training=oracle.training) or truth)
-        except OutOfDomain:
+        except OutOfDomainError:
             return TOLERANCE
         if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):
             return TOLERANCE

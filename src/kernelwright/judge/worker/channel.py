@@ -14,18 +14,20 @@ import struct
 import time
 from typing import Any
 
+from kernelwright.errors import InternalError
+
 MAX_MESSAGE_BYTES = 16 << 20
 
 
-class ChannelClosed(Exception):
+class ChannelClosedError(InternalError):
     """The other side is gone."""
 
 
-class ChannelTimeout(Exception):
+class ChannelTimeoutError(InternalError):
     """Nothing complete arrived in time."""
 
 
-class ChannelGarbage(Exception):
+class ChannelGarbageError(InternalError):
     """What arrived is not a message."""
 
 
@@ -39,7 +41,7 @@ class Channel:
         """Send one message.
 
         Raises:
-            ChannelClosed: the other side is gone.
+            ChannelClosedError: the other side is gone.
         """
         self.send_encoded(encode(message))
 
@@ -48,7 +50,7 @@ class Channel:
         try:
             self.socket.sendall(data)
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise ChannelClosedError(str(error)) from error
 
     def receive_encoded(self, deadline: float | None = None) -> bytes:
         """The body of the next message, undecoded.
@@ -57,11 +59,11 @@ class Channel:
             deadline: `time.monotonic()` value after which to give up; None waits for ever.
 
         Raises:
-            ChannelClosed, ChannelTimeout, ChannelGarbage: as their names say.
+            ChannelClosedError, ChannelTimeoutError, ChannelGarbageError: as their names say.
         """
         (length,) = struct.unpack("=I", self._read(4, deadline))
         if length > MAX_MESSAGE_BYTES:
-            raise ChannelGarbage(f"a message of {length} bytes was announced; the limit is {MAX_MESSAGE_BYTES}")
+            raise ChannelGarbageError(f"a message of {length} bytes was announced; the limit is {MAX_MESSAGE_BYTES}")
         return self._read(length, deadline)
 
     def receive(self, deadline: float | None = None) -> dict[str, Any]:
@@ -80,13 +82,13 @@ class Channel:
             if deadline is not None:
                 wait = deadline - time.monotonic()
                 if wait <= 0 or not select.select([self.socket], [], [], wait)[0]:
-                    raise ChannelTimeout
+                    raise ChannelTimeoutError
             try:
                 chunk = self.socket.recv(min(length, 1 << 20))
             except OSError as error:
-                raise ChannelClosed(str(error)) from error
+                raise ChannelClosedError(str(error)) from error
             if not chunk:
-                raise ChannelClosed("end of stream")
+                raise ChannelClosedError("end of stream")
             chunks.append(chunk)
             length -= len(chunk)
         return b"".join(chunks)
@@ -95,14 +97,14 @@ class Channel:
         """Send file handles; the other side gets duplicates of them.
 
         Raises:
-            ChannelClosed: the other side is gone.
+            ChannelClosedError: the other side is gone.
         """
         if not files:
             return
         try:
             self.socket.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise ChannelClosedError(str(error)) from error
 
     def receive_files(self, count: int) -> list[int]:
         """The file handles of the other side's `send_files`, of which there are `count`."""
@@ -132,13 +134,13 @@ def decode(body: bytes) -> dict[str, Any]:
     """A message from its body.
 
     Raises:
-        ChannelGarbage: it is not a JSON object.
+        ChannelGarbageError: it is not a JSON object.
     """
     try:
         # Text with lone surrogates parses, and cannot be written to any file.
         message = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise ChannelGarbage("not JSON") from error
+        raise ChannelGarbageError("not JSON") from error
     if not isinstance(message, dict):
-        raise ChannelGarbage("not an object")
+        raise ChannelGarbageError("not an object")
     return message

@@ -27,7 +27,7 @@ import torch
 from torch.profiler import ExecutionTraceObserver
 
 from kernelwright.judge.worker.arena import TensorSpec, close_arena, open_arena
-from kernelwright.judge.worker.channel import Channel, ChannelClosed
+from kernelwright.judge.worker.channel import Channel, ChannelClosedError
 from kernelwright.judge.worker.process_state import WRAPPED_BY_COMPILE, global_state, library_functions
 from kernelwright.judge.worker.structure import unflatten
 
@@ -599,7 +599,7 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
     while True:
         try:
             message = channel.receive()
-        except ChannelClosed:
+        except ChannelClosedError:
             return
         try:
             if message["op"] == "forget":
@@ -618,7 +618,7 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
         answer["nonce"] = message["nonce"]
         try:
             channel.send(answer)
-        except ChannelClosed:
+        except ChannelClosedError:
             return
         if message["op"] == "repeat":
             channel.watch(_AWAKE_S)

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from kernelwright.errors import InternalError
 
-class StructureError(ValueError):
+
+class StructureError(InternalError):
     """A value holds something that is neither a tensor, a plain scalar nor a list, tuple or dict of those."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from kernelwright.errors import InternalError
 from kernelwright.rewrites.graph import (
     argument,
     arguments,
@@ -37,7 +38,7 @@ ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adapt
 POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
 
 
-class UnsupportedError(Exception):
+class UnsupportedError(InternalError):
     """This call cannot be a step of a fused kernel."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kernelwright.errors import InternalError
 from kernelwright.rewrites.graph import Editor
 from kernelwright.rewrites.tracing import OperatorGraph
 
@@ -12,7 +13,7 @@ MOST_ROUNDS = 30
 """A stop for rules that feed each other; a set that is still firing then has a cycle."""
 
 
-class RuleError(Exception):
+class RuleError(InternalError):
     """A rule is wrong: it raised, or it never ends. Carries the rule's name."""
 
     def __init__(self, name: str, message: str) -> None:
