@@ -39,7 +39,7 @@ from kernelwright.contrastive.stages.config import (
     SupervisedConfig,
     stage_from,
 )
-from kernelwright.contrastive.stages.context import Equipment, equipped
+from kernelwright.contrastive.stages.context import StageContext, stage_context
 from kernelwright.contrastive.stages.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
 from kernelwright.contrastive.stages.run import train_with
 from kernelwright.contrastive.stages.split import TaskSplit, split_of
@@ -74,7 +74,7 @@ PAPER = {
 }
 """CUDA-L1, table 5: mean speedup over eager on an A100, 250 tasks of KernelBench that were trained on, a 671B model."""
 
-Equip = Callable[[JudgeSection, CheckerSection], AbstractContextManager[Equipment]]
+Equip = Callable[[JudgeSection, CheckerSection], AbstractContextManager[StageContext]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Recipe:
         """Teachers write and the judge filters: what `supervised` begins with, without a model."""
         config = self._stage("sft")
         assert isinstance(config, SupervisedConfig)
-        with self.equip(config.judge, config.checker) as equipment:
-            return examples_of(config, self._split(), RunDirectory(self.out / "sft"), equipment) is not None
+        with self.equip(config.judge, config.checker) as context:
+            return examples_of(config, self._split(), RunDirectory(self.out / "sft"), context) is not None
 
     def supervised(self) -> bool:
         """Teachers write, the judge filters, the model learns what is correct. Speed does not count yet."""
@@ -150,10 +150,10 @@ class Recipe:
         run = RunDirectory(self.out / "held-out")
         if (kept := read_result(run, arm)) is not None:
             return kept
-        with self.equip(stage.judge, stage.checker) as equipment:
-            model, tokenizer = equipment.load(stage.model, stage.seed)
-            chat = equipment.sampler(model, tokenizer, f"{Path(self.base).name}:{arm}", config.sampling.batch)
-            return evaluate_held_out(arm, chat, self._split().held_out, config, stage.prompt, run, equipment)
+        with self.equip(stage.judge, stage.checker) as context:
+            model, tokenizer = context.model.load(stage.model, stage.seed)
+            chat = context.model.sampler(model, tokenizer, f"{Path(self.base).name}:{arm}", config.sampling.batch)
+            return evaluate_held_out(arm, chat, self._split().held_out, config, stage.prompt, run, context)
 
     # ---- table 5
 
@@ -220,8 +220,8 @@ class Recipe:
 
     def _train(self, name: str, config: StageConfig) -> bool:
         """Whether the stage is finished."""
-        with self.equip(config.judge, config.checker) as equipment:
-            return train_with(config, self._split(), RunDirectory(self.out / name), equipment).finished
+        with self.equip(config.judge, config.checker) as context:
+            return train_with(config, self._split(), RunDirectory(self.out / name), context).finished
 
 
 def table(results: dict[str, HeldOutResult]) -> str:
@@ -310,14 +310,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
     opened = ExitStack()
-    known: dict[str, Equipment] = {}
+    known: dict[str, StageContext] = {}
 
-    def equip(judge: JudgeSection, checker: CheckerSection) -> AbstractContextManager[Equipment]:
+    def equip(judge: JudgeSection, checker: CheckerSection) -> AbstractContextManager[StageContext]:
         """Judges take seconds to start: parts with the same settings share them."""
         key = judge.model_dump_json() + checker.model_dump_json()
         if key not in known:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            known[key] = opened.enter_context(equipped(judge, checker, say=say, limit_s=left))
+            known[key] = opened.enter_context(stage_context(judge, checker, say=say, limit_s=left))
         return nullcontext(known[key])
 
     try:

@@ -9,14 +9,14 @@ from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.hacks import Review, Vote
 from kernelwright.contrastive.prompts import contrastive_prompt, plain_prompt, whole_source
 from kernelwright.contrastive.rollouts import RolloutLog, rescored
-from kernelwright.contrastive.sampling import warming
+from kernelwright.contrastive.sampling import judge_prefetch
 from kernelwright.contrastive.sampling.hacks_found import write_hacks
+from kernelwright.contrastive.sampling.judge_prefetch import PrefetchedJudges
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING, hack_reasons, rollout_metrics
 from kernelwright.contrastive.sampling.scoring import Attempt, Scorer, Verification
-from kernelwright.contrastive.sampling.warming import Warming
 from kernelwright.contrastive.smoothing import RewardSmoother
-from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.stages.context import ConfiguredJudges, Judging, StageContext
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
@@ -204,11 +204,10 @@ def test_a_copy_of_a_shown_exemplar_can_be_made_worthless(copies, earned, tmp_pa
 
 
 def shared_run(tmp_path, name, judge, *, settings=SETTINGS, confirming=False, timed=True):
-    equipment = Equipment(
-        judges=judge, device="cpu", settings=settings, confirming_settings=settings, shared=tmp_path / "judged.sqlite"
-    )
+    judges = ConfiguredJudges(judge, settings)
+    context = StageContext(Judging(device="cpu", rewards=judges, reported=judges, cache=tmp_path / "judged.sqlite"))
     run = RunDirectory(tmp_path / name)
-    return equipment.confirming(run) if confirming else equipment.judged(run, timed=timed)
+    return context.confirming(run) if confirming else context.judged(run, timed=timed)
 
 
 def test_runs_on_one_machine_share_what_was_judged(tmp_path):
@@ -266,7 +265,7 @@ def test_judges_start_while_something_else_is_loaded():
         slots = 3
 
     pool = Pool()
-    judges = Warming(pool)
+    judges = PrefetchedJudges(pool)
     job = Job(EVEN, Candidate(source=whole_source(EVEN, toy_code(4), "subclass")))
     found = list(judges.evaluate([job, job]))
     assert [outcome.speedup for _, outcome in found] == [2.0, 2.0]
@@ -275,7 +274,7 @@ def test_judges_start_while_something_else_is_loaded():
 
 def test_the_real_judge_is_warmed_by_what_it_accepts(judge_pool):
     ((_, outcome),) = judge_pool.evaluate(
-        [Job(warming._TASK, warming._CANDIDATE, Settings.quick(timed=False, thorough=False))]
+        [Job(judge_prefetch._TASK, judge_prefetch._CANDIDATE, Settings.quick(timed=False, thorough=False))]
     )
     assert outcome.accepted
 

@@ -208,17 +208,17 @@ def test_the_evaluations_that_parts_share_come_along(tmp_path, monkeypatch):
     import contrastive_export as export
 
     from kernelwright.contrastive.prompts import whole_source
-    from kernelwright.contrastive.sampling.shared import SharedEvaluations
+    from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
     from kernelwright.records import Candidate
     from tests.contrastive.stages.toys import toy_code, toy_evaluation, toy_task
 
     task = toy_task("even", "amber")
     candidate = Candidate(source=whole_source(task, toy_code(0), "subclass"))
     found = toy_evaluation(task, candidate)
-    SharedEvaluations(tmp_path / "work" / "judged.sqlite", "first", None).add(found)
+    EvaluationCache(tmp_path / "work" / "judged.sqlite", "first", None).add(found)
     export.packed(tmp_path / "work", tmp_path / "out")
     export.unpack(tmp_path / "out", tmp_path / "elsewhere")
-    assert SharedEvaluations(tmp_path / "elsewhere" / "judged.sqlite", "first", None).find(task, candidate) == found
+    assert EvaluationCache(tmp_path / "elsewhere" / "judged.sqlite", "first", None).find(task, candidate) == found
 
 
 def test_the_model_may_still_be_on_its_way_while_teachers_are_judged(campaign, tmp_path):

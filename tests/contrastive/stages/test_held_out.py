@@ -5,7 +5,6 @@ import math
 import pytest
 
 from kernelwright.contrastive.stages.config import ExemplarSection, HeldOutConfig, PromptSection
-from kernelwright.contrastive.stages.context import Equipment
 from kernelwright.contrastive.stages.held_out import (
     HeldOutResult,
     HeldOutTask,
@@ -16,7 +15,7 @@ from kernelwright.contrastive.stages.held_out import (
 )
 from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory
-from tests.contrastive.stages.toys import ToyJudge, toy_code, toy_tasks
+from tests.contrastive.stages.toys import ToyJudge, toy_code, toy_context, toy_tasks
 
 TASKS = toy_tasks(("opal", "pearl"))
 
@@ -49,9 +48,9 @@ class Twice(ToyJudge):
 def test_the_best_of_the_answers_counts_by_its_second_measurement(tmp_path):
     run = RunDirectory(tmp_path)
     judge, again = ToyJudge(), Twice()
-    equipment = Equipment(judges=judge, confirmers=again, device="cpu")
+    context = toy_context(judge, confirmers=again)
     chat = Scripted(2, 4, 7, 99)
-    result = evaluate_held_out("even", chat, TASKS, HeldOutConfig(samples=8), PromptSection(), run, equipment)
+    result = evaluate_held_out("even", chat, TASKS, HeldOutConfig(samples=8), PromptSection(), run, context)
     assert result.correct() == 0.5
     assert [task.speedup for task in result.tasks] == [pytest.approx(2.0 / 1.5), None] * 2
     assert [task.correct for task in result.tasks] == [4, 0, 4, 0]
@@ -60,9 +59,9 @@ def test_the_best_of_the_answers_counts_by_its_second_measurement(tmp_path):
     assert result.hack_rate() == pytest.approx(0.25)
     assert (judge.count, again.count) == (16, 2)
     # Another model with the same answers costs nothing, and a finished one is read back.
-    evaluate_held_out("copy", Scripted(4), TASKS, HeldOutConfig(samples=8), PromptSection(), run, equipment)
+    evaluate_held_out("copy", Scripted(4), TASKS, HeldOutConfig(samples=8), PromptSection(), run, context)
     assert (judge.count, again.count) == (16, 2)
-    assert evaluate_held_out("even", Scripted(0), TASKS, HeldOutConfig(), PromptSection(), run, equipment) == result
+    assert evaluate_held_out("even", Scripted(0), TASKS, HeldOutConfig(), PromptSection(), run, context) == result
 
 
 def test_a_best_that_the_second_measurement_rejects_gives_way_to_the_next(tmp_path):
@@ -70,26 +69,26 @@ def test_a_best_that_the_second_measurement_rejects_gives_way_to_the_next(tmp_pa
         def evaluate(self, jobs, stop=None):
             yield from super().evaluate([job for job in jobs if "way = 4" not in job.candidate.source], stop)
 
-    equipment = Equipment(judges=ToyJudge(), confirmers=Strict(), device="cpu")
+    context = toy_context(ToyJudge(), confirmers=Strict())
     config = HeldOutConfig(samples=4, confirm_tries=2)
-    result = evaluate_held_out("next", Scripted(2, 4), TASKS[:1], config, PromptSection(), RunDirectory(tmp_path), equipment)
+    result = evaluate_held_out("next", Scripted(2, 4), TASKS[:1], config, PromptSection(), RunDirectory(tmp_path), context)
     assert [task.speedup for task in result.tasks] == [1.4]
 
 
 def test_rounds_show_the_scores_of_those_before(tmp_path):
     chat = Scripted(2, 4)
     config = HeldOutConfig(samples=8, rounds=4, exemplars=ExemplarSection(sampler="bucket"))
-    equipment = Equipment(judges=ToyJudge(), device="cpu")
-    evaluate_held_out("rounds", chat, TASKS[:1], config, PromptSection(), RunDirectory(tmp_path), equipment)
+    context = toy_context(ToyJudge())
+    evaluate_held_out("rounds", chat, TASKS[:1], config, PromptSection(), RunDirectory(tmp_path), context)
     assert chat.asked == [0, 2, 2, 2]
 
 
 def test_a_measurement_that_runs_out_of_time_goes_on(tmp_path):
     run = RunDirectory(tmp_path)
-    out = Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: True)
+    out = toy_context(ToyJudge(), out_of_time=lambda: True)
     config = HeldOutConfig(samples=4)
     assert evaluate_held_out("late", Scripted(4), TASKS, config, PromptSection(), run, out) is None
-    done = Equipment(judges=ToyJudge(), device="cpu")
+    done = toy_context(ToyJudge())
     assert evaluate_held_out("late", Scripted(4), TASKS, config, PromptSection(), run, done) is not None
 
 

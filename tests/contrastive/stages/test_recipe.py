@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from kernelwright.contrastive.stages import supervised
-from kernelwright.contrastive.stages.context import Equipment
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.teaching.augmentation import augment
 from kernelwright.errors import UsageError
-from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_tasks
+from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_context, toy_tasks
 
 ROOT = Path(__file__).parents[3]
 SPLIT = TaskSplit(tuple(toy_tasks(("amber", "beryl", "coral"))), tuple(toy_tasks(("opal",))))
@@ -55,7 +54,7 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
 
     def equip(late):
         return lambda section, checker: contextlib.nullcontext(
-            Equipment(judges=judge, device="cpu", out_of_time=(lambda: next(stops, True)) if late else (lambda: False))
+            toy_context(judge, out_of_time=(lambda: next(stops, True)) if late else (lambda: False))
         )
 
     tables = recipe_module.tables_of(ROOT / "recipes", CHANGES)
@@ -112,7 +111,7 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     }
     work = tmp_path / "work"
     calls = iter([False, True])
-    late = Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls, True))
+    late = toy_context(ToyJudge(), out_of_time=lambda: next(calls, True))
     config = stage_from("contrastive", values)
     cut = train_contrastive(config, SPLIT, RunDirectory(work / "contrastive-bucket"), late)
     assert (cut.finished, cut.steps) == (False, 1)
@@ -126,7 +125,7 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     moved()
     (checkpoint,) = (work / "contrastive-bucket" / "checkpoints").iterdir()
     assert not (checkpoint / "optimizer.pt").exists()
-    going_on = Equipment(judges=ToyJudge(), device="cpu")
+    going_on = toy_context(ToyJudge())
     longer = stage_from("contrastive", values | {"steps": 4})
     result = train_contrastive(longer, SPLIT, RunDirectory(work / "contrastive-bucket"), going_on)
     assert (result.finished, result.steps) == (True, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from kernelwright.contrastive.stages.config import (
     SamplingSection,
     stage_from,
 )
-from kernelwright.contrastive.stages.context import Equipment, sampler_of
+from kernelwright.contrastive.stages.context import Deadline, sampler_of
 from kernelwright.contrastive.stages.contrastive import train_contrastive
 from kernelwright.contrastive.stages.held_out import evaluate_held_out
 from kernelwright.contrastive.stages.self_supervised import train_self_supervised
@@ -34,7 +35,7 @@ from kernelwright.contrastive.updates.fitting import save_final
 from kernelwright.contrastive.updates.models import load_for_training
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Verdict
-from tests.contrastive.stages.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_tasks
+from tests.contrastive.stages.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_context, toy_tasks
 
 ROOT = Path(__file__).parents[3]
 SPLIT = TaskSplit(tuple(toy_tasks()), tuple(toy_tasks(HELD_OUT_NAMES)))
@@ -110,7 +111,7 @@ def measured(name, base, run, **protocol):
         HeldOutConfig(samples=16, sampling=SamplingSection(max_tokens=64), **protocol),
         PromptSection(),
         run,
-        Equipment(judges=ToyJudge(), device="cpu"),
+        toy_context(ToyJudge()),
     )
     rewards = [item.reward for item in RolloutLog(run.path).rollouts() if item.model == name]
     assert len(rewards) == 16 * len(SPLIT.held_out)
@@ -123,13 +124,13 @@ def schooled(tiny_base, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
         run = RunDirectory(tmp_path_factory.mktemp("schooled"))
-        done = train_supervised(sft_config(tiny_base), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+        done = train_supervised(sft_config(tiny_base), SPLIT, run, toy_context(ToyJudge()))
     return done.final
 
 
 def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_base, schooled, tmp_path):
     """Seen when written: 0.00, 0.67 and 1.01 without exemplars, 0.79 and 1.07 with them; the margins are about half."""
-    equipment = Equipment(judges=ToyJudge(), device="cpu")
+    context = toy_context(ToyJudge())
     held_out = RunDirectory(tmp_path / "held-out")
     before, zero_shot = measured("zero-shot", tiny_base, held_out)
     assert before < 0.1
@@ -142,7 +143,7 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     after_first, _ = measured("sft", schooled, held_out)
     assert after_first > before + 0.35
 
-    second = train_self_supervised(self_supervised_config(schooled), SPLIT, RunDirectory(tmp_path / "self"), equipment)
+    second = train_self_supervised(self_supervised_config(schooled), SPLIT, RunDirectory(tmp_path / "self"), context)
     after_second, result = measured("self-supervised", second.final, held_out)
     assert after_second > after_first + 0.1
     assert result.correct() >= 0.8
@@ -150,7 +151,7 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     contrast = {"rounds": 2, "exemplars": ExemplarSection(sampler="bucket")}
     before_third, _ = measured("before-contrastive", second.final, held_out, **contrast)
     config = contrastive_config(second.final, sixteen=True)
-    third = train_contrastive(config, SPLIT, RunDirectory(tmp_path / "rl"), equipment)
+    third = train_contrastive(config, SPLIT, RunDirectory(tmp_path / "rl"), context)
     after_third, _ = measured("contrastive", third.final, held_out, **contrast)
     assert after_third > before_third + 0.15
 
@@ -179,7 +180,7 @@ def test_a_model_learns_on_one_gpu_where_several_are_seen(stage, schooled, tmp_p
     monkeypatch.setattr(TrainingArguments, "__post_init__", two)
     configs = {"sft": sft_config(schooled, epochs=1), "contrastive": contrastive_config(schooled, steps=1)}
     train = {"sft": train_supervised, "contrastive": train_contrastive}[stage]
-    assert train(configs[stage], SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert train(configs[stage], SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
 
 
 def killed_at(count, run_stage):
@@ -212,18 +213,18 @@ STAGES = {
 def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, schooled, tmp_path):
     train, config, kill_at = STAGES[stage]
     run = RunDirectory(tmp_path / "run")
-    killed_at(kill_at, lambda judge: train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu")))
+    killed_at(kill_at, lambda judge: train(config(schooled), SPLIT, run, toy_context(judge)))
     kept = len(list(run.evaluations()))
     assert kept == kill_at
     judge = ToyJudge()
-    result = train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu"))
+    result = train(config(schooled), SPLIT, run, toy_context(judge))
     assert result.finished
     assert judged_twice(run.path) == []
     assert len(list(run.evaluations())) == kept + judge.count
     rollouts = [(item.step, item.prompt_sha256, item.sample, item.completion) for item in RolloutLog(run.path).rollouts()]
     assert len(rollouts) == len(set(rollouts))
     count = judge.count
-    assert train(config(schooled), SPLIT, run, Equipment(judges=judge, device="cpu")).finished
+    assert train(config(schooled), SPLIT, run, toy_context(judge)).finished
     assert judge.count == count
 
 
@@ -235,7 +236,7 @@ def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes
 
     def stage(name, **changes):
         done = config.model_copy(update=changes)
-        train_self_supervised(done, SPLIT, RunDirectory(tmp_path / name), Equipment(judges=ToyJudge(), device="cpu"))
+        train_self_supervised(done, SPLIT, RunDirectory(tmp_path / name), toy_context(ToyJudge()))
 
     stage("alone")
     stage("half", rehearsal=0.5, rehearse=school)
@@ -256,15 +257,11 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
 
     lora = {"tuning": "lora", "lora": {"rank": 4}}
     first = RunDirectory(tmp_path / "first")
-    done = train_self_supervised(
-        self_supervised_config(schooled, rounds=1, **lora), SPLIT, first, Equipment(judges=ToyJudge(), device="cpu")
-    )
+    done = train_self_supervised(self_supervised_config(schooled, rounds=1, **lora), SPLIT, first, toy_context(ToyJudge()))
     config = contrastive_config(schooled, steps=3, save_steps=1, adapter=done.final, **lora)
     run = RunDirectory(tmp_path / "run")
     calls = iter(range(100))
-    cut = train_contrastive(
-        config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls) >= 2)
-    )
+    cut = train_contrastive(config, SPLIT, run, toy_context(ToyJudge(), out_of_time=lambda: next(calls) >= 2))
     assert (cut.finished, cut.steps) == (False, 2)
     at_cut = load_file(run.path / "checkpoints" / "checkpoint-2" / "adapter_model.safetensors")
     started = load_file(f"{done.final}/adapter_model.safetensors")
@@ -272,7 +269,7 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
     assert moved
     state = json.loads((run.path / "checkpoints" / "checkpoint-2" / "contrastive.json").read_text())
     assert state["smoother"]["seen"] == 64
-    result = train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+    result = train_contrastive(config, SPLIT, run, toy_context(ToyJudge()))
     assert (result.finished, result.steps) == (True, 3)
     final = load_file(f"{result.final}/adapter_model.safetensors")
     from_cut = sum((final[name] - at_cut[name]).square().sum().item() for name in final)
@@ -286,7 +283,7 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
     """With none of the prompts it asks what vanilla GRPO asks, though there are exemplars after the first step."""
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=6, update=False, rest={"exemplars_share": 0.0})
-    assert train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert train_contrastive(config, SPLIT, run, toy_context(ToyJudge())).finished
     assert ExemplarDatabase(tmp_path / "exemplars.sqlite").counts().candidates > 0
     assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
 
@@ -295,7 +292,7 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
 def test_vanilla_grpo_shows_no_exemplars(backend, schooled, tmp_path):
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=2, sampler="none", backend=backend)
-    assert train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert train_contrastive(config, SPLIT, run, toy_context(ToyJudge())).finished
     rollouts = list(RolloutLog(tmp_path).rollouts())
     assert len(rollouts) == 64
     assert not any(rollout.exemplars for rollout in rollouts)
@@ -314,16 +311,14 @@ def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
             asked.append(1)
         return len(asked) > 7
 
-    cut = train_supervised(
-        sft_config(tiny_base, epochs=4), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", out_of_time=late)
-    )
+    cut = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, toy_context(ToyJudge(), out_of_time=late))
     assert not cut.finished
     assert not (run.path / "final").exists()
-    done = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+    done = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, toy_context(ToyJudge()))
     assert done.finished
     # What has finished says the same again.
-    equipment = Equipment(judges=ToyJudge(), device="cpu")
-    assert train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, equipment) == done
+    context = toy_context(ToyJudge())
+    assert train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, context) == done
     steps = [line["step"] for line in MetricsLog(run.path).read() if "sft/loss" in line]
     assert steps == list(range(1, 4 * 4 + 1))
     assert not (run.path / "checkpoints").exists()
@@ -336,7 +331,7 @@ def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
     def trained(name, **rest):
         run = RunDirectory(tmp_path / name)
         config = sft_config(tiny_base, epochs=3, tuning="lora", lora={"rank": 4})
-        return train_supervised(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu", **rest))
+        return train_supervised(config, SPLIT, run, toy_context(ToyJudge(), **rest))
 
     asked = []
 
@@ -373,11 +368,11 @@ def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(s
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=3, save_steps=1, minibatches=2)
     calls = iter([False] * 2)  # before it begins, and after the first batch
-    late = Equipment(judges=ToyJudge(), device="cpu", out_of_time=lambda: next(calls, True))
+    late = toy_context(ToyJudge(), out_of_time=lambda: next(calls, True))
     cut = train_contrastive(config, SPLIT, run, late)
     assert (cut.finished, cut.steps) == (False, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == "checkpoint-4"
-    result = train_contrastive(config, SPLIT, run, Equipment(judges=ToyJudge(), device="cpu"))
+    result = train_contrastive(config, SPLIT, run, toy_context(ToyJudge()))
     assert (result.finished, result.steps) == (True, 3)
     steps = [rollout.step for rollout in RolloutLog(tmp_path).rollouts()]
     assert [steps.count(step) for step in range(4)] == [32, 32, 32, 0]
@@ -392,7 +387,7 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
             "grpo": config.grpo.model_copy(update={"delta": 4.0, "scale_rewards": "batch"}),
         }
     )
-    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
     rates = [line["grpo/learning_rate"] for line in MetricsLog(tmp_path).read() if "grpo/learning_rate" in line]
     assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 5e-4])
 
@@ -412,7 +407,7 @@ def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tm
     monkeypatch.setattr(ContrastiveTrainer, "_blamed", watched)
     config = contrastive_config(schooled, steps=1, save_steps=1, minibatches=2)
     config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
-    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), Equipment(judges=ToyJudge(), device="cpu")).finished
+    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
     [(scored, texts, advantages, spread, known)] = seen
     assert not known
     assert spread.shape == (32, len(texts[0]))
@@ -438,7 +433,7 @@ def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tm
     assert 0 < next(line["contrastive/spared_share"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line) < 1
 
     longer = config.model_copy(update={"steps": 2})
-    again = Equipment(judges=ToyJudge(), device="cpu")
+    again = toy_context(ToyJudge())
     assert train_contrastive(longer, SPLIT, RunDirectory(tmp_path), again).finished
     assert seen[-1][-1], "a run that goes on knows the lines of before"
 
@@ -464,8 +459,8 @@ class Poisoned:
 
 def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_path):
     said, load = [], Poisoned({3, 5})
-    equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, say=said.append)
-    result = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), equipment)
+    context = toy_context(ToyJudge(), load=load, say=said.append)
+    result = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), context)
     updates = len(load.seen)
     assert updates >= 6
     unchanged = [bool((load.seen[number] == load.seen[number - 1]).all()) for number in range(1, updates)]
@@ -492,10 +487,10 @@ def norms(monkeypatch):
 
 def test_the_gradients_norm_is_computed_once_an_update_and_of_all_that_the_update_learns_from(tiny_base, tmp_path, norms):
     said, load = [], Poisoned({4})  # the second half of the second batch
-    equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, say=said.append)
+    context = toy_context(ToyJudge(), load=load, say=said.append)
     config = sft_config(tiny_base, epochs=1)
     config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"micro_batch": 8})})
-    train_supervised(config, SPLIT, RunDirectory(tmp_path), equipment)
+    train_supervised(config, SPLIT, RunDirectory(tmp_path), context)
     updates = sum("sft/loss" in line for line in MetricsLog(tmp_path).read())
     assert len(load.seen) > updates >= 3, "an update has several parts"
     assert [line for line in said if "left out" in line] == ["update 2 is left out: its gradient is not finite"]
@@ -533,8 +528,8 @@ def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path
 
     def trained(updates, steps=1000):
         load = Poisoned(updates)
-        equipment = Equipment(judges=ToyJudge(), device="cpu", load=load, out_of_time=lambda: len(load.seen) >= steps)
-        return train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, equipment).finished
+        context = toy_context(ToyJudge(), load=load, out_of_time=lambda: len(load.seen) >= steps)
+        return train_supervised(sft_config(tiny_base, epochs=4), SPLIT, run, context).finished
 
     assert not trained({2, 3}, steps=4)
     assert not trained({2}, steps=3)
@@ -549,9 +544,9 @@ def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path
 
 
 def test_a_model_whose_gradients_stay_no_numbers_is_not_saved(tiny_base, tmp_path):
-    equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned(range(2, 1000)))
+    context = toy_context(ToyJudge(), load=Poisoned(range(2, 1000)))
     with pytest.raises(InfrastructureError, match=r"finite gradients; found none in 5 updates .* the last of them update 6"):
-        train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), equipment)
+        train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), context)
     assert not (tmp_path / "final").exists()
 
 
@@ -565,11 +560,11 @@ def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
 
 
 def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path, norms):
-    equipment = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({2}))
+    context = toy_context(ToyJudge(), load=Poisoned({2}))
     run = RunDirectory(tmp_path)
-    train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, equipment)
+    train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, context)
     assert len(norms) == 3
-    further = Equipment(judges=ToyJudge(), device="cpu", load=Poisoned({1}))
+    further = toy_context(ToyJudge(), load=Poisoned({1}))
     result = train_contrastive(contrastive_config(schooled, steps=4), SPLIT, run, further)
     assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1, 2]
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
@@ -579,15 +574,15 @@ def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
     run = RunDirectory(tmp_path)
     judge = ToyJudge()
     config = contrastive_config(schooled, steps=50, rest={"seconds": 0.01})
-    result = train_contrastive(config, SPLIT, run, Equipment(judges=judge, device="cpu"))
+    result = train_contrastive(config, SPLIT, run, toy_context(judge))
     assert (result.finished, result.steps) == (True, 1)
     assert (tmp_path / "final").is_dir()
     count = judge.count
-    assert train_contrastive(config, SPLIT, run, Equipment(judges=judge, device="cpu")) == result
+    assert train_contrastive(config, SPLIT, run, toy_context(judge)) == result
     assert judge.count == count
     # With more time it goes on where it was.
     longer = contrastive_config(schooled, steps=2, rest={"seconds": 1000.0})
-    assert train_contrastive(longer, SPLIT, run, Equipment(judges=judge, device="cpu")).steps == 2
+    assert train_contrastive(longer, SPLIT, run, toy_context(judge)).steps == 2
 
 
 def test_a_step_that_the_deadline_would_cut_off_is_not_begun(monkeypatch):
@@ -597,8 +592,8 @@ def test_a_step_that_the_deadline_would_cut_off_is_not_begun(monkeypatch):
 
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    equipment = Equipment(judges=ToyJudge(), device="cpu", deadline=100.0)
-    keeper = Keeper(None, equipment, lambda step, values: None, updates=1, limit_s=None, spent_s=0.0)
+    context = replace(toy_context(ToyJudge()), deadline=Deadline(100.0))
+    keeper = Keeper(None, context, lambda step, values: None, updates=1, limit_s=None, spent_s=0.0)
     stopped = {}
     keeper.on_train_begin(None, None, None)
     for step, now in enumerate([30.0, 60.0, 85.0], start=1):

@@ -7,7 +7,7 @@ import pytest
 from kernelwright import cli
 from kernelwright.contrastive.stages import run as training
 from kernelwright.contrastive.stages.context import StageResult
-from kernelwright.contrastive.updates import extra
+from kernelwright.contrastive.updates import dependencies
 
 
 def written(path, text):
@@ -78,7 +78,7 @@ def test_a_file_in_the_place_of_the_run_directory_is_told_before_the_model_is_lo
 
 
 def test_a_missing_package_names_the_extra_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(extra, "PACKAGES", (*extra.PACKAGES, "no_such_package"))
+    monkeypatch.setattr(dependencies, "PACKAGES", (*dependencies.PACKAGES, "no_such_package"))
     config = written(tmp_path / "c.toml", "[model]\nbase = 'm'\n")
     assert cli.main(["train", "self-supervised", "--config", config, "--out", str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err

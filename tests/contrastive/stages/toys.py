@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kernelwright.contrastive.prompts import whole_source
+from kernelwright.contrastive.stages.context import ConfiguredJudges, Deadline, Judging, ModelAccess, StageContext
 from kernelwright.pools import Job
 from kernelwright.pools.local import Outcome
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
@@ -56,6 +57,24 @@ class ToyJudge:
             self.count += 1
             self.seen[job.task.sha256, job.candidate.sha256] += 1
             yield job, toy_evaluation(job.task, job.candidate)
+
+
+class Asked(Deadline):
+    """A deadline that has passed when a function says so."""
+
+    def __init__(self, passed: Callable[[], bool]) -> None:
+        super().__init__()
+        self._passed = passed
+
+    def comes_within(self, seconds: float) -> bool:
+        return self._passed()
+
+
+def toy_context(judges, *, confirmers=None, out_of_time=lambda: False, load=None, say=lambda line: None) -> StageContext:
+    """What a stage works with on the CPU, under toy judges."""
+    judging = Judging(device="cpu", rewards=ConfiguredJudges(judges), reported=ConfiguredJudges(confirmers or judges))
+    model = ModelAccess() if load is None else ModelAccess(load=load)
+    return StageContext(judging, model, Asked(out_of_time), say)
 
 
 def toy_evaluation(task: Task, candidate: Candidate) -> Evaluation:

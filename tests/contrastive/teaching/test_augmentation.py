@@ -5,7 +5,6 @@ import pytest
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.prompts import plain_prompt, whole_source
 from kernelwright.contrastive.stages.config import PromptSection, TeacherSection, stage_from
-from kernelwright.contrastive.stages.context import Equipment
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.stages.supervised import train_supervised
 from kernelwright.contrastive.teaching.augmentation import augment
@@ -18,7 +17,7 @@ from kernelwright.records import RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
 from kernelwright.tasks.families import family_tasks
 from kernelwright.tasks.suites import builtin_task
-from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_code, toy_tasks
+from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_code, toy_context, toy_tasks
 
 SMALL = Task(
     id="small-sum",
@@ -57,8 +56,8 @@ def config(**augmentation):
 
 def toy_augment(tmp_path, judge, tasks, **augmentation):
     run = RunDirectory(tmp_path)
-    equipment = Equipment(judges=judge, device="cpu")
-    return augment(config(**augmentation), tasks, run, equipment, make=lambda *named: ToyTeacher())
+    context = toy_context(judge)
+    return augment(config(**augmentation), tasks, run, context, make=lambda *named: ToyTeacher())
 
 
 def test_a_teacher_that_does_not_exist_is_named_with_those_that_do():
@@ -68,10 +67,10 @@ def test_a_teacher_that_does_not_exist_is_named_with_those_that_do():
 
 
 def test_where_no_teacher_was_right_that_is_said_and_not_that_examples_are_long(tmp_path):
-    equipment = Equipment(judges=ToyJudge(), device="cpu")
+    context = toy_context(ToyJudge())
     split = TaskSplit(tuple(toy_tasks()), ())
     with pytest.raises(ConfigError, match=r"Wanted correct variations .* found none.*evaluations\.jsonl"):
-        train_supervised(config(teachers=[]), split, RunDirectory(tmp_path), equipment)
+        train_supervised(config(teachers=[]), split, RunDirectory(tmp_path), context)
 
 
 def test_a_teacher_stops_at_its_successes_or_its_attempts(tmp_path):
@@ -171,8 +170,8 @@ def test_shortening_leaves_out_the_fall_back(tmp_path):
 def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge_pool):
     """One small pass through processes, checks and sandbox; not timed, since correctness is the filter."""
     settings = {"teachers": ["builtin", "templates"], "successes": 1, "attempts": 1}
-    equipment = Equipment(judges=judge_pool, device="cpu")
-    examples = augment(config(**settings), [SMALL], RunDirectory(tmp_path), equipment)
+    context = toy_context(judge_pool)
+    examples = augment(config(**settings), [SMALL], RunDirectory(tmp_path), context)
     assert {(example.teacher, example.techniques) for example in examples} == {
         ("builtin", ("push-reduction-through-product",)),
         ("templates", ("copy-of-reference",)),

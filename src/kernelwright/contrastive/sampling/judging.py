@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernelwright.contrastive.sampling.shared import SharedEvaluations
+from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.judge import Settings
 from kernelwright.pools import Job
@@ -57,7 +57,7 @@ class JudgedRun:
         say: Told about candidates that could not be judged.
         on_evaluation: Called with each new evaluation, once it is on disk.
         settings: Of the judging; None leaves them to the judges.
-        shared: Evaluations of other runs on this machine, by the same settings: what is there is not judged again.
+        cache: Evaluations of other runs on this machine under the same settings, which are not judged again.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class JudgedRun:
         on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
         *,
         settings: Settings | None = None,
-        shared: SharedEvaluations | None = None,
+        cache: EvaluationCache | None = None,
     ) -> None:
         self.run = run
         self._judges = judges
         self._say = say
         self._on_evaluation = on_evaluation
         self._settings = settings
-        self._shared = shared
+        self._cache = cache
         self._known: dict[Key, Evaluation] = {}
         self.confirmed: dict[Key, Evaluation] = {}
         """Re-measurements by task and candidate."""
@@ -122,7 +122,7 @@ class JudgedRun:
                 asked.append(proposal.key)
                 if proposal.key not in self._known and proposal.key not in fresh:
                     fresh.add(proposal.key)
-                    elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared else None
+                    elsewhere = self._cache.find(proposal.task, proposal.candidate) if self._cache else None
                     if elsewhere is None:
                         yield Job(proposal.task, proposal.candidate, self._settings)
                     else:
@@ -135,8 +135,8 @@ class JudgedRun:
                 self._say(f"not judged: a candidate of {job.task.id}: {outcome}")
             else:
                 self.keep(outcome)
-                if self._shared is not None:
-                    self._shared.add(outcome)
+                if self._cache is not None:
+                    self._cache.add(outcome)
         if len(faults) > FAULTS_TOLERATED * len(fresh):
             raise InfrastructureError(
                 f"Wanted {len(fresh)} candidates judged; {len(faults)} of them could not be, the last because: {faults[-1]} "

@@ -1,20 +1,20 @@
-"""What a stage works with: judges, a way to load the model, a way to sample from it, and a clock that may end it early."""
+"""Gives a stage what it works with besides its configuration: judges, access to the model, and a deadline."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
+from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
+from kernelwright.contrastive.sampling.judge_prefetch import PrefetchedJudges
 from kernelwright.contrastive.sampling.judging import JudgedRun, Judges, Say
 from kernelwright.contrastive.sampling.scoring import Verification
-from kernelwright.contrastive.sampling.shared import SharedEvaluations
-from kernelwright.contrastive.sampling.warming import Warming
 from kernelwright.contrastive.stages.config import (
     CheckerSection,
     JudgeSection,
@@ -41,66 +41,108 @@ def sampler_of(model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
     return LocalModel.from_module(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
-    """Everything a stage needs that is not its configuration. Tests put other judges and models in."""
+@dataclass(frozen=True, slots=True)
+class ConfiguredJudges:
+    """Judges, and the settings under which they judge."""
 
     judges: Judges
-    device: str
-    """Where candidates run, resolved: `cpu`, `cuda` or `cuda:N`."""
-    verifiers: Mapping[str, Evaluator] | None = None
-    """For measuring suspicious speedups again, by device; None leaves that out."""
-    checker: HackChecker | None = None
-    """Reads suspicious improvements for signs of cheating."""
     settings: Settings | None = None
-    """Of the judges, for what is to be stricter than them."""
-    confirmers: Judges | None = None
-    """Judges with full settings, for re-measuring what is reported; None takes `judges`."""
-    shared: Path | None = None
-    """A file of evaluations that runs on this machine share (`SharedEvaluations`)."""
-    confirming_settings: Settings | None = None
-    """Of the confirmers."""
-    load: Loader = load_for_training
-    sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
-    say: Say = lambda line: None
-    deadline: float | None = None
-    """On `time.monotonic`'s clock: a stage that reaches it saves what it has and returns unfinished."""
-    out_of_time: Callable[[], bool] = field(default=lambda: False)
+    """None leaves them to the judges."""
 
-    def judged(self, run: RunDirectory, *, timed: bool = True) -> JudgedRun:
-        """A run's evaluations, and a way to get more of them, timed or checked only."""
-        settings = self.settings
-        if settings is not None and not timed:
-            settings = settings.model_copy(update={"timed": False})
-        shared = None if self.shared is None else SharedEvaluations(self.shared, f"first on {self.device}", settings)
-        return JudgedRun(run, self.judges, self.say, settings=settings, shared=shared)
 
-    def confirming(self, run: RunDirectory) -> JudgedRun:
-        """The same with full settings, for re-measuring what is reported. No first measurement is ever taken for one."""
-        judges = self.confirmers or self.judges
-        settings = self.confirming_settings
-        shared = None if self.shared is None else SharedEvaluations(self.shared, f"again on {self.device}", settings)
-        return JudgedRun(run, judges, self.say, settings=settings, shared=shared)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """Everything that measures candidates for a stage."""
+
+    device: str
+    """Kind of device on which candidates run: `cpu`, `cuda` or `cuda:N`."""
+    rewards: ConfiguredJudges
+    """For first measurements, from which rewards come."""
+    reported: ConfiguredJudges
+    """For independent re-measurements of what is reported."""
+    verifiers: Mapping[str, Evaluator] | None = None
+    """Pools that measure suspicious speedups again, by device; None leaves that out."""
+    checker: HackChecker | None = None
+    """Second opinion on suspicious improvements."""
+    cache: Path | None = None
+    """File of evaluations that runs on this machine share (`EvaluationCache`)."""
+
+    def rewarded(self, run: RunDirectory, say: Say, *, timed: bool) -> JudgedRun:
+        """A run's evaluations and a way to get more of them, timed or checked only."""
+        chosen = self.rewards
+        if chosen.settings is not None and not timed:
+            chosen = replace(chosen, settings=chosen.settings.model_copy(update={"timed": False}))
+        return self._judged(run, say, chosen, f"first on {self.device}")
+
+    def confirming(self, run: RunDirectory, say: Say) -> JudgedRun:
+        """The same for what is reported. The cache never returns a first measurement here."""
+        return self._judged(run, say, self.reported, f"again on {self.device}")
+
+    def _judged(self, run: RunDirectory, say: Say, chosen: ConfiguredJudges, label: str) -> JudgedRun:
+        cache = None if self.cache is None else EvaluationCache(self.cache, label, chosen.settings)
+        return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
 
     def verification(self, section: RewardSection) -> Verification | None:
-        """How suspicious candidates are looked at again, where that is wanted and possible."""
+        """How suspicious candidates are measured again, where that is wanted and possible."""
         if not (section.reverify and self.verifiers):
             return None
         return Verification(
             pools=self.verifiers,
             checker=self.checker,
-            settings=self.settings,
+            settings=self.rewards.settings,
             above=section.suspicious_speedup,
             leap=section.suspicious_leap,
         )
 
-    def must_stop(self) -> bool:
-        """Whether the time is up."""
-        return self.ends_within(0.0)
 
-    def ends_within(self, seconds: float) -> bool:
-        """Whether the time is up, or will be so soon that what takes so long would not be done."""
-        return self.out_of_time() or (self.deadline is not None and time.monotonic() + seconds >= self.deadline)
+@dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """How a stage loads its model and samples from it."""
+
+    load: Loader = load_for_training
+    sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
+
+
+class Deadline:
+    """The time by which a stage saves what it has and returns unfinished.
+
+    Args:
+        limit_s: Seconds from now; None sets no limit.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._end_s = None if limit_s is None else time.monotonic() + limit_s
+
+    def passed(self) -> bool:
+        """Whether the time is up."""
+        return self.comes_within(0.0)
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether work that takes so long would end after the deadline."""
+        return self._end_s is not None and time.monotonic() + seconds >= self._end_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What a stage works with besides its configuration and tasks. Tests put other judges and models in."""
+
+    judging: Judging
+    model: ModelAccess = ModelAccess()
+    deadline: Deadline = field(default_factory=Deadline)
+    say: Say = lambda line: None
+
+    @property
+    def device(self) -> str:
+        """Kind of device on which candidates run."""
+        return self.judging.device
+
+    def judged(self, run: RunDirectory, *, timed: bool = True) -> JudgedRun:
+        """A run's first measurements."""
+        return self.judging.rewarded(run, self.say, timed=timed)
+
+    def confirming(self, run: RunDirectory) -> JudgedRun:
+        """A run's re-measurements of what is reported."""
+        return self.judging.confirming(run, self.say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +158,10 @@ class StageResult:
 
 
 @contextmanager
-def equipped(
+def stage_context(
     section: JudgeSection, doubts: CheckerSection, *, say: Say = lambda line: None, limit_s: float | None = None
-) -> Iterator[Equipment]:
-    """Judges as the configuration asks for.
+) -> Iterator[StageContext]:
+    """Start the judges that a configuration asks for.
 
     Args:
         section: The judge's part of a stage's configuration.
@@ -138,20 +180,17 @@ def equipped(
     with ExitStack() as stack:
         pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
         verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
-        judges = Warming(pool) if on_gpu else pool
-        yield Equipment(
-            judges=judges,
+        judges = PrefetchedJudges(pool) if on_gpu else pool
+        judging = Judging(
             device="cuda" if on_gpu else "cpu",
-            verifiers=verifiers,
+            rewards=ConfiguredJudges(judges, settings),
             # A job brings its settings, so the same processes do for both.
-            confirmers=judges,
-            confirming_settings=confirming,
-            shared=section.shared,
+            reported=ConfiguredJudges(judges, confirming),
+            verifiers=verifiers,
             checker=checker_of(doubts),
-            settings=settings,
-            say=say,
-            deadline=None if limit_s is None else time.monotonic() + limit_s,
+            cache=section.shared,
         )
+        yield StageContext(judging, deadline=Deadline(limit_s), say=say)
 
 
 def checker_of(section: CheckerSection) -> HackChecker | None:

@@ -21,16 +21,16 @@ from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, promp
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.smoothing import RewardSmoother
 from kernelwright.contrastive.stages.config import ContrastiveConfig
-from kernelwright.contrastive.stages.context import Equipment, StageResult, claim
+from kernelwright.contrastive.stages.context import StageContext, StageResult, claim
 from kernelwright.contrastive.stages.split import TaskSplit
-from kernelwright.contrastive.updates.blame import SharedLines
+from kernelwright.contrastive.updates.credit import AcceptedLines
 from kernelwright.contrastive.updates.fitting import last_checkpoint, on_one_gpu, quiet, save_final, trainer_arguments
 from kernelwright.contrastive.updates.models import model_name
 from kernelwright.records import RunDirectory, Task
 from kernelwright.records.rewards import reward_named
 
 
-def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirectory, context: StageContext) -> StageResult:
     """Run the stage that the configuration describes; `final` holds the trained adapter or model, if one was trained.
 
     Raises:
@@ -39,12 +39,12 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         PolicyError: the model cannot be loaded or sampled from.
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
-    claim(run, "contrastive", config, equipment.device)
+    claim(run, "contrastive", config, context.device)
     if (run.path / "final").is_dir() and (_steps_done(run) >= config.steps or _is_spent(run, config)):
         return StageResult(True, str(run.path / "final"), _steps_done(run))
     database = ExemplarDatabase(run.path / "exemplars.sqlite")
     fill(database, config.exemplars.seeds)
-    judged = equipment.judged(run)
+    judged = context.judged(run)
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
     database.add_all(judged.evaluations())
     database.add_all(judged.confirmed.values())
@@ -58,18 +58,18 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         database=database,
         copies=config.reward.copies,
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
-        verification=equipment.verification(config.reward),
+        verification=context.judging.verification(config.reward),
     )
     prompts = prompt_maker(
         config.prompt,
         config.exemplars,
-        device=equipment.device,
+        device=context.device,
         database=database,
         seed=config.seed,
         share=config.exemplars_share,
     )
     with MetricsLog(run.path) as metrics:
-        stage = _Stage(config, split.train, run, equipment, scorer, prompts, metrics)
+        stage = _Stage(config, split.train, run, context, scorer, prompts, metrics)
         return stage.update() if config.update else stage.evolve()
 
 
@@ -97,7 +97,7 @@ class _Stage:
         config: ContrastiveConfig,
         tasks: Sequence[Task],
         run: RunDirectory,
-        equipment: Equipment,
+        context: StageContext,
         scorer: Scorer,
         prompts: PromptMaker,
         metrics: MetricsLog,
@@ -105,7 +105,7 @@ class _Stage:
         self._config = config
         self._tasks = tasks
         self._run = run
-        self._equipment = equipment
+        self._context = context
         self._scorer = scorer
         self._prompts = prompts
         self._metrics = metrics
@@ -113,10 +113,10 @@ class _Stage:
     def evolve(self) -> StageResult:
         """Sample, judge, keep, and show what was found: no gradient."""
         config = self._config
-        model, tokenizer = self._equipment.load(config.model, config.seed)
-        chat = self._equipment.sampler(model, tokenizer, model_name(config.model), config.sampling.batch)
+        model, tokenizer = self._context.model.load(config.model, config.seed)
+        chat = self._context.model.sampler(model, tokenizer, model_name(config.model), config.sampling.batch)
         for step in range(_steps_done(self._run), config.steps):
-            if self._equipment.must_stop():
+            if self._context.deadline.passed():
                 return StageResult(False, None, step)
             asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
             attempts = drawn(
@@ -149,9 +149,9 @@ class _Stage:
         from kernelwright.models.pretrained import stop_ids
 
         config = self._config
-        if self._equipment.must_stop():
+        if self._context.deadline.passed():
             return StageResult(False, None, 0)
-        model, tokenizer = self._equipment.load(config.model, config.seed)
+        model, tokenizer = self._context.model.load(config.model, config.seed)
         ends = frozenset(stop_ids(model, tokenizer))
         checkpoints = self._run.path / "checkpoints"
         checkpoint = last_checkpoint(checkpoints, STATE_NAME)
@@ -168,10 +168,8 @@ class _Stage:
             local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
             rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
         updates = config.grpo.iterations * config.grpo.minibatches
-        keeper = Keeper(
-            self._scorer, self._equipment, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s
-        )
-        finite = FiniteUpdates(model, self._equipment.say)
+        keeper = Keeper(self._scorer, self._context, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s)
+        finite = FiniteUpdates(model, self._context.say)
         trainer = ContrastiveTrainer(
             updates=updates,
             tasks=self._tasks,
@@ -198,9 +196,9 @@ class _Stage:
         self._run.write_json("state.json", ended | ({"limit_s": config.seconds} if keeper.spent else {}))
         return StageResult(True, str(self._run.path / "final"), steps)
 
-    def _shared_lines(self) -> SharedLines:
+    def _shared_lines(self) -> AcceptedLines:
         """Those of the right answers so far, for a run that goes on."""
-        shared = SharedLines()
+        shared = AcceptedLines()
         shared.learn_from(RolloutLog(self._run.path).rollouts())
         return shared
 
@@ -238,7 +236,7 @@ class _Stage:
         """Metrics of a step, said and returned."""
         found = {(e.task_sha256, e.candidate_sha256): e for e in self._scorer.judged.evaluations()}
         values = rollout_metrics([item.rollout for item in scored], found)
-        self._equipment.say(
+        self._context.say(
             f"contrastive: step {step}: success {values.get('success_rate', 0.0):.2f}, "
             f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"
         )

@@ -22,7 +22,7 @@ from kernelwright.contrastive.sampling.metrics import CHEATING
 from kernelwright.contrastive.sampling.prompting import prompt_maker
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import HeldOutConfig, PromptSection
-from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.stages.context import StageContext
 from kernelwright.models.chat import ChatModel
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
@@ -121,7 +121,7 @@ def evaluate_held_out(
     config: HeldOutConfig,
     prompt: PromptSection,
     run: RunDirectory,
-    equipment: Equipment,
+    context: StageContext,
 ) -> HeldOutResult | None:
     """Measure a model; several may share a run directory, and then the same candidate is judged once for all of them.
 
@@ -132,7 +132,7 @@ def evaluate_held_out(
         config: The protocol.
         prompt: How tasks are put.
         run: Where evaluations, answers and results are kept.
-        equipment: Judges and the clock.
+        context: Judges and the clock.
 
     Returns:
         The results, which are also in `results/NAME.json`; None when the time was up, and the same call goes on.
@@ -145,7 +145,7 @@ def evaluate_held_out(
     kept = read_result(run, name)
     if kept is not None:
         return kept
-    judged = equipment.judged(run)
+    judged = context.judged(run)
     place.mkdir(parents=True, exist_ok=True)
     database = ExemplarDatabase(place / "exemplars.sqlite")
     scorer = Scorer(
@@ -157,10 +157,10 @@ def evaluate_held_out(
         sampling=config.sampling.of(config.seed),
         database=database,
     )
-    prompts = prompt_maker(prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
+    prompts = prompt_maker(prompt, config.exemplars, device=context.device, database=database, seed=config.seed)
     scored: list[Scored] = []
     for number in range(config.rounds):
-        if equipment.must_stop():
+        if context.deadline.passed():
             return None
         attempts = drawn(
             place / f"attempts-{number}.json",
@@ -174,7 +174,7 @@ def evaluate_held_out(
             ),
         )
         scored += scorer.score(attempts)
-    verified = _verify(scored, tasks, judged, config, equipment)
+    verified = _verify(scored, tasks, judged, config, context)
     if verified is None:
         return None
     result = HeldOutResult(model=name, tasks=tuple(_result(task, scored, verified.get(task.sha256)) for task in tasks))
@@ -189,7 +189,7 @@ def read_result(run: RunDirectory, name: str) -> HeldOutResult | None:
 
 
 def _verify(
-    scored: Sequence[Scored], tasks: Sequence[Task], judged: JudgedRun, config: HeldOutConfig, equipment: Equipment
+    scored: Sequence[Scored], tasks: Sequence[Task], judged: JudgedRun, config: HeldOutConfig, context: StageContext
 ) -> dict[str, Evaluation] | None:
     """For each task's hash the accepted re-measurement of its best candidate; None when the time was up.
 
@@ -207,15 +207,15 @@ def _verify(
         return {task: found[0] for task, found in ranked.items() if found}
     by_hash = {task.sha256: task for task in tasks}
     verified: dict[str, Evaluation] = {}
-    again = equipment.confirming(RunDirectory(judged.run.path / "confirmations"))
+    again = context.confirming(RunDirectory(judged.run.path / "confirmations"))
     for turn in range(config.confirm_tries):
         wanted = {
             task_sha256: Proposal(by_hash[task_sha256], _candidate(accepted[turn]))
             for task_sha256, accepted in ranked.items()
             if task_sha256 not in verified and len(accepted) > turn
         }
-        found = again.judge(list(wanted.values()), stop=equipment.must_stop)
-        if equipment.must_stop() and len(found) < len(wanted):
+        found = again.judge(list(wanted.values()), stop=context.deadline.passed)
+        if context.deadline.passed() and len(found) < len(wanted):
             return None
         for task_sha256, proposal in wanted.items():
             second = found.get(proposal.key)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernelwright.contrastive.stages.config import ContrastiveConfig, SelfSupervisedConfig, StageConfig, SupervisedConfig
-from kernelwright.contrastive.stages.context import Equipment, StageResult, equipped
+from kernelwright.contrastive.stages.context import StageContext, StageResult, stage_context
 from kernelwright.contrastive.stages.split import TaskSplit, split_of
-from kernelwright.contrastive.updates.extra import require_training_packages
+from kernelwright.contrastive.updates.dependencies import require_training_packages
 from kernelwright.contrastive.updates.models import require_base
 from kernelwright.records import RunDirectory
 
@@ -30,13 +30,13 @@ def train(
     """
     require_training_packages()
     split = split_of(config.tasks)
-    with equipped(config.judge, config.checker, say=say, limit_s=limit_s) as equipment:
+    with stage_context(config.judge, config.checker, say=say, limit_s=limit_s) as context:
         if not (out / "final").is_dir():
             require_base(config.model)
-        return train_with(config, split, RunDirectory(out), equipment)
+        return train_with(config, split, RunDirectory(out), context)
 
 
-def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, context: StageContext) -> StageResult:
     """Train one stage with judges, models and tasks that the caller brings.
 
     Raises:
@@ -49,8 +49,8 @@ def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, equipme
 
     match config:
         case SupervisedConfig():
-            return train_supervised(config, split, run, equipment)
+            return train_supervised(config, split, run, context)
         case SelfSupervisedConfig():
-            return train_self_supervised(config, split, run, equipment)
+            return train_self_supervised(config, split, run, context)
         case ContrastiveConfig():
-            return train_contrastive(config, split, run, equipment)
+            return train_contrastive(config, split, run, context)

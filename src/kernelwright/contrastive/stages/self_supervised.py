@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
@@ -19,7 +20,7 @@ from kernelwright.contrastive.sampling.metrics import MetricsLog, rollout_metric
 from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import ModelSection, SelfSupervisedConfig
-from kernelwright.contrastive.stages.context import Equipment, StageResult, claim
+from kernelwright.contrastive.stages.context import Deadline, StageContext, StageResult, claim
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.teaching.examples import Example, example_of, read_examples, write_examples
 from kernelwright.contrastive.updates.fitting import fit, save_final
@@ -30,7 +31,7 @@ from kernelwright.records.rewards import reward_named
 
 
 def train_self_supervised(
-    config: SelfSupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment
+    config: SelfSupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext
 ) -> StageResult:
     """Run rounds of sampling, judging and training; `final` holds the result.
 
@@ -43,7 +44,7 @@ def train_self_supervised(
         PolicyError: the model cannot be loaded or sampled from.
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
-    claim(run, "self-supervised", config, equipment.device)
+    claim(run, "self-supervised", config, context.device)
     taught = _taught(config)
     final = run.path / "final"
     state = run.read_json("state.json") or {"rounds": 0}
@@ -51,7 +52,7 @@ def train_self_supervised(
     if done >= config.rounds and final.is_dir():
         return StageResult(True, str(final), done)
     name = model_name(config.model)
-    judged = equipment.judged(run, timed=config.timed)
+    judged = context.judged(run, timed=config.timed)
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
     if database is not None:
         fill(database, config.exemplars.seeds)
@@ -66,13 +67,13 @@ def train_self_supervised(
         sampling=config.sampling.of(config.seed),
         database=database,
     )
-    shown = prompt_maker(config.prompt, config.exemplars, device=equipment.device, database=database, seed=config.seed)
-    plain = PromptMaker(config.prompt, equipment.device, sampler_named("none"), 0, None, config.seed)
-    model, tokenizer = equipment.load(_reached(config.model, run, done), config.seed)
-    chat = equipment.sampler(model, tokenizer, name, config.sampling.batch)
+    shown = prompt_maker(config.prompt, config.exemplars, device=context.device, database=database, seed=config.seed)
+    plain = PromptMaker(config.prompt, context.device, sampler_named("none"), 0, None, config.seed)
+    model, tokenizer = context.model.load(_reached(config.model, run, done), config.seed)
+    chat = context.model.sampler(model, tokenizer, name, config.sampling.batch)
     with MetricsLog(run.path) as metrics:
         for number in range(done, config.rounds):
-            if equipment.must_stop():
+            if context.deadline.passed():
                 return StageResult(False, None, number)
             folder = round_folder(run, number)
             tasks = _tasks_of_round(split.train, config, number)
@@ -90,7 +91,7 @@ def train_self_supervised(
             found = {(e.task_sha256, e.candidate_sha256): e for e in judged.evaluations()}
             values = rollout_metrics([item.rollout for item in scored], found)
             successes = _successes(scored, config)
-            equipment.say(
+            context.say(
                 f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
                 f"hack rate {values.get('hack_rate', 0.0):.3f}"
             )
@@ -105,7 +106,8 @@ def train_self_supervised(
                     config.optimiser,
                     out=folder,
                     seed=config.seed + number,
-                    equipment=_without_clock(equipment),
+                    # A round is the unit of its checkpoint: its short training is not cut.
+                    context=replace(context, deadline=Deadline()),
                 )
             save_final(model, tokenizer, folder / "model")
             run.write_json("state.json", {"rounds": number + 1})
@@ -168,10 +170,3 @@ def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[E
             # What is reinforced is what was said, not what a teacher would have said.
             examples.append(example.model_copy(update={"answer": item.attempt.completion.text}))
     return examples
-
-
-def _without_clock(equipment: Equipment) -> Equipment:
-    """A round's short training is not cut in the middle: its state is the round."""
-    from dataclasses import replace
-
-    return replace(equipment, deadline=None, out_of_time=lambda: False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelwright.contrastive.sampling.metrics import MetricsLog
 from kernelwright.contrastive.stages.config import SupervisedConfig
-from kernelwright.contrastive.stages.context import Equipment, StageResult, claim
+from kernelwright.contrastive.stages.context import StageContext, StageResult, claim
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.teaching.augmentation import augment
 from kernelwright.contrastive.teaching.examples import Example, read_examples
@@ -13,7 +13,7 @@ from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory
 
 
-def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> StageResult:
+def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext) -> StageResult:
     """Augment, then fine-tune; `final` holds the result.
 
     Writes `examples.jsonl`, `evaluations.jsonl`, `metrics.jsonl`, checkpoints and TensorBoard events. Run again with the
@@ -25,20 +25,20 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
         PolicyError: the model cannot be loaded.
         InfrastructureError: candidates cannot be judged, or packages are missing.
     """
-    claim(run, "sft", config, equipment.device)
+    claim(run, "sft", config, context.device)
     final = run.path / "final"
     if final.is_dir():
         return StageResult(True, str(final), 1)
-    examples = examples_of(config, split, run, equipment)
-    if examples is None or equipment.must_stop():
+    examples = examples_of(config, split, run, context)
+    if examples is None or context.deadline.passed():
         return StageResult(False, None, 0)
     if not examples:
         raise ConfigError(
             f"Wanted correct variations by teachers to learn from; found none. {run.evaluations_path} says what was wrong "
             "with each. Raise augmentation.attempts, or add teachers or tasks."
         )
-    model, tokenizer = equipment.load(config.model, config.seed)
-    equipment.say(f"supervised: {len(examples)} examples")
+    model, tokenizer = context.model.load(config.model, config.seed)
+    context.say(f"supervised: {len(examples)} examples")
     with MetricsLog(run.path) as metrics:
         finished = fit(
             model,
@@ -47,7 +47,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
             config.optimiser,
             out=run.path,
             seed=config.seed,
-            equipment=equipment,
+            context=context,
             save_steps=config.save_steps,
             on_log=lambda step, values: metrics.write(step, {f"sft/{name}": value for name, value in values.items()}),
         )
@@ -57,7 +57,9 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
     return StageResult(True, str(final), 1)
 
 
-def examples_of(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, equipment: Equipment) -> list[Example] | None:
+def examples_of(
+    config: SupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext
+) -> list[Example] | None:
     """What there is to learn, made first when it is not there yet; None when the time was up.
 
     Raises:
@@ -65,5 +67,5 @@ def examples_of(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, e
         ConfigError: a teacher does not exist.
         InfrastructureError: candidates cannot be judged.
     """
-    claim(run, "sft", config, equipment.device)
-    return read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, equipment)
+    claim(run, "sft", config, context.device)
+    return read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, context)

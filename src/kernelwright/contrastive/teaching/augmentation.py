@@ -14,7 +14,7 @@ from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import AnswerForm, Prompt, contrastive_prompt, plain_prompt
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.stages.config import SupervisedConfig
-from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.stages.context import StageContext
 from kernelwright.contrastive.teaching.examples import Example, example_of, write_examples
 from kernelwright.contrastive.teaching.teachers import ChatTeacher, teacher_named
 from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
@@ -27,7 +27,7 @@ Make = Callable[[str, AnswerForm, int, int], Policy]
 
 
 def augment(
-    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, equipment: Equipment, *, make: Make = teacher_named
+    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, context: StageContext, *, make: Make = teacher_named
 ) -> list[Example] | None:
     """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
 
@@ -42,31 +42,31 @@ def augment(
         InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
     """
     settings = config.augmentation
-    judged = equipment.judged(run, timed=settings.timed)
+    judged = context.judged(run, timed=settings.timed)
     teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
     teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
     exhausted: set[tuple[str, str]] = set()
     enough = None if settings.seconds is None else time.monotonic() + settings.seconds
 
     def stop() -> bool:
-        return equipment.must_stop() or (enough is not None and time.monotonic() >= enough)
+        return context.deadline.passed() or (enough is not None and time.monotonic() >= enough)
 
-    while not equipment.must_stop():
+    while not context.deadline.passed():
         batch: list[Proposal] = []
         history = {task.sha256: judged.history(task) for task in tasks}
-        made = _proposals(config, tasks, teachers, history, equipment.device, exhausted, batch)
+        made = _proposals(config, tasks, teachers, history, context.device, exhausted, batch)
         found = judged.judge(_ahead(made), stop=stop)
         if not batch or (enough is not None and time.monotonic() >= enough):
             break
-        equipment.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
+        context.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
         # A candidate that could not be judged would be proposed for ever.
         exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in found)
     else:
         return None
-    examples = _examples(config, tasks, judged, run, equipment.device)
+    examples = _examples(config, tasks, judged, run, context.device)
     write_examples(run.path / "examples.jsonl", examples)
     solved = len({example.task for example in examples})
-    equipment.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
+    context.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
     return examples
 
 

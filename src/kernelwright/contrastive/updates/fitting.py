@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.contrastive.stages.config import FittingSection, OptimiserSection
-from kernelwright.contrastive.stages.context import Equipment
+from kernelwright.contrastive.stages.context import StageContext
 from kernelwright.contrastive.teaching.examples import Example, conversations
 from kernelwright.errors import ConfigError, InfrastructureError
 
@@ -21,7 +21,7 @@ def fit(
     *,
     out: Path,
     seed: int,
-    equipment: Equipment,
+    context: StageContext,
     save_steps: int | None = None,
     on_log: Callable[[int, dict[str, float]], None] = lambda step, values: None,
 ) -> bool:
@@ -34,7 +34,7 @@ def fit(
         settings: The gradient step.
         out: Where checkpoints go. One that is there is taken up.
         seed: Order of the examples.
-        equipment: For its clock.
+        context: For its clock.
         save_steps: Steps between checkpoints; None saves none.
         on_log: Told the loss and its like.
 
@@ -55,7 +55,7 @@ def fit(
     rows = conversations(examples)
     short = [row for row in rows if _tokens(tokenizer, row) <= settings.max_length]
     if len(short) < len(rows):
-        equipment.say(
+        context.say(
             f"{len(rows) - len(short)} of {len(rows)} examples are longer than {settings.max_length} tokens; left out"
         )
     if not short:
@@ -68,7 +68,7 @@ def fit(
         """Ends training when the time is up, and passes metrics on."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if equipment.must_stop():
+            if context.deadline.passed():
                 control.should_save = save_steps is not None
                 control.should_training_stop = True
 
@@ -77,7 +77,7 @@ def fit(
                 state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
             )
 
-    finite = FiniteUpdates(model, equipment.say)
+    finite = FiniteUpdates(model, context.say)
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,

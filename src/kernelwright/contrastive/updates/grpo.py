@@ -24,8 +24,8 @@ from kernelwright.contrastive.sampling.drawing import free_memory
 from kernelwright.contrastive.sampling.prompting import PromptMaker
 from kernelwright.contrastive.sampling.scoring import Attempt, Scored, Scorer
 from kernelwright.contrastive.stages.config import SamplingSection
-from kernelwright.contrastive.stages.context import Equipment
-from kernelwright.contrastive.updates.blame import SharedLines
+from kernelwright.contrastive.stages.context import StageContext
+from kernelwright.contrastive.updates.credit import AcceptedLines
 from kernelwright.errors import ConfigError
 from kernelwright.models.chat import Completion, Message
 from kernelwright.models.local import LocalModel
@@ -54,7 +54,7 @@ class ContrastiveTrainer(GRPOTrainer):
         prompts: PromptMaker,
         updates: int,
         reward: GroupReward,
-        shared: SharedLines | None,
+        shared: AcceptedLines | None,
         **rest: Any,
     ) -> None:
         super().__init__(reward_funcs=[reward], **rest)
@@ -84,7 +84,7 @@ class ContrastiveTrainer(GRPOTrainer):
             result["advantages"] = self._blamed(self._shared, result["completion_ids"], result["advantages"])
         return result
 
-    def _blamed(self, shared: SharedLines, ids: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    def _blamed(self, shared: AcceptedLines, ids: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """Advantages of each token, shape (answers, tokens), from those of answers: none where a failed answer, which would
         be pushed away from all of its tokens, holds what right ones hold."""
         scored = self._reward.latest
@@ -97,7 +97,7 @@ class ContrastiveTrainer(GRPOTrainer):
                 continue
             # Ends of answers and padding become nothing.
             tokens: list[str] = [tokenizer.decode([token], skip_special_tokens=True) for token in answer]
-            blamed = shared.blamed(item.rollout.task_sha256, tokens)
+            blamed = shared.penalised(item.rollout.task_sha256, tokens)
             row *= torch.tensor(blamed, device=row.device)
             failed += sum(map(bool, tokens))
             spared += sum(bool(token) and not blame for token, blame in zip(tokens, blamed, strict=True))
@@ -212,7 +212,7 @@ class Keeper(TrainerCallback):
 
     Args:
         scorer: Whose smoother is kept.
-        equipment: For its clock, which ends a run that is to go on later.
+        context: For its clock, which ends a run that is to go on later.
         on_log: Told the metrics.
         updates: Optimiser steps on each batch of rollouts: training ends between batches only.
         limit_s: Of time for all steps together, after which the stage has ended; None for none.
@@ -222,7 +222,7 @@ class Keeper(TrainerCallback):
     def __init__(
         self,
         scorer: Scorer,
-        equipment: Equipment,
+        context: StageContext,
         on_log: Callable[[int, Mapping[str, float]], None],
         *,
         updates: int,
@@ -230,7 +230,7 @@ class Keeper(TrainerCallback):
         spent_s: float,
     ) -> None:
         self._scorer = scorer
-        self._equipment = equipment
+        self._context = context
         self._on_log = on_log
         self._updates = updates
         self._limit_s = limit_s
@@ -256,7 +256,7 @@ class Keeper(TrainerCallback):
         step_s, self._step_started = now - self._step_started, now
         self.spent = self._limit_s is not None and self.spent_s + step_s > self._limit_s
         # A step that the deadline cuts off is lost.
-        if self.spent or self._equipment.ends_within(step_s):
+        if self.spent or self._context.deadline.comes_within(step_s):
             control.should_save = True
             control.should_training_stop = True
 

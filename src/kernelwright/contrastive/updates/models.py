@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.contrastive.stages.config import ModelSection
-from kernelwright.contrastive.updates.extra import require_training_packages
+from kernelwright.contrastive.updates.dependencies import require_training_packages
 from kernelwright.errors import ConfigError
 
 GPU_ATTENTION = "eager"

@@ -1,4 +1,4 @@
-"""Judges that start while something else is loaded: a process with a judge takes many seconds to be of use."""
+"""Starts judges in the background while the model loads, because a judge's process takes many seconds to be ready."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kernelwright.pools.local import Outcome
 from kernelwright.records import Candidate, Task
 
 _TASK = Task(
-    id="warming",
+    id="prefetch",
     source=(
-        '"""elementwise: warming up."""\nimport torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n'
+        '"""elementwise: prefetch."""\nimport torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n'
         "        return x * 2.0\n\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n\n"
         "def get_init_inputs():\n    return []\n"
     ),
 )
-_CANDIDATE = Candidate(source=_TASK.source.replace("class Model(", "class ModelNew("), policy="warming")
+_CANDIDATE = Candidate(source=_TASK.source.replace("class Model(", "class ModelNew("), policy="prefetch")
 
 
-class Warming:
-    """A pool that is given one small evaluation for each slot at once, in a thread; what is asked of it waits for that.
+class PrefetchedJudges:
+    """A pool whose processes start at once, in a thread; `evaluate` waits until each has done one small evaluation.
 
     Args:
         pool: Whose processes to start.
@@ -45,7 +45,6 @@ class Warming:
 
     def _start(self) -> None:
         settings = Settings.quick(timed=False, thorough=False)
-        # To the end, whatever becomes of them: a pool hands over all that it has taken. What is wrong with the machine is
-        # said when real work meets it.
+        # All are consumed, because a pool hands over all that it has taken. Real work reports faults of the machine.
         for _ in self._pool.evaluate([Job(_TASK, _CANDIDATE, settings)] * self._pool.slots):
             pass

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.contrastive.updates.blame import SHARED_BY, SharedLines
+from kernelwright.contrastive.updates.credit import SHARED_BY, AcceptedLines
 
 RIGHT = "def forward(self, x):\n    y = x + 1\n    return y"
 
 
 def knowing(*tasks):
-    shared = SharedLines()
+    shared = AcceptedLines()
     for task in tasks:
         shared.learn(task, RIGHT)
     return shared
@@ -29,25 +29,25 @@ def test_a_line_is_right_for_its_own_task_at_once_and_for_every_task_once_severa
 
 def test_only_what_stands_in_other_lines_is_blamed():
     tokens = ["def", " forward", "(self, x):\n", "   ", " y", " =", " x", " - 1\n    ", "return", " y", ""]
-    assert knowing("amber").blamed("amber", tokens) == [False] * 3 + [True] * 5 + [False] * 3
-    assert knowing("amber").blamed("beryl", tokens) == [True] * len(tokens)
+    assert knowing("amber").penalised("amber", tokens) == [False] * 3 + [True] * 5 + [False] * 3
+    assert knowing("amber").penalised("beryl", tokens) == [True] * len(tokens)
 
 
 def test_a_token_belongs_to_the_line_it_begins_in():
-    shared = SharedLines()
+    shared = AcceptedLines()
     shared.learn("amber", "a\n\nb")
-    assert shared.blamed("amber", ["a\n\n", "c"]) == [False, True]
-    assert shared.blamed("amber", ["c\n\n", "b"]) == [True, False]
-    assert shared.blamed("amber", ["a", "\n\nb", "c"]) == [False, False, True], "the last line is bc"
+    assert shared.penalised("amber", ["a\n\n", "c"]) == [False, True]
+    assert shared.penalised("amber", ["c\n\n", "b"]) == [True, False]
+    assert shared.penalised("amber", ["a", "\n\nb", "c"]) == [False, False, True], "the last line is bc"
 
 
 @given(
     st.lists(st.text("ab \n", max_size=4), max_size=12), st.lists(st.sampled_from(["", "a", "b", "ab", " a"]), max_size=4)
 )
 def test_how_an_answer_is_cut_into_tokens_changes_nothing_else(tokens, known):
-    shared = SharedLines()
+    shared = AcceptedLines()
     shared.learn("amber", "\n".join(known))
-    blamed = shared.blamed("amber", tokens)
+    blamed = shared.penalised("amber", tokens)
     text, at = "".join(tokens), 0
     for token, blame in zip(tokens, blamed, strict=True):
         start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)

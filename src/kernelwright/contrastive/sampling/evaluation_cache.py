@@ -1,4 +1,4 @@
-"""Evaluations that several runs share: what one training arm has had judged, another need not."""
+"""Caches evaluations for all runs on a machine: what one training arm had judged is not judged for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TABLE = (
 )
 
 
-class SharedEvaluations:
+class EvaluationCache:
     """A file of evaluations by task, candidate and how they were made. Several processes may use it at once.
 
     A program has one speed, whoever wrote it: runs that are compared with each other see the same measurement of the same
