@@ -332,7 +332,7 @@ class GrpoSection(_SettingsTable):
     mask_truncated: bool = False
     """Leave answers that reached `max_tokens` out of the loss."""
     spare_shared_lines: bool = False
-    """Push a failed answer's tokens down only in lines that right answers do not hold (`credit.py`). The paper's is False."""
+    """Push a failed answer's tokens down only in lines that accepted answers do not hold (`credit.py`). Paper: False."""
 
 
 class ContrastiveConfig(_SettingsTable):
