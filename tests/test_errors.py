@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "kernelwright"
 DRAWN_LINE = re.compile(r"    (?P<indent>[│├└─ ]*)(?P<name>\w+Error)(?:\s+(?P<status>\d))?(?:\s{2,}\S.*)?")
 BUILT_IN = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
-STILL_OUTSIDE = {"Problem", "QueueFull", "ShuttingDown", "SourcesRefused"}
 
 
 def bases_of(source: str) -> dict[str, list[str]]:
@@ -53,7 +52,7 @@ FOUND = exceptions_of(
         name: bases
         for path in PACKAGE.rglob("*.py")
         for name, bases in bases_of(path.read_text(encoding="utf-8")).items()
-        if path.parent.name != "suite" and name not in STILL_OUTSIDE
+        if path.parent.name != "suite"
     }
 )
 

@@ -9,7 +9,8 @@
     │   ├── DisassemblyError              2  nvdisasm ran and could not read the file
     │   ├── MoveError                     2  a move of the assembly game is not allowed
     │   ├── PromptTooLongError            2  a task does not fit into a model's context
-    │   └── ExemplarDatabaseError         2  a file is no exemplar database, or one of another version
+    │   ├── ExemplarDatabaseError         2  a file is no exemplar database, or one of another version
+    │   └── SourcesRefusedError           2  the service judges built-in tasks only
     ├── InfrastructureError               3  this machine cannot do what was asked
     │   ├── DeviceError                   3  no such device, or it stopped answering
     │   │   └── CudaError                 3  a call of the CUDA driver failed
@@ -20,6 +21,8 @@
     │   │   ├── DisassemblerMismatchError 3  every nvdisasm found is of another generation than the cubin
     │   │   └── ListingError              3  a disassembly lacks what the analysis needs
     │   ├── SandboxError                  3  a worker process could not be started or contained
+    │   ├── QueueFullError                3  the service has no place in its queue
+    │   ├── ShuttingDownError             3  the service ends, and takes nothing in
     │   └── PolicyError                   3  a policy could not be reached or gave nothing usable
     │       ├── NothingUsableError        3  a model answered, but with no new candidate
     │       └── GraphError                3  a step of a local model cannot be recorded as a CUDA graph
@@ -31,6 +34,7 @@
         ├── ChannelClosedError               the other side of a worker's socket is gone
         ├── ChannelTimeoutError              no complete message arrived in time
         ├── ChannelGarbageError              what arrived is not a message
+        ├── RequestError                     an HTTP request is answered with a status of 400 or above
         ├── ScheduleRejectedError            a schedule of machine code has no cost
         ├── ScheduleFailedError              a schedule ended the process it ran in
         ├── BudgetSpentError                 a search of schedules has no budget left: its ordinary end
@@ -90,6 +94,10 @@ class ExemplarDatabaseError(UsageError):
     """The file is not an exemplar database, or is one of another version."""
 
 
+class SourcesRefusedError(UsageError):
+    """The service judges built-in tasks only."""
+
+
 class InfrastructureError(KernelwrightError):
     """The machine, not the caller or the candidate, is at fault."""
 
@@ -146,6 +154,24 @@ class ListingError(ToolchainError):
 
 class SandboxError(InfrastructureError):
     """A worker process could not be started, reached or contained."""
+
+
+class QueueFullError(InfrastructureError):
+    """The service has no place in its queue.
+
+    Attributes:
+        limit: Evaluations that may wait.
+        retry_after_s: When to ask again.
+    """
+
+    def __init__(self, limit: int, retry_after_s: int) -> None:
+        super().__init__(f"{limit} evaluations are waiting")
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(InfrastructureError):
+    """The service ends; it takes nothing in and drops what has not begun."""
 
 
 class PolicyError(InfrastructureError):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import kernelwright
-from kernelwright.errors import KernelwrightError, TaskError, UsageError
+from kernelwright.errors import InternalError, KernelwrightError, QueueFullError, ShuttingDownError, TaskError, UsageError
 from kernelwright.pools.local import Outcome
 from kernelwright.pools.service.protocol import (
     BODY_LIMIT_BYTES,
@@ -29,7 +29,7 @@ from kernelwright.pools.service.protocol import (
     RewardReply,
     State,
 )
-from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation, QueueFullError, ShuttingDownError
+from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation
 from kernelwright.records.rewards import Reward, reward_named
 
 HEALTH_PATH = "/v1/health"
@@ -41,7 +41,7 @@ WaitS = Annotated[float, Query(ge=0, le=WAIT_LIMIT_S)]
 RequestId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-class RequestError(KernelwrightError):
+class RequestError(InternalError):
     """An answer whose status is 400 or above."""
 
     def __init__(self, status: int, error: ErrorCode, wanted: str, found: str, do: str, **headers: str) -> None:

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from kernelwright.errors import InfrastructureError, KernelwrightError, TaskError, UsageError
+from kernelwright.errors import (
+    InfrastructureError,
+    KernelwrightError,
+    QueueFullError,
+    ShuttingDownError,
+    SourcesRefusedError,
+    TaskError,
+    UsageError,
+)
 from kernelwright.judge import Settings
 from kernelwright.pools import Job
 from kernelwright.pools.evaluator import Evaluator
@@ -41,23 +49,6 @@ _FREE = ("timed", "processes_min", "processes_max", "blocks", "target_half_width
 """Settings that a request may replace."""
 
 _log = logging.getLogger(__name__)
-
-
-class QueueFullError(InfrastructureError):
-    """No place in the queue."""
-
-    def __init__(self, limit: int, retry_after_s: int) -> None:
-        super().__init__(f"{limit} evaluations are waiting")
-        self.limit = limit
-        self.retry_after_s = retry_after_s
-
-
-class ShuttingDownError(InfrastructureError):
-    """The service ends; it takes nothing in and drops what has not begun."""
-
-
-class SourcesRefusedError(UsageError):
-    """The service judges built-in tasks only."""
 
 
 @dataclass(eq=False, slots=True)
