@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools import Job, JudgePool
+from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy

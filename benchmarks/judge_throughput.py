@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
-from kernelwright.pools import Job, JudgePool
+from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.tasks.suites import load_suite
 

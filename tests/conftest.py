@@ -134,7 +134,7 @@ def judge_pool() -> Iterator[object]:
     For tests of what hands it work: whoever makes a pool of its own pays for two more imports of torch.
     """
     from kernelwright.judge import Settings
-    from kernelwright.pools import JudgePool
+    from kernelwright.pools.local import JudgePool
 
     with JudgePool(["cpu"], Settings.quick(threads=1, timed=False)) as pool:
         yield pool

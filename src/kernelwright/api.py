@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kernelwright.errors import CandidateError, UsageError
 from kernelwright.judge import Judge, Settings
-from kernelwright.pools import Evaluator
+from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent, BenchResult

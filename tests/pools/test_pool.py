@@ -16,8 +16,8 @@ import pytest
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.pools import Job, JudgePool, RotationJob
 from kernelwright.pools import local as pool
+from kernelwright.pools.local import Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
 

@@ -23,8 +23,9 @@ import torch
 from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.pools import Job, JudgePool, ray_pool
+from kernelwright.pools import ray_pool
 from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job, JudgePool
 from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES, connect
 from kernelwright.pools.ray_pool import RayPool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict

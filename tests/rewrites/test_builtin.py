@@ -5,17 +5,21 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
 
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from kernelwright.records.policy import Context
+from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.rules import RULES, Rule
+from kernelwright.rewrites.tracing import load
 from tests.rewrites.samples import compare, task_text
 
 SUM = task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)")
 CONVOLUTION = task_text(
     "return torch.relu(self.f(a)) + 1", "torch.randn(2, 4, 16, 16)", "self.f = nn.ConvTranspose2d(4, 5, 3)"
 )
+VOLUME_AND_PLANE = "self.f = nn.Conv3d(4, 5, 3)\nself.g = nn.Conv2d(5, 3, 2)"
 UNTRACEABLE = task_text("return a * 2 if a.sum() > 0 else a", "torch.randn(4, 6)")
 
 
@@ -87,6 +91,33 @@ def test_an_improvement_is_built_on() -> None:
         ("flip-transposed-convolution", "fuse-chains-cpp"),
     } <= {item.techniques for item in derived}
     assert BuiltinPolicy().propose(context(CONVOLUTION, history), 100) == derived
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "wanted"),
+    [
+        ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {"channels-last", "cudnn-benchmark"}),
+        ("2, 4, 8, 8", "nn.ConvTranspose2d(4, 5, 3)", {"channels-last", "cudnn-benchmark"}),
+        ("2, 4, 8", "nn.Conv1d(4, 5, 3)", {"cudnn-benchmark"}),
+        ("2, 4, 5, 6, 7", "nn.Conv3d(4, 5, 3)", {"cudnn-benchmark"}),
+        ("2, 4", "nn.Linear(4, 5)", set()),
+    ],
+)
+def test_wrappers_of_convolutions_are_proposed_where_they_apply(shape: str, layer: str, wanted: set[str]) -> None:
+    task = task_text("return self.f(a)", f"torch.randn({shape})", f"self.f = {layer}")
+    found = {name for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) for name in one.techniques}
+    assert found & {"channels-last", "cudnn-benchmark"} == wanted
+
+
+def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:
+    task = task_text("return self.g(self.f(a).mean(4)).sum() + self.f(a)", "torch.randn(2, 4, 5, 6, 7)", VOLUME_AND_PLANE)
+    module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
+    plain, wrapped = module.Model(), module.ModelNew()
+    wrapped.load_state_dict(plain.state_dict())
+    volume = torch.randn(2, 4, 5, 6, 7)
+    torch.testing.assert_close(wrapped(volume), plain(volume))
+    assert wrapped.g.weight.is_contiguous(memory_format=torch.channels_last)
+    assert wrapped.f.weight.is_contiguous()
 
 
 def test_without_a_graph_only_wrappers_are_proposed_and_the_reason_is_told() -> None:

@@ -12,7 +12,7 @@ import pytest
 import kernelwright
 from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.judge import Settings
-from kernelwright.pools import JudgePool
+from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.search import bench as module
 from kernelwright.tasks.suites import Suite, SuiteEntry

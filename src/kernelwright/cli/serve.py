@@ -126,7 +126,7 @@ def command(
 def _here(stack: ExitStack, device: str, settings: Settings, per_device: int | None) -> tuple[list[Evaluator], str, None]:
     """One pool of a single slot for each judge, so that each can be given its next job by itself."""
     from kernelwright.judge import devices_of
-    from kernelwright.pools import JUDGES_PER_GPU, JudgePool
+    from kernelwright.pools.local import JUDGES_PER_GPU, JudgePool
 
     devices = devices_of(device)
     kind = devices[0].partition(":")[0]

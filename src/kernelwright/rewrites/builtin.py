@@ -1,9 +1,7 @@
-"""The built-in policy: exact rewrites of the operator graph, fused kernels and wrappers, and a search over
-them.
+"""Proposes candidates without a model or a network: exact rewrites, fused kernels, wrappers, and a search over them.
 
-It needs no model and no network. A candidate is described by a `Recipe`; the plan is a fixed list of recipes
-followed by those derived from the best candidates so far. A record's techniques name its recipe, so the same
-history gives the same proposals in a new process too.
+A candidate is described by a `Recipe`; the plan is a fixed list of recipes followed by those derived from the best
+candidates so far. A record's techniques name its recipe, so the same history gives the same proposals in a new process too.
 """
 
 from __future__ import annotations
@@ -19,14 +17,8 @@ from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
 
 _BY_NAME = {rule.name: rule for rule in RULES}
-_CONVOLUTIONS = (
-    aten.conv1d,
-    aten.conv2d,
-    aten.conv3d,
-    aten.conv_transpose1d,
-    aten.conv_transpose2d,
-    aten.conv_transpose3d,
-)
+_CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
+_CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +121,12 @@ class Workshop:
         """The wrappers that make sense on this device."""
         if not self.device.startswith("cuda"):
             return wrappers.ON_ANY_DEVICE
-        convolves = self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS)
-        return wrappers.ON_CUDA + (wrappers.ON_CUDA_WITH_CONVOLUTIONS if convolves else ())
+        found = list(wrappers.ON_CUDA)
+        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
+            found.append(wrappers.WITH_CONVOLUTIONS_2D)
+        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
+            found.append(wrappers.WITH_CONVOLUTIONS)
+        return tuple(found)
 
 
 class BuiltinPolicy:

@@ -1,5 +1,4 @@
-"""`ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No new kernel of
-its own."""
+"""Writes `ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No kernel is new."""
 
 from __future__ import annotations
 
@@ -111,7 +110,9 @@ class ModelNew({base}):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.to(memory_format=torch.channels_last)
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, *inputs):
         previous = torch.backends.cudnn.benchmark
@@ -135,7 +136,9 @@ WRAPPERS: dict[str, tuple[str, str]] = {
 
 ON_ANY_DEVICE = ("compile",)
 ON_CUDA = ("cuda-graph", "compile", "compile-max-autotune", "compile-reduce-overhead")
-ON_CUDA_WITH_CONVOLUTIONS = ("channels-last", "cudnn-benchmark")
+WITH_CONVOLUTIONS = "cudnn-benchmark"
+WITH_CONVOLUTIONS_2D = "channels-last"
+"""Its layout exists for tensors of rank 4 only."""
 KEEPS_LAYOUT = frozenset(WRAPPERS) - {"channels-last"}
 """Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
 

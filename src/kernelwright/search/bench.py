@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import kernelwright
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool, RotationJob
-from kernelwright.pools.local import Outcome
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY

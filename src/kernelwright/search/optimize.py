@@ -15,7 +15,8 @@ from pathlib import Path
 import kernelwright
 from kernelwright.errors import KernelwrightError, NothingUsableError
 from kernelwright.judge import Settings, resolve_device
-from kernelwright.pools import JUDGES_PER_GPU, Evaluator, Job, JudgePool
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.report.page import write_report

@@ -11,7 +11,8 @@ from kernelwright.deploy.compose import KernelLaunch, capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.pools import Evaluator, Job
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.sass import load
 

@@ -35,7 +35,7 @@ from kernelwright.contrastive.hacks.structure import SHAPE, features, identity
 from kernelwright.errors import TaskError, UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.models.chat import Completion
-from kernelwright.pools import Job, JudgePool
+from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy

@@ -20,7 +20,7 @@ from kernelwright.contrastive.stages.context import ConfiguredJudges, Judging, S
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
-from kernelwright.pools import Job
+from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
 from tests.contrastive.stages.toys import ToyJudge, toy_code, toy_evaluation, toy_task

@@ -20,7 +20,8 @@ from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.models.chat import ChatModel, Completion, Sampling
-from kernelwright.pools import Evaluator, Job
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, Task
 
 NEIGHBOURS_SHOWN = 5

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from kernelwright.judge import Settings
-from kernelwright.pools import Evaluator, Job
-from kernelwright.pools.local import Outcome
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job, Outcome
 from kernelwright.records import Candidate, Task
 
 _TASK = Task(

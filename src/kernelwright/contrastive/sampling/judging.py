@@ -9,8 +9,7 @@ from typing import Protocol
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.judge import Settings
-from kernelwright.pools import Job
-from kernelwright.pools.local import Outcome
+from kernelwright.pools.local import Job, Outcome
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 
 Say = Callable[[str], None]

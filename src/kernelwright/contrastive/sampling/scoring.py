@@ -23,7 +23,7 @@ from kernelwright.contrastive.sampling.metrics import CHEATING
 from kernelwright.contrastive.smoothing import RewardSmoother
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
-from kernelwright.pools import Evaluator
+from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.rewards import Reward
 

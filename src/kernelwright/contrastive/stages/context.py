@@ -27,7 +27,8 @@ from kernelwright.contrastive.stages.config import (
 from kernelwright.contrastive.updates.models import load_for_training
 from kernelwright.judge import Settings, devices_of
 from kernelwright.models.chat import ChatModel
-from kernelwright.pools import Evaluator, JudgePool
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import JudgePool
 from kernelwright.records import RunDirectory, sha256_of
 
 Loader = Callable[[ModelSection, int], tuple[Any, Any]]

@@ -25,9 +25,8 @@ from kernelwright.errors import (
     UsageError,
 )
 from kernelwright.judge import Settings
-from kernelwright.pools import Job
 from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Outcome
+from kernelwright.pools.local import Job, Outcome
 from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
 from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Candidate, Evaluation, Task, sha256_of

@@ -1,4 +1,8 @@
-"""Exact rewrite rules on operator graphs, each with its side conditions in its description."""
+"""Exact rewrite rules on operator graphs, each with its side conditions in its description.
+
+To add a rule, write a function in one of these files and name it in `_ALWAYS` or `_ALTERNATIVES`: `merge_pools` is the rule
+`merge-pools`. A new file needs its import too.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +21,58 @@ from kernelwright.rewrites.rules import (
 )
 from kernelwright.rewrites.rules.base import Rule, RuleError, rewrite
 
+_ALWAYS = (
+    noops.remove_unused,
+    noops.remove_noops,
+    noops.share_common_subexpressions,
+    canonical.drop_indices,
+    canonical.canonical_activation,
+    canonical.canonical_softmax,
+    canonical.canonical_layer_norm,
+    noops.polynomial,
+    affine.merge_constants,
+    pooling.range_analysis,
+    reductions.reduce_size_one,
+    reductions.subtract_itself,
+    matmul.diagonal_operand,
+    matmul.diagonal_result,
+    matmul.sum_of_products,
+    matmul.add_weights,
+    matmul.reorder_product_chain,
+    matmul.triangle_of_product,
+    attention.attention,
+    affine.sink_constants,
+    pooling.add_after_pool,
+    reductions.merge_reductions,
+    reductions.push_reduction_through_product,
+    reductions.pool_weights,
+    reductions.pool_before_1x1_convolution,
+    convolution.reduce_before_convolution,
+    convolution.pool_into_stride,
+    pooling.pool_first,
+    pooling.merge_pools,
+    norms.drop_shift_before_norm,
+    affine.fold_into_linear,
+    slices.slice_first,
+    slices.batch_steps,
+    recurrence.last_step_of_reverse,
+    noops.compose_views,
+    noops.strength_reduction,
+)
+_ALTERNATIVES = (
+    norms.drop_bias_before_norm,
+    convolution.flip_transposed_convolution,
+    convolution.flat_to_planar_convolution,
+    convolution.pointwise_convolution_to_product,
+    convolution.patches_to_product,
+    convolution.patches_from_product,
+    slices.split_concatenation,
+)
+"""Rules that may be slower than what they replace: each is a candidate of its own, for the clock to judge."""
+
 RULES: tuple[Rule, ...] = (
-    Rule(name="remove-unused", apply=noops.remove_unused),
-    Rule(name="remove-noops", apply=noops.remove_noops),
-    Rule(name="share-common-subexpressions", apply=noops.share_common),
-    Rule(name="drop-indices", apply=canonical.drop_indices),
-    Rule(name="canonical-activation", apply=canonical.activations),
-    Rule(name="canonical-softmax", apply=canonical.softmaxes),
-    Rule(name="canonical-layer-norm", apply=canonical.layer_norms),
-    Rule(name="polynomial", apply=noops.polynomials),
-    Rule(name="merge-constants", apply=affine.merge_constants),
-    Rule(name="range-analysis", apply=pooling.clamp_chains),
-    Rule(name="reduce-size-one", apply=reductions.skip_size_one),
-    Rule(name="subtract-itself", apply=reductions.subtract_itself),
-    Rule(name="diagonal-operand", apply=matmul.diagonal_operand),
-    Rule(name="diagonal-result", apply=matmul.diagonal_result),
-    Rule(name="sum-of-products", apply=matmul.sum_of_products),
-    Rule(name="add-weights", apply=matmul.add_weights),
-    Rule(name="reorder-product-chain", apply=matmul.reorder_chain),
-    Rule(name="triangle-of-product", apply=matmul.triangle_of_product),
-    Rule(name="attention", apply=attention.attention),
-    Rule(name="sink-constants", apply=affine.sink_constants),
-    Rule(name="add-after-pool", apply=pooling.add_after_pool),
-    Rule(name="merge-reductions", apply=reductions.merge_reductions),
-    Rule(name="push-reduction-through-product", apply=reductions.push_through_products),
-    Rule(name="pool-weights", apply=reductions.pool_weights),
-    Rule(name="pool-before-1x1-convolution", apply=reductions.pool_before_pointwise_convolution),
-    Rule(name="reduce-before-convolution", apply=convolution.reduce_before_convolution),
-    Rule(name="pool-into-stride", apply=convolution.pool_into_stride),
-    Rule(name="pool-first", apply=pooling.pool_first),
-    Rule(name="merge-pools", apply=pooling.merge_pools),
-    Rule(name="drop-shift-before-norm", apply=norms.drop_shift_before_norm),
-    Rule(name="fold-into-linear", apply=affine.fold_into_linear),
-    Rule(name="slice-first", apply=slices.slice_first),
-    Rule(name="batch-steps", apply=slices.batch_steps),
-    Rule(name="last-step-of-reverse", apply=recurrence.last_step_of_reverse),
-    Rule(name="compose-views", apply=noops.compose_views),
-    Rule(name="strength-reduction", apply=noops.strength),
-    Rule(name="drop-bias-before-norm", apply=norms.drop_bias_before_norm, always=False),
-    Rule(name="flip-transposed-convolution", apply=convolution.flip_transposed, always=False),
-    Rule(name="flat-to-planar-convolution", apply=convolution.flat_to_planar, always=False),
-    Rule(name="pointwise-convolution-to-product", apply=convolution.pointwise_to_product, always=False),
-    Rule(name="patches-to-product", apply=convolution.patches_to_product, always=False),
-    Rule(name="patches-from-product", apply=convolution.patches_from_product, always=False),
-    Rule(name="split-concatenation", apply=slices.split_concatenation, always=False),
+    *(Rule.of(function) for function in _ALWAYS),
+    *(Rule.of(function, always=False) for function in _ALTERNATIVES),
 )
 """All rules, in the order in which they are tried: what simplifies first, what depends on it later."""
 

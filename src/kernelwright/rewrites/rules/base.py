@@ -34,10 +34,10 @@ class Rule:
     """Rewrites a graph in place; returns how many places it changed."""
     always: bool = True
 
-    @property
-    def summary(self) -> str:
-        """The first line of the rule's description."""
-        return (self.apply.__doc__ or "").strip().splitlines()[0]
+    @classmethod
+    def of(cls, function: Callable[[Editor], int], *, always: bool = True) -> Rule:
+        """A rule that is named as its function, with hyphens."""
+        return cls(name=function.__name__.replace("_", "-"), apply=function, always=always)
 
 
 def rewrite(graph: OperatorGraph, rules: Sequence[Rule]) -> tuple[str, ...]:

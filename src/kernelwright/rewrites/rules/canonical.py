@@ -150,7 +150,7 @@ _PRODUCTS: tuple[tuple[Callable[[Product, fx.Node, fx.Node], bool], object, dict
 )
 
 
-def activations(editor: Editor) -> int:
+def canonical_activation(editor: Editor) -> int:
     """Recognise SiLU, Mish, GELU (both forms) and hardswish written out, and use the one operator.
 
     Conditions: the constants agree to 1e-6; softplus has beta 1 and its usual threshold.
@@ -171,7 +171,7 @@ def activations(editor: Editor) -> int:
     return count
 
 
-def softmaxes(editor: Editor) -> int:
+def canonical_softmax(editor: Editor) -> int:
     """Recognise softmax, log-softmax and log-sum-exp written out with the maximum subtracted.
 
     Conditions: the maximum that is subtracted runs over the same single dimension as the sum, so that neither
@@ -246,7 +246,7 @@ def cast_overload(node: fx.Node) -> str:
     return str(getattr(node.target, "_overloadname", ""))
 
 
-def layer_norms(editor: Editor) -> int:
+def canonical_layer_norm(editor: Editor) -> int:
     """Recognise layer normalisation written out: `(x - mean) / sqrt(var + eps)` over the trailing dimensions.
 
     Conditions: mean and biased variance run over the same trailing dimensions of the same tensor with

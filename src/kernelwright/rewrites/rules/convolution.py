@@ -75,7 +75,7 @@ def geometry(node: Any) -> Geometry | None:
     )
 
 
-def flip_transposed(editor: Editor) -> int:
+def flip_transposed_convolution(editor: Editor) -> int:
     """A transposed convolution of stride 1 is a convolution with the weight flipped and its channels swapped.
 
     Conditions: stride 1, no output padding, padding at most dilation * (kernel - 1).
@@ -115,7 +115,7 @@ def flip_transposed(editor: Editor) -> int:
     return count
 
 
-def flat_to_planar(editor: Editor) -> int:
+def flat_to_planar_convolution(editor: Editor) -> int:
     """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the
     depth.
 
@@ -148,7 +148,7 @@ def flat_to_planar(editor: Editor) -> int:
     return count
 
 
-def pointwise_to_product(editor: Editor) -> int:
+def pointwise_convolution_to_product(editor: Editor) -> int:
     """A 1x1 convolution is a matrix product over the channels.
 
     Conditions: kernel 1, stride 1, no padding, one group.

@@ -173,7 +173,7 @@ def _matrix(editor: Editor, at: fx.Node, item: fx.Node, batch: list[int], first:
     return editor.call(at, aten.squeeze.dim, item, -1)
 
 
-def reorder_chain(editor: Editor) -> int:
+def reorder_product_chain(editor: Editor) -> int:
     """`(a @ b) @ c` is `a @ (b @ c)`, whichever takes fewer operations.
 
     Conditions: matrices of the same batch shape; the inner product has no other reader; at least a quarter

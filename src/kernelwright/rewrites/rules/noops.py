@@ -118,7 +118,7 @@ def _order(node: fx.Node) -> list[int]:
     return order
 
 
-def share_common(editor: Editor) -> int:
+def share_common_subexpressions(editor: Editor) -> int:
     """Compute equal subexpressions once.
 
     Conditions: the operator is a function of its arguments: not random, without effect on buffers, not a
@@ -144,7 +144,7 @@ def _key(item: Any) -> Any:
     return (type(item).__name__, item) if isinstance(item, int | float) else item
 
 
-def polynomials(editor: Editor) -> int:
+def polynomial(editor: Editor) -> int:
     """`x + x` is `2 x`, `c x + x` is `(c + 1) x`, and small integer powers are products.
 
     Conditions: floating point; both terms have the same shape and type; the scaled term has no other reader.
@@ -189,7 +189,7 @@ def _term(item: Any) -> tuple[fx.Node, float] | None:
     return item, 1.0
 
 
-def strength(editor: Editor) -> int:
+def strength_reduction(editor: Editor) -> int:
     """Divide by a constant as a product, and by a square root as a product with `rsqrt`.
 
     Conditions: floating point; the constant is finite and not zero, and so is its reciprocal; the root has no

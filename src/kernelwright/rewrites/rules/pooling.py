@@ -184,7 +184,7 @@ def _window(node: fx.Node, spatial: int) -> tuple[tuple[int, ...], tuple[int, ..
     return size, numbers(argument(node, "stride"), spatial) or size
 
 
-def clamp_chains(editor: Editor) -> int:
+def range_analysis(editor: Editor) -> int:
     """Drop activations and bounds that cannot bind, and join bounds in a row, by the range each value can
     have.
 

@@ -35,7 +35,7 @@ def reduced_dims(node: fx.Node) -> tuple[int, ...] | None:
     return dims_of(argument(node, "dim"), len(shape(source)))
 
 
-def skip_size_one(editor: Editor) -> int:
+def reduce_size_one(editor: Editor) -> int:
     """A sum, mean, extremum or log-sum-exp over dimensions of size 1 is its input; softmax over one is 1.
 
     Conditions: every reduced dimension has size 1. A softmax of NaN or infinity would be NaN, the ones are
@@ -112,7 +112,7 @@ def merge_reductions(editor: Editor) -> int:
     return count
 
 
-def push_through_products(editor: Editor) -> int:
+def push_reduction_through_product(editor: Editor) -> int:
     """A sum or mean of a `linear` or matrix product is a product with the summed operand.
 
     `sum_j (x W^T + b)_j = x . sum_j W_j + sum_j b_j`: a matrix product becomes a matrix-vector product.
@@ -238,7 +238,7 @@ def pool_weights(editor: Editor) -> int:
     return count
 
 
-def pool_before_pointwise_convolution(editor: Editor) -> int:
+def pool_before_1x1_convolution(editor: Editor) -> int:
     """An average pool after a 1x1 convolution goes before it: the convolution then has fewer pixels.
 
     Conditions: kernel 1, stride 1, no padding in the convolution; the pool does not pad; no other reader; the
