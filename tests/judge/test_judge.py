@@ -19,7 +19,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Judge, Settings, resolve_device
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
-from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
@@ -403,7 +403,7 @@ def convolved(forward: str) -> Candidate:
 def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
-    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.accepted, why(found)
     assert Label.TF32 in found.labels
@@ -421,7 +421,7 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
     ids=["all", "one", "none", "biased"],
 )
 def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
-    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
     found = judge.evaluate(CONVOLVED, convolved(forward))
     assert found.reason is Reason.BUFFER_MISMATCH, why(found)
 
@@ -774,19 +774,20 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, rest=lambda: order.append("rest"), close=lambda: order.append("close"))
-    checker = SimpleNamespace(run=lambda: order.append("check"), late=lambda: order.append("late"), bounds=None)
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0, waited_s=0.0))
-    monkeypatch.setattr(judge_module, "Subject", lambda *given: SimpleNamespace(start=lambda role: side))
-    monkeypatch.setattr(judge_module, "Checker", lambda *given: checker)
-    monkeypatch.setattr(judge, "_time", lambda subject, bounds, verdict, checked: order.append(("time", *checked)))
+    monkeypatch.setattr(judge, "_trial", lambda *given: SimpleNamespace(start=lambda role: side))
+    monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
+    monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
+    monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))
+    monkeypatch.setattr(judge, "_time", lambda trial, check, checked: order.append(("time", *checked)))
     monkeypatch.setattr(judge, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), TIME)
+    judge._examine(RELU, candidate(), tmp_path, judge_module._EvaluationDraft(CheckFindings(frozenset())), TIME)
     emptied = ["emptied"] if device != "cpu" else []
     assert order == ["check", *emptied, "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]
     order.clear()
     first_look = TIME.model_copy(update={"fresh_processes": False})
-    judge._examine(RELU, candidate(), tmp_path, judge_module._Verdict(labels=set()), first_look)
+    judge._examine(RELU, candidate(), tmp_path, judge_module._EvaluationDraft(CheckFindings(frozenset())), first_look)
     assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
 
 
@@ -886,7 +887,7 @@ def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
 @pytest.mark.parametrize("found", ["error", "verdict"])
 def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatch, device, found):
     """A neighbour's candidate may have had all of it."""
-    real, answers, ways = judge._verdict, [], []
+    real, answers, ways = judge._draft, [], []
 
     def verdict(*arguments):
         answers.append(made := real(*arguments))
@@ -896,7 +897,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
             made.reason = Reason.OUT_OF_MEMORY
         return made
 
-    monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_draft", verdict)
     monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     shown = torch.device(device)
     monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
@@ -921,7 +922,7 @@ def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):
     """Have a judge rotate by this function, as if on a GPU; returns whether each try had the memory alone."""
     ways = []
     monkeypatch.setattr(judge_module, "rotate", rotate)
-    monkeypatch.setattr(judge_module, "Subject", lambda *given: given)
+    monkeypatch.setattr(judge, "_trial", lambda *given: given)
     monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
     monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
@@ -934,8 +935,8 @@ def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):
 def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
     made = []
 
-    def rotate(subject, baselines, flush):
-        made.append(subject)
+    def rotate(trial, baselines, flush):
+        made.append(trial)
         if len(made) == 1 and what == "reference":
             raise DeviceError("no memory")
         return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
@@ -949,7 +950,7 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
 @pytest.mark.parametrize("how", ["error", "verdict"])
 @pytest.mark.parametrize("fitting", [5, 2, 1, 0])
 def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
-    def rotate(subject, baselines, flush):
+    def rotate(trial, baselines, flush):
         if len(baselines) > fitting and how == "error":
             raise DeviceError("no memory")
         return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
@@ -972,11 +973,11 @@ def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkey
 @pytest.mark.parametrize("own_gib", [60, 80])
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):
-        made = judge_module._Verdict(labels=set())
+        made = judge_module._EvaluationDraft(CheckFindings(frozenset()))
         made.reason = Reason.OUT_OF_MEMORY
         return made
 
-    monkeypatch.setattr(judge, "_verdict", verdict)
+    monkeypatch.setattr(judge, "_draft", verdict)
     monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -1045,8 +1046,8 @@ def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(
 
 def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     started = []
-    start = Subject.start
-    monkeypatch.setattr(Subject, "start", lambda self, role: started.append(role) or start(self, role))
+    start = Trial.start
+    monkeypatch.setattr(Trial, "start", lambda self, role: started.append(role) or start(self, role))
     settings = Settings.quick(threads=1, processes_min=1, processes_max=1, fresh_processes=False)
     found = judge.evaluate(RELU, honest(RELU), settings=settings)
     assert found.accepted, (found.reason, found.detail)

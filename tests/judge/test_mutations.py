@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.check import bounds, check, compare, oracle, subject
+from kernelwright.judge import judge as judge_module
+from kernelwright.judge.check import bounds, check, compare, examiner, oracle, side_effects, similar_inputs, weights
 from kernelwright.judge.check.compare import Distance, Tolerance
+from kernelwright.judge.check.facts import TaskFacts
+from kernelwright.judge.check.trial import CheckFindings
 from kernelwright.judge.isolation import side as stage
 from kernelwright.judge.isolation import zygote
 from kernelwright.judge.isolation.replies import Described
@@ -56,7 +59,7 @@ def both(*parts: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 def nothing_swapped(patch: Patch) -> None:
-    patch.setattr(check, "_swap", lambda x, generator: x)
+    patch.setattr(similar_inputs, "_swap", lambda x, generator: x)
 
 
 def inputs_taken_for_intact(patch: Patch) -> None:
@@ -68,14 +71,17 @@ def own_distribution_only(patch: Patch) -> None:
 
 
 def one_draw_for_ever(patch: Patch) -> None:
-    original = subject.Subject.draw
+    original = TaskFacts.draw
+    only_draws: list[tuple[TaskFacts, Any]] = []
 
-    def draw(self: Any, inputs: Any = None, base: Any = None) -> Any:
-        if not hasattr(self, "only_draw"):
-            self.only_draw = original(self)
-        return self.only_draw
+    def draw(self: TaskFacts, inputs: Any = None, base: Any = None) -> Any:
+        for facts, drawn in only_draws:
+            if facts is self:
+                return drawn
+        only_draws.append((self, original(self)))
+        return only_draws[-1][1]
 
-    patch.setattr(subject.Subject, "draw", draw)
+    patch.setattr(TaskFacts, "draw", draw)
 
 
 def weights_as_constructed(patch: Patch) -> None:
@@ -87,8 +93,8 @@ def weights_as_constructed(patch: Patch) -> None:
 
 def all_weights_change_together(patch: Patch) -> None:
     for name in ("with_elements_changed", "with_part_of_a_row_changed"):
-        assert callable(getattr(subject.Subject, name))
-        patch.setattr(subject.Subject, name, lambda self, state: state)
+        assert callable(getattr(TaskFacts, name))
+        patch.setattr(TaskFacts, name, lambda self, state: state)
 
 
 def usual_tolerance(patch: Patch) -> None:
@@ -98,7 +104,7 @@ def usual_tolerance(patch: Patch) -> None:
 
 
 def usual_buffer_tolerance(patch: Patch) -> None:
-    patch.setattr(check, "_buffer_limit", lambda dtype: Distance(1e-4, 1e-3))
+    patch.setattr(weights, "_buffer_limit", lambda dtype: Distance(1e-4, 1e-3))
 
 
 def not_a_number_taken_for_right(patch: Patch) -> None:
@@ -107,13 +113,13 @@ def not_a_number_taken_for_right(patch: Patch) -> None:
     def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
         return original(torch.where(torch.isfinite(actual), actual, truth.to(actual.dtype)), truth)
 
-    # `check` compares through `compare.apart` and, for buffers, by the name it has imported.
+    # The check compares through `compare.apart` and, for buffers, by the name it has imported.
     patch.setattr(compare, "distance", distance)
-    patch.setattr(check, "distance", distance)
+    patch.setattr(weights, "distance", distance)
 
 
 def every_label_allowed(patch: Patch) -> None:
-    patch.setattr(subject.Subject, "label", lambda self, label, detail: self.labels.add(label))
+    patch.setattr(CheckFindings, "label", lambda self, label, detail: self.labels.add(label))
 
 
 def replaced_functions_unseen(patch: Patch) -> None:
@@ -122,18 +128,18 @@ def replaced_functions_unseen(patch: Patch) -> None:
 
 
 def global_state_unseen(patch: Patch) -> None:
-    patch.setattr(check, "forbidden_changes", lambda before, after: [])
+    patch.setattr(side_effects, "forbidden_changes", lambda before, after: [])
 
 
 def aliases_unseen(patch: Patch) -> None:
-    original = check.check_form
+    original = examiner.check_form
 
     def check_form(on: Any, reference: Any, answer: Any, *, strides: bool = True) -> None:
         outputs = tuple(output.model_copy(update={"aliases": ()}) for output in answer.described.outputs)
         described = answer.described.model_copy(update={"outputs": outputs})
         original(on, reference, replace(answer, described=described), strides=strides)
 
-    patch.setattr(check, "check_form", check_form)
+    patch.setattr(examiner, "check_form", check_form)
     patch.setattr(timing, "check_form", check_form)
 
 
@@ -167,26 +173,26 @@ class Mutation:
 
 
 MUTATIONS = [
-    Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check.Checker, "_nearly_same")),
+    Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check, "check_similar_inputs")),
     Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
-    Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check.Checker, "_reload")),
+    Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check, "check_reloading")),
     Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
     Mutation(
         "buffers compared, and both modes (each catches it)",
         "n04_counter_not_updated",
-        skip(check.Checker, "_check_buffers", "_other_mode"),
+        skip(check, "check_buffers", "check_other_mode"),
     ),
     Mutation(
         "memory of outputs, and the first one looked at again (each catches it)",
         "c13_reused_output_buffer",
-        both(aliases_unseen, skip(check.Checker, "_held_outputs")),
+        both(aliases_unseen, skip(check, "check_held_outputs")),
     ),
     Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
     Mutation(
         "input sets of other sizes, and nearly the same inputs (each catches it)",
         "i05_clipped_range",
-        both(own_distribution_only, skip(check.Checker, "_nearly_same")),
+        both(own_distribution_only, skip(check, "check_similar_inputs")),
     ),
     Mutation(
         "fresh inputs for every call, and memory of outputs (each catches it)",
@@ -196,16 +202,16 @@ MUTATIONS = [
     Mutation(
         "fresh inputs, new weights, and memory of outputs (each catches it)",
         "c01_pointer_cache",
-        both(one_draw_for_ever, skip(check.Checker, "_reload"), aliases_unseen),
+        both(one_draw_for_ever, skip(check, "check_reloading"), aliases_unseen),
     ),
     Mutation("weights that are not those of the constructor", "w04_zero_gate", weights_as_constructed),
     Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
-    Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check.Checker, "_reload_defaults")),
+    Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check, "check_default_buffers")),
     Mutation("calibrated tolerance: TF32", "p02_truncated_mantissa", usual_tolerance),
     Mutation("calibrated tolerance: bfloat16", "p01_bf16_compute", usual_tolerance),
     Mutation("calibrated tolerance: another formula", "w07_tanh_gelu", usual_tolerance),
     Mutation("NaN matches nothing", "w08_nan_output", not_a_number_taken_for_right),
-    Mutation("a second call after one seed", "generator_put_back", skip(check.Checker, "_without_new_seed")),
+    Mutation("a second call after one seed", "generator_put_back", skip(check, "check_unseeded_call")),
     Mutation("outputs with memory of their own", "one_memory_for_two_outputs", aliases_unseen),
     Mutation("outputs that belong to the caller", "same_output_again", aliases_unseen),
     Mutation("outputs that exist when a call has ended", "copied_is_computed", skip(stage.Side, "_take_away")),
@@ -229,17 +235,20 @@ MUTATIONS = [
     Mutation(
         "dtype of the output, and the tolerance (each catches it)",
         "p05_half_output",
-        both(skip(check, "check_form"), usual_tolerance),
+        both(skip(examiner, "check_form"), usual_tolerance),
     ),
     Mutation(
         "shared memory, inputs compared, and the first output looked at again (each catches it)",
         "i02_inplace_on_inputs",
-        both(aliases_unseen, inputs_taken_for_intact, skip(check.Checker, "_held_outputs")),
+        both(aliases_unseen, inputs_taken_for_intact, skip(check, "check_held_outputs")),
     ),
     Mutation(
         "all that is checked after the first dozen calls (each catches it)",
         "c14_drifting",
-        skip(check.Checker, "_repeat", "_nearly_same", "_reload", "_other_mode", "late"),
+        both(
+            skip(check, "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode"),
+            skip(judge_module, "check_late"),
+        ),
     ),
 ]
 
@@ -301,20 +310,31 @@ def wrong_in_call(number: int) -> Candidate:
     return Candidate(source=ONCE.replace("WRONG", str(number)))
 
 
+OWNERS = {
+    "check_repeat": check,
+    "check_similar_inputs": check,
+    "check_buffers": check,
+    "check_reloading": check,
+    "check_other_mode": check,
+    "check_late": judge_module,
+}
+"""The module by whose name each check is called."""
+
+
 @pytest.fixture
 def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
-    """For each call of an honest candidate, in order, the method of the checker that made it."""
+    """For each call of an honest candidate, in order, the check that made it."""
     made: list[str] = []
     current = ["?"]
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_repeat", "_nearly_same", "_check_buffers", "_reload", "_other_mode", "late"):
-            original = getattr(check.Checker, name)
+        for name, owner in OWNERS.items():
+            original = getattr(owner, name)
 
-            def wrapped(self: Any, *arguments: Any, name: str = name, original: Any = original) -> None:
+            def wrapped(*arguments: Any, name: str = name, original: Any = original) -> None:
                 current[0] = name
-                original(self, *arguments)
+                original(*arguments)
 
-            patch.setattr(check.Checker, name, wrapped)
+            patch.setattr(owner, name, wrapped)
         call, operators = stage.Side.call, stage.Side.operators
 
         def counted(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -332,19 +352,21 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", ["?", "_repeat", "_nearly_same", "_reload", "_other_mode", "late"])
+@pytest.mark.parametrize(
+    "name", ["?", "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_late"]
+)
 def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Patch, calls: list[str], name: str) -> None:
     number = len(calls) - calls[::-1].index(name)
     assert not judge.evaluate(SMALL, wrong_in_call(number)).accepted
     if name != "?":
-        original = getattr(check.Checker, name)
+        original = getattr(OWNERS[name], name)
 
-        def unjudged(self: Any, *arguments: Any) -> None:
-            self._judge = lambda posed, *arguments: posed
-            original(self, *arguments)
-            del self._judge
+        def unjudged(asked: Any, *arguments: Any) -> None:
+            asked.judge = lambda posed, *arguments: posed
+            original(asked, *arguments)
+            del asked.judge
 
-        monkeypatch.setattr(check.Checker, name, unjudged)
+        monkeypatch.setattr(OWNERS[name], name, unjudged)
         assert judge.evaluate(SMALL, wrong_in_call(number)).accepted
 
 

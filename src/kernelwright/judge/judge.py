@@ -19,9 +19,10 @@ import torch
 from kernelwright.errors import DeviceError
 from kernelwright.gpu.device_state import device_state
 from kernelwright.judge.check import guard
-from kernelwright.judge.check.bounds import Bounds
-from kernelwright.judge.check.check import Checker
-from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
+from kernelwright.judge.check.examiner import Examiner
+from kernelwright.judge.check.facts import measure_task
+from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory
 from kernelwright.judge.isolation.process import WorkerError
@@ -132,10 +133,10 @@ class Judge:
         started = time.monotonic()
         began = _now()
         settings = settings or self.settings
-        verdict = self._with_memory(
-            lambda: self._verdict(task, candidate, settings), lambda verdict: verdict.reason is Reason.OUT_OF_MEMORY
+        draft = self._with_memory(
+            lambda: self._draft(task, candidate, settings), lambda draft: draft.reason is Reason.OUT_OF_MEMORY
         )
-        return verdict.record(task, candidate, str(self.device), began, time.monotonic() - started)
+        return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
     def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool]) -> T:
         """Beside others first. Where a GPU's memory ran out they may have had it, a candidate of theirs all of it: then once
@@ -170,19 +171,20 @@ class Judge:
                 f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
             )
 
-    def _verdict(self, task: Task, candidate: Candidate, settings: Settings) -> _Verdict:
+    def _draft(self, task: Task, candidate: Candidate, settings: Settings) -> _EvaluationDraft:
         self._workers.spent_s.clear()
-        verdict = _Verdict(labels=guard.static_labels(candidate.source, task.source))
-        verdict.checks["advice"] = list(guard.advice(candidate.source))
-        verdict.checks["strict_fp32"] = settings.strict_fp32
+        findings = CheckFindings(settings.forbid, guard.static_labels(candidate.source, task.source))
+        findings.checks["advice"] = list(guard.advice(candidate.source))
+        findings.checks["strict_fp32"] = settings.strict_fp32
+        draft = _EvaluationDraft(findings)
         with self._workplace(task) as directory:
             try:
-                self._examine(task, candidate, directory, verdict, settings)
+                self._examine(task, candidate, directory, draft, settings)
             except (RejectionError, WorkerError) as failure:
-                verdict.reason, verdict.detail = failure.reason, failure.detail.strip()
+                draft.reason, draft.detail = failure.reason, failure.detail.strip()
         spent_s = self._workers.spent_s
-        verdict.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
-        return verdict
+        findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
+        return draft
 
     def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
         """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
@@ -206,17 +208,11 @@ class Judge:
 
         def attempt() -> dict[str, Rotated | Failure]:
             with self._workplace(task) as directory:
-                subject = Subject(
-                    self._live_task(task),
-                    baselines[0],
-                    settings,
-                    self.device,
-                    self._workers,
-                    directory,
-                    DeviceGate(self.device),
-                    self._core,
+                findings = CheckFindings(settings.forbid)
+                trial = self._trial(
+                    self._live_task(task), baselines[0], directory, settings, findings, DeviceGate(self.device)
                 )
-                return rotate(subject, baselines, self._flush)
+                return rotate(trial, baselines, self._flush)
 
         def ran_out(found: dict[str, Rotated | Failure]) -> bool:
             return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
@@ -238,15 +234,17 @@ class Judge:
         records = []
         for baseline in baselines:
             one = found[baseline.sha256]
-            verdict = _Verdict(labels=guard.static_labels(baseline.source, task.source))
+            draft = _EvaluationDraft(
+                CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)),
+            )
             if isinstance(one, Rotated):
-                verdict.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
-                verdict.checks["allowed"] = one.allowed.to_json()
+                draft.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
+                draft.findings.checks["allowed"] = one.allowed.to_json()
             else:
-                verdict.reason, verdict.detail = one.reason, one.detail.strip()
-            verdict.checks["rotation"] = len(baselines)
-            verdict.checks["strict_fp32"] = settings.strict_fp32
-            records.append(verdict.record(task, baseline, str(self.device), began, time.monotonic() - started))
+                draft.reason, draft.detail = one.reason, one.detail.strip()
+            draft.findings.checks["rotation"] = len(baselines)
+            draft.findings.checks["strict_fp32"] = settings.strict_fp32
+            records.append(draft.record(task, baseline, str(self.device), began, time.monotonic() - started))
         return records
 
     @contextlib.contextmanager
@@ -268,55 +266,80 @@ class Judge:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _examine(self, task: Task, candidate: Candidate, directory: Path, verdict: _Verdict, settings: Settings) -> None:
+    def _examine(
+        self, task: Task, candidate: Candidate, directory: Path, draft: _EvaluationDraft, settings: Settings
+    ) -> None:
+        findings = draft.findings
         live = self._live_task(task)
         try:
             ast.parse(candidate.source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
         gate = DeviceGate(self.device)
-        subject = Subject(live, candidate, settings, self.device, self._workers, directory, gate, self._core)
-        subject.checks, subject.labels = verdict.checks, verdict.labels
-        for label in sorted(verdict.labels):
-            subject.label(label, "by its source")
+        trial = self._trial(live, candidate, directory, settings, findings, gate)
+        for label in sorted(findings.labels):
+            findings.label(label, "by its source")
         self._progress("checking")
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: verdict.checks.update(device_s=gate.held_s, waited_s=gate.waited_s))
+            stack.callback(lambda: findings.checks.update(device_s=gate.held_s, waited_s=gate.waited_s))
             sides = []
             for role in ("reference", "candidate"):
-                side = subject.start(role)
+                side = trial.start(role)
                 stack.callback(side.close)
                 sides.append(side)
-            checker = Checker(subject, *sides)
-            checker.run()
+            examiner = Examiner(trial, *sides)
+            check = check_candidate(examiner)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
-            if settings.timed:
-                if settings.fresh_processes:
-                    for side in sides:
-                        side.rest()
-                    sides[1].worker.pause()
-                    self._time(subject, checker.bounds, verdict, {})
-                    sides[1].worker.resume()
-                else:
-                    self._time(subject, checker.bounds, verdict, dict(zip(("reference", "candidate"), sides, strict=True)))
+            if not settings.timed:
+                findings.label(Label.NOT_RETIMED, "its time was not asked for")
+            elif settings.fresh_processes:
+                for side in sides:
+                    side.rest()
+                sides[1].worker.pause()
+                draft.timing = self._time(trial, check, {})
+                sides[1].worker.resume()
             else:
-                subject.label(Label.NOT_RETIMED, "its time was not asked for")
+                draft.timing = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
-                checker.late()
+                check_late(examiner)
 
-    def _time(self, subject: Subject, bounds: Bounds, verdict: _Verdict, checked: Mapping[str, Side]) -> None:
+    def _trial(
+        self,
+        live: LiveTask,
+        candidate: Candidate,
+        directory: Path,
+        settings: Settings,
+        findings: CheckFindings,
+        gate: DeviceGate,
+    ) -> Trial:
+        with gate(shared=True):  # measures nothing
+            facts = measure_task(live, self.device)
+        return Trial(
+            facts=facts,
+            candidate=candidate,
+            settings=settings,
+            findings=findings,
+            workers=self._workers,
+            directory=directory,
+            gate=gate,
+            core=self._core,
+        )
+
+    def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Timing:
         self._progress("timing")
-        verdict.checks["device_before"] = device_state(self.device)
-        verdict.timing = time_candidate(
-            subject,
-            bounds,
+        checks = trial.findings.checks
+        checks["device_before"] = device_state(self.device)
+        timing = time_candidate(
+            trial,
+            check,
             self._flush,
             lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
             checked,
         )
-        verdict.checks["device_after"] = device_state(self.device)
-        verdict.checks["clocks"] = verdict.timing.clocks
+        checks["device_after"] = device_state(self.device)
+        checks["clocks"] = timing.clocks
+        return timing
 
     def _live_task(self, task: Task) -> LiveTask:
         if task.sha256 not in self._live:
@@ -324,12 +347,11 @@ class Judge:
         return self._live[task.sha256]
 
 
-class _Verdict:
+class _EvaluationDraft:
     """What is known so far; becomes an Evaluation."""
 
-    def __init__(self, labels: set[Label]) -> None:
-        self.labels = labels
-        self.checks: dict[str, object] = {}
+    def __init__(self, findings: CheckFindings) -> None:
+        self.findings = findings
         self.reason: Reason | None = None
         self.detail = ""
         self.timing: Timing | None = None
@@ -343,7 +365,7 @@ class _Verdict:
             verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
             reason=self.reason,
             detail=self.detail,
-            labels=tuple(sorted(self.labels)),
+            labels=tuple(sorted(self.findings.labels)),
             device=device,
             speedup=timing.speedup.estimate if timing else None,
             speedup_low=timing.speedup.low if timing else None,
@@ -356,7 +378,7 @@ class _Verdict:
             techniques=candidate.techniques,
             parent=candidate.parent,
             source=candidate.source,
-            checks=self.checks,
+            checks=self.findings.checks,
             started=began,
             elapsed_s=round(elapsed_s, 3),
         )

@@ -14,12 +14,15 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.check.bounds import Bounds
-from kernelwright.judge.check.check import Checker, _change, _swap, buffer_has_kept_up
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
+from kernelwright.judge.check.examiner import Examiner
+from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.oracle import OutOfDomainError
-from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.check.similar_inputs import _change, _swap
+from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
+from kernelwright.judge.check.weights import buffer_has_kept_up
 from kernelwright.judge.isolation.replies import Described, Output
-from kernelwright.judge.isolation.side import Answer
+from kernelwright.judge.isolation.side import CallOutput
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import INPUT_SETS, bring_to_life
@@ -53,7 +56,7 @@ class LocalSide:
                 for one in outputs
             ),
         )
-        return Answer(outputs, described, None, inputs_intact=True)
+        return CallOutput(outputs, described, None, inputs_intact=True)
 
     def operators(self, layout):
         self.traced += 1
@@ -63,20 +66,25 @@ class LocalSide:
 def checker(made, answer=None, operators=()):
     """Of a task, with `answer(*inputs)` in the candidate's place, or the reference itself."""
     settings = Settings.quick(threads=1, timed=False)
-    gate = contextlib.nullcontext
-    subject = Subject(
-        bring_to_life(made), candidate(), settings, torch.device("cpu"), None, Path(), lambda shared=False: gate()
+    trial = Trial(
+        facts=measure_task(bring_to_life(made), torch.device("cpu")),
+        candidate=candidate(),
+        settings=settings,
+        findings=CheckFindings(settings.forbid),
+        workers=None,
+        directory=Path(),
+        gate=lambda shared=False: contextlib.nullcontext(),
     )
-    model = subject.oracle.model
-    return Checker(subject, LocalSide(model, operators), LocalSide(answer or model))
+    model = trial.facts.oracle.model
+    return Examiner(trial, LocalSide(model, operators), LocalSide(answer or model))
 
 
 def judged(one, inputs=OWN):
-    return one._pose_and_judge(inputs, slot=0, state={}, training=True)
+    return one.ask(inputs, slot=0)
 
 
 def posed(one, inputs=OWN):
-    return one._pose(inputs, slot=0, state={}, training=True)
+    return one.pose(inputs, slot=0)
 
 
 # --- which of several equal elements ----------------------------------------------------------------
@@ -107,7 +115,7 @@ def test_the_reference_is_asked_once_what_it_runs():
     one = checker(TIES, operators=TOPK)
     judged(one)
     judged(one, INPUT_SETS[1])
-    assert one._reference.traced == 1
+    assert one.reference.traced == 1
 
 
 @pytest.mark.parametrize(
@@ -143,8 +151,8 @@ def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch)
     after = judged(one, CONSTANT).tolerance
     assert after.allowed.worst > before.worst
     assert after.allowed.rms == pytest.approx(before.rms, rel=0.5)
-    assert one._subject.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
-    assert one._subject.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
+    assert one.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
+    assert one.trial.findings.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
     monkeypatch.setattr(Bounds, "conditioned", lambda self, question: question)
     with pytest.raises(RejectionError):
         judged(one, CONSTANT)
@@ -165,7 +173,7 @@ def test_a_wrong_element_is_not_excused_by_rounding_that_does_not_reach_it():
     one = checker(task("return inputs[0] * 2", "[torch.randn(1024, 256)]"), one_wrong)
     with pytest.raises(RejectionError):
         judged(one)
-    (found,) = one._subject.checks["sets"].values()
+    (found,) = one.trial.findings.checks["sets"].values()
     assert found["error"]["rms"] < found["allowed"]["rms"]
     assert found["error"]["worst"] > found["allowed"]["worst"]
 
@@ -203,7 +211,7 @@ def test_without_float64_a_task_keeps_its_tolerance():
     one = checker(ROUNDED)
     question = posed(one).question
     assert one.bounds.conditioned(question) is not question
-    one.bounds.has_float64 = False
+    question = replace(question, has_float64=False)
     assert one.bounds.conditioned(question) is question
 
 
@@ -289,7 +297,7 @@ PRODUCT = task("return inputs[0] @ inputs[1]", "[torch.randn(32, 64), torch.rand
 
 @pytest.fixture
 def tf32(monkeypatch):
-    monkeypatch.setattr(Subject, "lets_cudnn_use_tf32", True)
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
 
 
 def convolution(bits=None):
@@ -301,13 +309,13 @@ def convolution(bits=None):
 def test_a_convolution_may_use_tf32_where_pytorch_lets_it_and_that_is_said(tf32):
     one = convolution(bits=10)
     judged(one)
-    assert Label.TF32 in one._subject.labels
+    assert Label.TF32 in one.trial.findings.labels
 
 
 def test_one_that_does_not_is_not_said_to(tf32):
     one = convolution()
     judged(one)
-    assert Label.TF32 not in one._subject.labels
+    assert Label.TF32 not in one.trial.findings.labels
 
 
 def test_elsewhere_tf32_is_less_than_what_the_reference_has():
@@ -335,7 +343,7 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
 
 def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
     one = convolution(bits=10)
-    one._subject.settings = one._subject.settings.model_copy(update={"forbid": frozenset({Label.TF32})})
+    one.trial = replace(one.trial, findings=CheckFindings({Label.TF32}))
     with pytest.raises(RejectionError) as caught:
         judged(one)
     assert caught.value.reason is Reason.FORBIDDEN_LABEL
@@ -352,10 +360,10 @@ def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
 )
 def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(monkeypatch, device, strict, capability, lets):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    subject = convolution()._subject
-    subject.settings = subject.settings.model_copy(update={"strict_fp32": strict})
-    subject.device = torch.device(device)
-    assert subject.lets_cudnn_use_tf32 is lets
+    trial = convolution().trial
+    settings = trial.settings.model_copy(update={"strict_fp32": strict})
+    facts = replace(trial.facts, device=torch.device(device))
+    assert replace(trial, settings=settings, facts=facts).lets_cudnn_use_tf32 is lets
 
 
 def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypatch):
@@ -364,7 +372,7 @@ def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypat
     def out(*given, **options):
         raise OutOfDomainError("so it is")
 
-    monkeypatch.setattr(one._oracle, "with_tf32_in_cudnn", out)
+    monkeypatch.setattr(one.trial.facts.oracle, "with_tf32_in_cudnn", out)
     with pytest.raises(RejectionError):
         judged(one)
 
@@ -388,7 +396,7 @@ def test_an_answer_far_from_the_references_may_be_right_by_the_truth_of_its_own_
     judged(one)
     wanted = [torch.relu(inputs[0] @ inputs[1] - 4)]
     right = [torch.relu(inputs[0].double() @ inputs[1].double() - 4).float()]
-    assert not apart(right, wanted).within(one._subject.tolerances[OWN])
+    assert not apart(right, wanted).within(one.tolerances[OWN])
     assert bounds.settles(inputs, wanted, right, training=True)
     assert not bounds.settles(inputs, wanted, [right[0] * 30], training=True)
     one.bounds.has_float64 = False

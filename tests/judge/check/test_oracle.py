@@ -60,7 +60,7 @@ def test_the_inputs_and_the_state_stay_as_they_were():
     before, state = inputs[0].clone(), {key: value.clone() for key, value in judge.initial_state.items()}
     judge.own_precision(inputs, judge.initial_state, training=True, seed=1)
     judge.truth(inputs, judge.initial_state, training=True)
-    judge.output_skeleton(inputs)
+    judge.own_outputs(inputs)
     assert torch.equal(inputs[0], before)
     assert all(torch.equal(judge.initial_state[key], value) for key, value in state.items())
 
@@ -93,7 +93,7 @@ def test_no_check_is_left_out_because_others_filled_the_device(kind):
     for ask in (
         lambda: judge.truth(inputs, {}, training=True),
         lambda: judge.own_precision(inputs, {}, training=True, seed=0),
-        lambda: judge.output_skeleton(inputs),
+        lambda: judge.own_outputs(inputs),
     ):
         with pytest.raises(getattr(torch, kind)):
             ask()
@@ -110,7 +110,7 @@ def test_a_reference_that_returns_no_tensor_is_a_task_error(forward, words):
 def test_the_structure_of_outputs_needs_a_reference_that_runs(forward, words):
     judge, inputs = oracle(task(forward))
     with pytest.raises(TaskError, match=words):
-        judge.output_skeleton(inputs)
+        judge.own_outputs(inputs)
 
 
 def test_new_weights_are_another_draw_of_the_same_size_and_nowhere_at_a_default():

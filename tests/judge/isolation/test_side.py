@@ -12,8 +12,8 @@ import kernelwright.judge.isolation.side as stage_module
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
-from kernelwright.judge.isolation.side import Shapes, Side
-from kernelwright.judge.worker.arena import Arena
+from kernelwright.judge.isolation.side import Side, TaskShapes
+from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.records import Reason
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
     """Of a worker that answers with `request(op)`, its arenas in this process."""
 
     def start(spec, settings):
-        arenas = {name: Arena(CPU, size) for name, size in spec.arena_bytes.items()}
+        arenas = {name: SharedArena(CPU, size) for name, size in spec.arena_bytes.items()}
         ask = SimpleNamespace(request=lambda op, timeout_s, **fields: request(op), arenas=arenas)
         for op in ("call", "series"):
             setattr(ask, op, lambda *given, op=op, **fields: (request(op), CallClocks(0.0, 0.0, 0.0, 0.0)))
@@ -34,7 +34,7 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
     return Side(
         SimpleNamespace(start=start),
         Settings.quick(threads=1),
-        Shapes.measure(INPUTS, [torch.zeros(4)], STATE),
+        TaskShapes.measure(INPUTS, [torch.zeros(4)], STATE),
         role=role,
         source="",
         class_name="Model",

@@ -16,7 +16,7 @@ from kernelwright.errors import TaskError
 from kernelwright.gpu import device_state
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
-from kernelwright.judge.check.subject import RejectionError
+from kernelwright.judge.check.trial import RejectionError
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, outer_clock
 from kernelwright.judge.timing import pairs as timing
@@ -39,14 +39,15 @@ class FakeGate:
         return contextlib.nullcontext()
 
 
-class FakeSubject:
+class FakeTrial:
     def __init__(self, device=CPU):
+        self.facts = self.findings = self
         self.device = device
         self.settings = Settings.quick(threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0)
-        self.timed_tolerance = Distance(1e-6, 1e-5)
-        self.tolerances = {}
         self.labels = set()
-        self.output_follows_input = False
+        self.check = SimpleNamespace(
+            bounds=UNSETTLED, tolerances={}, timed_tolerance=Distance(1e-6, 1e-5), output_follows_input=False
+        )
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
 
@@ -65,9 +66,10 @@ class FakeSide:
         return self.held
 
 
-def run_of(subject=None, helpers_us=0.0, held=None):
+def run_of(trial=None, helpers_us=0.0, held=None):
     sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in timing._SIDES}
-    return timing._Run(subject or FakeSubject(), UNSETTLED, sides, lambda: 0.0)
+    trial = trial or FakeTrial()
+    return timing._Run(trial, trial.check, sides, lambda: 0.0)
 
 
 def fill(
@@ -90,8 +92,8 @@ def fill(
     samples.series_us += [(inner_us if series_us is None else series_us) + audited_us] * 5
 
 
-def filled(subject=None, helpers_us=0.0, **candidate):
-    run = run_of(subject, helpers_us)
+def filled(trial=None, helpers_us=0.0, **candidate):
+    run = run_of(trial, helpers_us)
     for name in timing._SIDES:
         fill(run, name, **(candidate if name == "candidate" else {}))
     return run
@@ -121,12 +123,12 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         return SimpleNamespace(close=lambda: closed.append(name))
 
     gate = contextlib.nullcontext
-    subject = SimpleNamespace(
+    trial = SimpleNamespace(
         core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate()
     )
 
     class Run:
-        def __init__(self, subject, bounds, sides, flush):
+        def __init__(self, trial, check, sides, flush):
             used.append(sides)
 
         def __getattr__(self, name):
@@ -134,11 +136,11 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
 
     monkeypatch.setattr(timing, "_Run", Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
-    assert timing._time_process(subject, None, None, None, 0, given) == "found"
+    assert timing._time_process(trial, None, None, None, 0, given) == "found"
     assert (started, closed) == (["reference"], ["fresh"])
     assert {name: used[0][name] for name in given} == given
     assert set(used[0]) == set(timing._SIDES)
-    timing._time_process(subject, None, None, None, 1, {})
+    timing._time_process(trial, None, None, None, 1, {})
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
 
@@ -180,7 +182,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
     monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())
-    monkeypatch.setattr(timing, "_start", lambda subject, names: {})
+    monkeypatch.setattr(timing, "_start", lambda trial, names: {})
     assert blocks_for_each_entry(timing._ALONE_S / 3.5, 10) == [4, 4, 2]
     assert blocks_for_each_entry(timing._ALONE_S * 3, 3) == [1, 1, 1]
 
@@ -203,48 +205,48 @@ class OddSide:
 
 
 def odd_run(**errors):
-    """Its subject draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
-    subject = FakeSubject()
-    subject.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
-    subject.call_seed = lambda: None
+    """The trial draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
+    trial = FakeTrial()
+    trial.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
+    trial.call_seed = lambda: None
     sides = {name: OddSide(errors.get(name, 0.0)) for name in timing._SIDES}
-    return timing._Run(subject, UNSETTLED, sides, lambda: 0.0), subject, sides
+    return timing._Run(trial, trial.check, sides, lambda: 0.0), trial, sides
 
 
-def odd_set(subject, name, vary=lambda x, g: x, allowed=1e-6):
+def odd_set(trial, name, vary=lambda x, g: x, allowed=1e-6):
     made = InputSet(name, vary, "")
-    subject.tolerances[made] = Distance(allowed, allowed)
+    trial.check.tolerances[made] = Distance(allowed, allowed)
     return made
 
 
 def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
-    run, subject, sides = odd_run(candidate=1e-3)
-    run.odd_inputs([odd_set(subject, "loose", allowed=0.1)])
+    run, trial, sides = odd_run(candidate=1e-3)
+    run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
     assert [len(side.asked) for side in sides.values()] == [1, 1, 1]
     with pytest.raises(RejectionError, match="`strict`") as caught:
-        run.odd_inputs([odd_set(subject, "strict")])
+        run.odd_inputs([odd_set(trial, "strict")])
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
 
 
 def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_not():
-    run, subject, sides = odd_run(candidate=1.0)
-    nan = odd_set(subject, "nan", lambda x, g: x * math.nan)
+    run, trial, sides = odd_run(candidate=1.0)
+    nan = odd_set(trial, "nan", lambda x, g: x * math.nan)
     run.odd_inputs([nan])
     with pytest.raises(RejectionError, match="`strict`"):
-        run.odd_inputs([nan, odd_set(subject, "strict")])
+        run.odd_inputs([nan, odd_set(trial, "strict")])
     assert len(sides["null"].asked) == 3
 
 
 def test_a_draw_on_which_the_reference_fails_ends_this_turn():
-    run, subject, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
-    run.odd_inputs([odd_set(subject, "one"), odd_set(subject, "two")])
+    run, trial, sides = odd_run(candidate=1.0, reference=TaskError("Wanted the reference to run."))
+    run.odd_inputs([odd_set(trial, "one"), odd_set(trial, "two")])
     assert [len(side.asked) for side in sides.values()] == [1, 0, 0]
 
 
 def test_buffers_are_not_compared_after_a_call_that_the_reference_alone_had():
-    run, subject, _ = odd_run(reference=TaskError("Wanted the reference to run."))
-    subject.reloads_state = subject.has_buffers = True
-    run.odd_inputs([odd_set(subject, "one")])
+    run, trial, _ = odd_run(reference=TaskError("Wanted the reference to run."))
+    trial.reloads_state = trial.has_buffers = True
+    run.odd_inputs([odd_set(trial, "one")])
     run.verify_buffers()  # these sides have none that could be read
 
 
@@ -265,11 +267,11 @@ class WarmedSide(OddSide):
     ("device", "latency_us", "repeats"), [("cuda", 50.0, 3), ("cuda", 1500.0, 2), ("cuda", 5000.0, 0), ("cpu", 50.0, 0)]
 )
 def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, latency_us, repeats):
-    subject, story = FakeSubject(torch.device(device)), []
-    subject.draw, subject.call_seed = lambda: [torch.ones(4)], lambda: None
+    trial, story = FakeTrial(torch.device(device)), []
+    trial.draw, trial.call_seed = lambda: [torch.ones(4)], lambda: None
     # How long the candidate says that it takes decides nothing.
     sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in timing._SIDES}
-    run = timing._Run(subject, UNSETTLED, sides, lambda: 0.0)
+    run = timing._Run(trial, trial.check, sides, lambda: 0.0)
     run._compare = lambda reference, candidate, inputs: None
     names = list(timing._SIDES)
     run._round(names, hold=False, keep=False)
@@ -302,9 +304,9 @@ ModelNew.forward = forward
 
 @pytest.mark.parametrize(("device", "still"), [("cpu", 3), ("cuda", 0)])
 def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
-    subject = FakeSubject(torch.device(device))
-    subject.settings = subject.settings.model_copy(update={"warmup_calls": 1})
-    run, stopped = run_of(subject), []
+    trial = FakeTrial(torch.device(device))
+    trial.settings = trial.settings.model_copy(update={"warmup_calls": 1})
+    run, stopped = run_of(trial), []
     for name, side in run._sides.items():
         side.worker.keep_still = lambda name=name: stopped.append(name)
         run._samples[name].idle_us.append(0.0)
@@ -356,7 +358,7 @@ def test_single_calls_are_not_believed_to_be_much_faster_than_series():
 
 @pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
 def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
-    settings = FakeSubject().settings
+    settings = FakeTrial().settings
     outer_clock.reject_hidden_time([filled().finish(0)[1]] * 3, settings)
     cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
     with pytest.raises(RejectionError) as caught:
@@ -366,7 +368,7 @@ def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
 
 def test_one_process_that_was_disturbed_does_not_reject():
     calm, disturbed = filled().finish(0)[1], filled(harness_us=5000.0, audited_us=5000.0).finish(0)[1]
-    outer_clock.reject_hidden_time([calm] * 3 + [disturbed], FakeSubject().settings)
+    outer_clock.reject_hidden_time([calm] * 3 + [disturbed], FakeTrial().settings)
 
 
 def test_work_between_calls_rejects():
@@ -378,9 +380,9 @@ def test_work_between_calls_rejects():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_work_of_children_rejects(device):
-    subject = FakeSubject(torch.device(device))
+    trial = FakeTrial(torch.device(device))
     with pytest.raises(RejectionError, match="child processes") as caught:
-        filled(subject, helpers_us=1e15).finish(0)
+        filled(trial, helpers_us=1e15).finish(0)
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
 
 
@@ -391,7 +393,7 @@ def test_children_may_use_a_tenth_of_the_time_in_which_the_worker_ran():
 
 
 def test_a_device_that_is_busy_after_the_call_rejects():
-    gpu = FakeSubject(torch.device("cuda"))
+    gpu = FakeTrial(torch.device("cuda"))
     with pytest.raises(RejectionError) as caught:
         filled(gpu, quiet_us=2000.0).finish(0)
     assert caught.value.reason is Reason.DEVICE_NOT_QUIET
@@ -403,7 +405,7 @@ def test_a_device_that_is_busy_after_the_call_rejects():
 def test_outputs_of_timed_calls_must_be_near():
     run = run_of()
     wanted = [torch.ones(4)]
-    inputs, allowed = [torch.zeros(4)], run._subject.timed_tolerance
+    inputs, allowed = [torch.zeros(4)], run._check.timed_tolerance
     run._near([torch.ones(4)], wanted, "an output", allowed, inputs)
     with pytest.raises(RejectionError, match="an output") as caught:
         run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
@@ -411,7 +413,7 @@ def test_outputs_of_timed_calls_must_be_near():
     with pytest.raises(RejectionError):
         run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
     asked = []
-    run._bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
+    run._check.bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
     run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
     assert [given[:2] for given in asked] == [(inputs, wanted)], "the truth of these very inputs has the last word"
 
@@ -424,17 +426,17 @@ def test_the_first_timed_output_must_still_be_there():
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
-    run._subject.labels.add(Label.CUDA_GRAPH)
+    run._trial.labels.add(Label.CUDA_GRAPH)
     run.verify_held()
-    assert Label.ALIASED_OUTPUT in run._subject.labels
+    assert Label.ALIASED_OUTPUT in run._trial.labels
 
 
 def test_a_view_of_an_input_is_not_expected_to_last():
     run = run_of(held=[torch.ones(3)])
     run._first = [], [torch.zeros(3)]
-    run._subject.output_follows_input = True
+    run._check.output_follows_input = True
     run.verify_held()
-    assert run._subject.labels == set()
+    assert run._trial.labels == set()
 
 
 def test_ratios_are_paired_by_input_and_grouped_by_process():
@@ -452,7 +454,7 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
     seen = []
 
-    def one(subject, bounds, flush, odd, process, given):
+    def one(trial, check, flush, odd, process, given):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
@@ -460,13 +462,13 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
         return [block], outside, {"process": process}
 
     monkeypatch.setattr(timing, "_time_process", one)
-    subject = FakeSubject()
-    subject.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
     told = []
-    found = timing.time_candidate(subject, UNSETTLED, None, lambda done, most: told.append((done, most)))
+    found = timing.time_candidate(trial, trial.check, None, lambda done, most: told.append((done, most)))
     assert seen == list(range(processes))
     assert told == [(done + 1, 4) for done in seen]
-    assert timing.time_candidate(subject, UNSETTLED, None).blocks == found.blocks
+    assert timing.time_candidate(trial, trial.check, None).blocks == found.blocks
     assert found.candidate_us == 50.0
     assert found.clocks == {"processes": [{"process": process} for process in range(processes)]}
     assert found.speedup.low <= found.speedup.estimate
@@ -478,7 +480,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
 def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
-    def one(subject, bounds, flush, odd, process, given):
+    def one(trial, check, flush, odd, process, given):
         block = TimingBlock(
             process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
         )
@@ -489,54 +491,54 @@ def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
 
 
 def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
-    subject = FakeSubject()
-    subject.settings = Settings(processes_min=1, processes_max=1)
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=1, processes_max=1)
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
-    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 2
+    assert len(timing.time_candidate(trial, trial.check, None).blocks) == 2
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
     with pytest.raises(RejectionError) as caught:
-        timing.time_candidate(subject, UNSETTLED, None)
+        timing.time_candidate(trial, trial.check, None)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
 def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
-    subject = FakeSubject()
-    subject.settings = Settings(processes_min=1, processes_max=1)
-    subject.labels = {Label.STRIDES_DIFFER}
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=1, processes_max=1)
+    trial.labels = {Label.STRIDES_DIFFER}
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
-    assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == 1
+    assert len(timing.time_candidate(trial, trial.check, None).blocks) == 1
 
 
 def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
-    subject = FakeSubject()
-    subject.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
     for speedup, processes in ((0.5, 3), (2.0, 9)):
         made = one_process(speedup)
 
-        def noisy(subject, bounds, flush, odd, process, given, made=made):
-            blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
+        def noisy(trial, check, flush, odd, process, given, made=made):
+            blocks, outside, seen = made(trial, check, flush, odd, process, given)
             latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
             return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
 
         monkeypatch.setattr(timing, "_time_process", noisy)
-        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
+        assert len(timing.time_candidate(trial, trial.check, None).blocks) == processes
 
 
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
-    subject = FakeSubject()
-    subject.gate.held_s = 100.0  # of checks before
-    subject.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
+    trial = FakeTrial()
+    trial.gate.held_s = 100.0  # of checks before
+    trial.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
     made = one_process()
 
-    def lasts(subject, bounds, flush, odd, process, given, alone_s):
-        subject.gate.held_s += alone_s
-        blocks, outside, seen = made(subject, bounds, flush, odd, process, given)
+    def lasts(trial, check, flush, odd, process, given, alone_s):
+        trial.gate.held_s += alone_s
+        blocks, outside, seen = made(trial, check, flush, odd, process, given)
         latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
         return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
 
     for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
         monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
-        assert len(timing.time_candidate(subject, UNSETTLED, None).blocks) == processes
+        assert len(timing.time_candidate(trial, trial.check, None).blocks) == processes
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernelwright.errors import DeviceError
 from kernelwright.judge.worker import arena as arena_module
-from kernelwright.judge.worker.arena import Arena, TensorSpec, close_arena, open_arena, plan
+from kernelwright.judge.worker.arena import SharedArena, TensorSpec, close_arena, open_arena, plan
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def layouts():
 def test_every_layout_goes_through_two_mappings_of_one_memory():
     tensors = list(layouts().values())
     specs, size = plan(tensors)
-    arena = Arena(CPU, size)
+    arena = SharedArena(CPU, size)
     for spec, tensor in zip(specs, tensors, strict=True):
         spec.view(arena.memory).copy_(tensor)
     other = second_mapping(arena)
@@ -83,7 +83,7 @@ def test_the_span_of_a_strided_tensor_reaches_to_its_last_element():
 
 
 def test_a_poisoned_arena_is_nan_in_every_floating_type():
-    arena = Arena(CPU, 4096)
+    arena = SharedArena(CPU, 4096)
     arena.poison()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         assert torch.isnan(arena.memory.view(dtype)).all()
@@ -92,7 +92,7 @@ def test_a_poisoned_arena_is_nan_in_every_floating_type():
 
 
 def test_a_closed_arena_gives_its_memory_back():
-    arena = Arena(CPU, 4096)
+    arena = SharedArena(CPU, 4096)
     (handle,) = arena.files
     arena.close()
     arena.close()
@@ -103,7 +103,7 @@ def test_a_closed_arena_gives_its_memory_back():
 
 
 def test_opening_takes_its_own_handle_off_the_list_and_closes_it():
-    arena = Arena(CPU, 512)
+    arena = SharedArena(CPU, 512)
     handles = [os.dup(arena.files[0]), 999_999]
     first = handles[0]
     open_arena(arena.describe(), handles, CPU)
@@ -114,14 +114,14 @@ def test_opening_takes_its_own_handle_off_the_list_and_closes_it():
 
 
 def test_the_memory_has_no_name_in_the_file_system_and_is_not_inherited():
-    arena = Arena(CPU, 512)
+    arena = SharedArena(CPU, 512)
     assert os.fstat(arena.files[0]).st_nlink == 0
     assert not os.get_inheritable(arena.files[0])
     arena.close()
 
 
 def test_neither_side_can_change_its_size():
-    arena = Arena(CPU, 4096)
+    arena = SharedArena(CPU, 4096)
     with pytest.raises(PermissionError):
         os.ftruncate(arena.files[0], 0)
     os.ftruncate(arena.files[0], 4096)
@@ -129,7 +129,7 @@ def test_neither_side_can_change_its_size():
 
 
 def test_a_view_beyond_the_arena_is_refused():
-    arena = Arena(CPU, 512)
+    arena = SharedArena(CPU, 512)
     with pytest.raises(RuntimeError):
         TensorSpec("float32", (1024,), (1,), 0, 4096).view(arena.memory)
     arena.close()
@@ -193,7 +193,7 @@ def runtime(monkeypatch):
 
 def test_device_memory_is_allocated_shared_opened_and_freed(runtime):
     device = torch.device("cuda", 0)
-    arena = Arena(device, 4096)
+    arena = SharedArena(device, 4096)
     assert runtime.size == 2 << 20
     assert arena.files == ()
     description = json.loads(json.dumps(arena.describe()))
@@ -208,7 +208,7 @@ def test_a_full_gpu_is_a_device_error_that_nobody_else_finds(runtime, monkeypatc
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 80 << 30))
     runtime.status = 2
     with pytest.raises(DeviceError, match=r"arena of 6\.50 GiB; CUDA's error is 2, with 1\.50 of 80\.00 GiB free"):
-        Arena(torch.device("cuda", 0), 13 << 29)
+        SharedArena(torch.device("cuda", 0), 13 << 29)
     assert runtime.last_error == 0
 
 
@@ -216,10 +216,10 @@ def test_what_torch_keeps_for_itself_is_given_back_to_make_room(runtime, monkeyp
     emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(list(runtime.statuses)))
     runtime.statuses = [2, 0]
-    Arena(torch.device("cuda", 0), 4096).close()
+    SharedArena(torch.device("cuda", 0), 4096).close()
     assert emptied == [[0]]  # after the first try, before the second
     runtime.statuses = [0]
-    Arena(torch.device("cuda", 0), 4096).close()
+    SharedArena(torch.device("cuda", 0), 4096).close()
     assert len(emptied) == 1
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kernelwright.judge.worker import harness as worker
-from kernelwright.judge.worker.arena import Arena, TensorSpec, plan
+from kernelwright.judge.worker.arena import SharedArena, TensorSpec, plan
 from kernelwright.judge.worker.channel import Channel
 from kernelwright.judge.worker.harness import Harness
 from kernelwright.judge.worker.structure import flatten
@@ -55,7 +55,7 @@ class Bench:
 
     def __init__(self, directory, **config):
         self.inputs = torch.arange(12.0).reshape(4, 3)
-        self.arenas = {name: Arena(CPU, 1 << 14) for name in ("inputs", "outputs", "state")}
+        self.arenas = {name: SharedArena(CPU, 1 << 14) for name in ("inputs", "outputs", "state")}
         files = [os.dup(arena.files[0]) for arena in self.arenas.values()]
         described = {name: arena.describe() for name, arena in self.arenas.items()}
         values = {
@@ -676,7 +676,7 @@ def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, 
         assert ask("forget") == {"clean": True, "nonce": "forget"}  # it had built nothing yet
         assert ask("build", **build)["state"][0][0] == "count"
         assert ask("forget") == {"clean": True, "nonce": "forget"}
-        arena = Arena(CPU, 1 << 14)
+        arena = SharedArena(CPU, 1 << 14)
         other = MODULE.replace('"count"', '"other"').replace("self.count", "self.other")
         other += "torch.nn.functional.left_behind = lambda: None"
         task = {"source": other, "arenas": {"state": arena.describe()}}

@@ -22,7 +22,7 @@ from kernelwright.judge.check.compare import (
     of_outputs,
 )
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
-from kernelwright.judge.check.subject import Subject
+from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import is_inexact
 
 _UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
@@ -41,6 +41,8 @@ class Question:
     training: bool
     truth: list[torch.Tensor]
     tolerance: Tolerance
+    has_float64: bool
+    """Whether the truth is float64's; otherwise the reference's answer stands for it."""
     uses_tf32: bool = False
     """Whether the tolerance is that of cuDNN in TF32."""
 
@@ -54,20 +56,20 @@ class Bounds:
     """Of one task.
 
     Args:
-        subject: The task, its weights and settings.
+        trial: The task, its weights and settings.
         operators: Tells which of PyTorch's operators the reference runs; asked once, where that matters.
     """
 
-    def __init__(self, subject: Subject, operators: Callable[[], list[str]]) -> None:
-        self._subject = subject
-        self._oracle = subject.oracle
+    def __init__(self, trial: Trial, operators: Callable[[], list[str]]) -> None:
+        self._trial = trial
+        self._oracle = trial.facts.oracle
         self._operators = operators
         self._has_answered = False
         self._is_rebuilt = False
         """Whether the float64 module was built anew, since its first one did not run."""
         self._unordered: bool | None = None
         """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
-        self.has_float64 = not subject.stochastic
+        self.has_float64 = not trial.facts.stochastic
         """Whether the module runs in float64 and gives there what it gives in its own precision."""
         self.has_cudnn: bool | None = None
         """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
@@ -82,7 +84,7 @@ class Bounds:
     @property
     def _rounded(self) -> list[int]:
         """Outputs with elements that are rounded."""
-        pairs = zip(self._subject.output_dtypes, self._subject.shapes.outputs, strict=True)
+        pairs = zip(self._trial.facts.output_dtypes, self._trial.facts.shapes.outputs, strict=True)
         return [index for index, (dtype, spec) in enumerate(pairs) if dtype.is_floating_point and 0 not in spec.shape]
 
     def truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
@@ -104,7 +106,7 @@ class Bounds:
                 return self.truth(drawn, state, training)
             # The very first set: this module does not run in float64 at all.
             self.has_float64 = False
-            self._subject.checks["truth"] = f"reference: {error}"
+            self._trial.findings.checks["truth"] = f"reference: {error}"
             return None
         self._has_answered = True
         return found
@@ -129,37 +131,38 @@ class Bounds:
         Raises:
             OutOfDomainError: the reference's answer is of no use here.
         """
-        subject = self._subject
+        trial = self._trial
         if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
             raise OutOfDomainError("the reference gives NaN in its own precision")
         if truth is not None and [output.shape for output in truth] != [output.shape for output in outputs]:
             # A view of the bits, say, has another shape in float64.
             self.has_float64 = False
-            subject.checks["truth"] = "reference: its output has another shape in float64"
+            trial.findings.checks["truth"] = "reference: its output has another shape in float64"
             truth = None
+        exact = truth is not None
         if truth is None:
             truth = [output.double() if output.is_floating_point() else output for output in outputs]
         own = apart(outputs, truth)
         if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomainError("the reference's infinities or integers are not those of float64")
-        if self.has_float64 and torch.float64 in subject.output_dtypes:
+        if exact and torch.float64 in trial.facts.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
             rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
             own = farthest([own, rounding.without("differing")])
-        if self.has_float64:
+        if exact:
             tolerance = self._calibrate(own, self._lower(drawn, state, training, truth))
         else:
             # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
-            loose = of_outputs([_loose(dtype) for dtype in subject.output_dtypes])
+            loose = of_outputs([_loose(dtype) for dtype in trial.facts.output_dtypes])
             tolerance = Tolerance(loose, own, None, calibrated=False)
-        if self.has_float64 and not all(map(is_inexact, truth)):
+        if exact and not all(map(is_inexact, truth)):
             differing = farthest([own, self._unsettled(drawn, state, training, truth)])
             allowed = combined(
                 lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing
             )
             tolerance = replace(tolerance, allowed=allowed)
         self._calibrated.update(tolerance.calibrated_outputs)
-        return Question(drawn, state, training, truth, tolerance)
+        return Question(drawn, state, training, truth, tolerance, has_float64=exact)
 
     def permitted(self, question: Question) -> Question:
         """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference's use it: the same convolution
@@ -167,7 +170,7 @@ class Bounds:
 
         It costs float64 runs, so that it is asked for only when an answer is about to be rejected.
         """
-        usable = self.has_float64 and self.float_dtype is torch.float32 and self._subject.lets_cudnn_use_tf32
+        usable = question.has_float64 and self.float_dtype is torch.float32 and self._trial.lets_cudnn_use_tf32
         if not usable or self.has_cudnn is False:
             return question
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
@@ -197,7 +200,7 @@ class Bounds:
         It costs a run of the reference, so that it is asked for only when an answer is about to be rejected.
         """
         told = question.tolerance.calibrated_outputs
-        if not self.has_float64 or not all(self._calibrated[index] > (index in told) for index in self._rounded):
+        if not question.has_float64 or not all(self._calibrated[index] > (index in told) for index in self._rounded):
             return question
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
@@ -225,7 +228,7 @@ class Bounds:
         It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
         """
         dtype = self.float_dtype
-        if dtype is None or not self.has_float64:
+        if dtype is None or not question.has_float64:
             return question
         inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
 
@@ -264,10 +267,10 @@ class Bounds:
             wanted: What the reference answers.
             outputs: What the candidate does.
             training: Mode of both.
-            state: What both modules hold, if it is not the subject's.
+            state: What both modules hold, if it is not the trial's.
         """
-        subject = self._subject
-        state = subject.state if state is None else state
+        trial = self._trial
+        state = trial.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:
@@ -291,7 +294,7 @@ class Bounds:
     @property
     def float_dtype(self) -> torch.dtype | None:
         """Of the first output that has a rounding error; None where all are integers."""
-        return next((dtype for dtype in self._subject.output_dtypes if dtype.is_floating_point), None)
+        return next((dtype for dtype in self._trial.facts.output_dtypes if dtype.is_floating_point), None)
 
     def _calibrate(self, reference: Distance, lower: Iterable[tuple[int, Distance]]) -> Tolerance:
         """The tolerance of every output, by its own dtype and its own error.
@@ -300,7 +303,7 @@ class Bounds:
             reference: The reference's distance from the truth.
             lower: Mantissa bits and error of lower precisions, from the highest down.
         """
-        dtypes, settings = self._subject.output_dtypes, self._subject.settings
+        dtypes, settings = self._trial.facts.output_dtypes, self._trial.settings
         remaining, known = iter(lower), list[tuple[int, Distance]]()
 
         def errors(index: int, dtype: torch.dtype) -> Iterator[Distance]:
@@ -332,7 +335,7 @@ class Bounds:
         self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]
     ) -> Iterator[tuple[int, Distance]]:
         """Mantissa bits and errors of lower precisions, highest first, each computed only when asked for."""
-        precisions = {bits for dtype in self._subject.output_dtypes for bits in lower_precisions(dtype)}
+        precisions = {bits for dtype in self._trial.facts.output_dtypes for bits in lower_precisions(dtype)}
         for bits in sorted(precisions, reverse=True):
             try:
                 error = apart(self._oracle.truth(drawn, state, training=training, mantissa_bits=bits), truth)

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -80,39 +79,6 @@ def _same_operators(source: str, reference: str) -> bool:
     return not any(
         hasattr(place, name) for name in mine - theirs for place in (torch, torch.nn, torch.nn.functional, torch.Tensor)
     )
-
-
-def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
-    """Labels that follow from process-wide settings as they were before the build and are after the calls."""
-    labels: set[Label] = set()
-    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
-    if any(before.get(name) != after.get(name) for name in performance):
-        labels.add(Label.GLOBAL_FLAGS)
-    if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
-        labels.add(Label.TF32)
-    return labels
-
-
-def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Process-wide settings that a drop-in module must leave alone and this one has changed."""
-    names = (
-        "default_dtype",
-        "default_device",
-        "grad_enabled",
-        "deterministic",
-        "flush_denormal",
-        "working_directory",
-        "file_mode_mask",
-        "tracing",
-        "hooks",
-        "modes",
-        "kernels",
-        "module_hooks",
-        "autocast",
-        "inference_mode",
-        "anomalies",
-    )
-    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 
 @lru_cache(maxsize=8)

@@ -162,14 +162,14 @@ class Oracle:
             raise OutOfDomainError("the reference gives NaN")
         return outputs
 
-    def output_skeleton(self, inputs: list[Any]) -> tuple[Any, list[torch.Tensor]]:
-        """Structure and tensors that the reference returns in its own dtype, in the mode it was built in."""
+    def own_outputs(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """What the reference returns in its own dtype, in the mode it was built in; flat."""
         self.model.load_state_dict(self.initial_state)
         self.model.train(self.training)
         skeleton, tensors = flatten(inputs)
         try:
             with torch.no_grad():
-                return flatten(self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors])))
+                return tensors_of([self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors]))])
         except StructureError as error:
             raise TaskError(
                 f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."

@@ -21,7 +21,7 @@ import torch
 from kernelwright.errors import InternalError
 from kernelwright.judge.isolation.zygote import Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.worker.arena import Arena
+from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.judge.worker.channel import (
     Channel,
     ChannelClosedError,
@@ -115,7 +115,7 @@ class Worker:
         """Make the memory that a task needs."""
         self.spec = spec
         device = torch.device(spec.device)
-        self.arenas = {name: Arena(device, size) for name, size in spec.arena_bytes.items()}
+        self.arenas = {name: SharedArena(device, size) for name, size in spec.arena_bytes.items()}
 
     @property
     def _task(self) -> dict[str, Any]:

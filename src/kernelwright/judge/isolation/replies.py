@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class _Reply(BaseModel):
+class _WorkerReply(BaseModel):
     model_config = ConfigDict(frozen=True, strict=False, extra="ignore")
 
 
-class Output(_Reply):
+class Output(_WorkerReply):
     """One tensor, as the worker describes it."""
 
     dtype: str
@@ -22,7 +22,7 @@ class Output(_Reply):
     traits: tuple[str, ...] = ()
 
 
-class Described(_Reply):
+class Described(_WorkerReply):
     """All that one call returned."""
 
     skeleton: Any
@@ -30,20 +30,20 @@ class Described(_Reply):
     outputs: tuple[Output, ...]
 
 
-class Series(_Reply):
+class Series(_WorkerReply):
     """Several calls."""
 
     answers: tuple[Described, ...]
 
 
-class Interface(_Reply):
+class Interface(_WorkerReply):
     """A module's mode and state."""
 
     training: bool
     state: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
-class Built(_Reply):
+class BuiltModule(_WorkerReply):
     """The end of a build: an interface, or the name of the class that was not there."""
 
     missing: str | None = None
@@ -51,7 +51,7 @@ class Built(_Reply):
     state: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
 
-class Mode(_Reply):
+class Mode(_WorkerReply):
     """The mode a module says it is in."""
 
     training: bool
@@ -65,13 +65,13 @@ class Inspection(Interface):
     patched: tuple[str, ...]
 
 
-class Operators(_Reply):
+class Operators(_WorkerReply):
     """Names of PyTorch operators that a call ran."""
 
     operators: tuple[str, ...]
 
 
-R = TypeVar("R", bound=_Reply)
+R = TypeVar("R", bound=_WorkerReply)
 
 
 def parse(kind: type[R], answer: dict[str, Any]) -> R | None:

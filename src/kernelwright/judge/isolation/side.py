@@ -14,7 +14,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.replies import Built, Described, Inspection, Mode, Operators, R, Series, parse
+from kernelwright.judge.isolation.replies import BuiltModule, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import TensorSpec, plan
@@ -30,7 +30,7 @@ SERIES_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class TaskShapes:
     """What a task's tensors need, measured once on the reference."""
 
     slot_bytes: int
@@ -65,7 +65,7 @@ class Shapes:
         ]
 
     @classmethod
-    def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> Shapes:
+    def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> TaskShapes:
         """From one set of inputs, what came out, and the module's state."""
         _, slot = plan([tensor.contiguous() for tensor in inputs])
         output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
@@ -74,7 +74,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallOutput:
     """What a call left behind."""
 
     outputs: list[torch.Tensor]
@@ -102,7 +102,7 @@ class Side:
         self,
         workers: Workers,
         settings: Settings,
-        shapes: Shapes,
+        shapes: TaskShapes,
         *,
         role: str,
         source: str,
@@ -145,9 +145,9 @@ class Side:
         self._holds_views = False
         """Whether the next outputs that are held are held by views."""
 
-    def build(self, arguments: Any, seed: int) -> Built:
+    def build(self, arguments: Any, seed: int) -> BuiltModule:
         """Import and construct the module; returns its interface. Raises WorkerError, for the reference TaskError."""
-        answer = self._asked(Built, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
+        answer = self._asked(BuiltModule, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
         if answer.missing is None:
             regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
             self._ask("outputs", self._settings.run_limit_s, regions=regions)
@@ -230,7 +230,7 @@ class Side:
 
     def timed_call(
         self, inputs: list[Any], flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int = 0
-    ) -> Answer:
+    ) -> CallOutput:
         """One call on fresh inputs with cold caches of the device, and a host as warm as repeating the latest call makes it.
 
         A process that has slept takes two to four times as long to launch the same kernels as in a program that calls again
@@ -247,7 +247,7 @@ class Side:
         self.latency_us = answer.clocks.inner_us
         return answer
 
-    def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> Answer:
+    def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> CallOutput:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
 
         Args:
@@ -261,7 +261,7 @@ class Side:
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
-        found = Answer(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+        found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
         if hold:
             self._hold()
         return found
@@ -299,8 +299,8 @@ class Side:
         clocks = self._guarded(lambda: self.worker.repeat(layout, self._settings.run_limit_s, seed=seed, calls=calls))
         self._idle_us += clocks.idle_us
 
-    def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[Answer], CallClocks]:
-        """Calls on at most `Shapes.series_calls` inputs under one request; each answer carries the clocks of all."""
+    def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[CallOutput], CallClocks]:
+        """Calls on at most `TaskShapes.series_calls` inputs under one request; each answer carries the clocks of all."""
         layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
         self._settle()
@@ -312,7 +312,7 @@ class Side:
         if len(described) != len(draws):
             raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
         return [
-            Answer(self._read_outputs(region), one, clocks, intact)
+            CallOutput(self._read_outputs(region), one, clocks, intact)
             for one, region in zip(described, self._shapes.regions, strict=False)
         ], clocks
 

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from kernelwright.judge.check.subject import RejectionError
+from kernelwright.judge.check.trial import RejectionError
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason
 from kernelwright.records.intervals import Interval, upper_bound

@@ -25,12 +25,14 @@ import numpy as np
 import torch
 
 from kernelwright.errors import KernelwrightError, TaskError
-from kernelwright.judge.check.bounds import Bounds
-from kernelwright.judge.check.check import buffer_has_kept_up, check_form, check_process, held_output, overwritten
+from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
+from kernelwright.judge.check.side_effects import check_process
+from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.weights import buffer_has_kept_up
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
-from kernelwright.judge.isolation.side import SLOTS, Answer, Side
+from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import outer_clock
 from kernelwright.judge.timing.cache import CacheFlush
@@ -98,8 +100,8 @@ class _Samples:
 
 
 def time_candidate(
-    subject: Subject,
-    bounds: Bounds,
+    trial: Trial,
+    check: CheckResult,
     flush: CacheFlush,
     on_process: Callable[[int, int], None] | None = None,
     checked: Mapping[str, Side] | None = None,
@@ -107,8 +109,8 @@ def time_candidate(
     """Measure until the interval is narrow, or processes or time run out.
 
     Args:
-        subject: Checked already; `timed_tolerance` is set.
-        bounds: Of its check.
+        trial: The candidate and its task.
+        check: What its check has found.
         flush: Of the device in use.
         on_process: Told (finished, most) after each process triple.
         checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
@@ -116,15 +118,15 @@ def time_candidate(
     Raises:
         RejectionError, WorkerError: the candidate misbehaved while timed.
     """
-    settings = subject.settings
+    settings = trial.settings
     blocks: list[TimingBlock] = []
     clocks: list[dict[str, Any]] = []
     outside: list[outer_clock.Outside] = []
     looks = settings.processes_max - settings.processes_min + 1
-    odd = OddInputs([*subject.tolerances], settings)
-    process, before_s = 0, subject.gate.held_s
+    odd = OddInputs([*check.tolerances], settings)
+    process, before_s = 0, trial.gate.held_s
     while True:
-        found, unseen, seen = _time_process(subject, bounds, flush, odd, process, (checked or {}) if process == 0 else {})
+        found, unseen, seen = _time_process(trial, check, flush, odd, process, (checked or {}) if process == 0 else {})
         process += 1
         blocks += found
         outside.append(unseen)
@@ -139,12 +141,12 @@ def time_candidate(
         interval = outer_clock.confirmed(ratio_interval(log_ratios(blocks), looks=looks), by_series, hidden_share)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = interval.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        late = subject.gate.held_s - before_s >= _LONG_S
+        late = trial.gate.held_s - before_s >= _LONG_S
         if process >= settings.processes_max or interval.half_width < settings.target_half_width or slower or late:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
                 # candidate's user pays for it. But it is no lie.
-                if Label.STRIDES_DIFFER not in subject.labels:
+                if Label.STRIDES_DIFFER not in trial.findings.labels:
                     outer_clock.reject_hidden_time(outside, settings)
             except RejectionError:
                 # A busy machine may disturb a whole process. What hides time hides it in the next two as well.
@@ -211,29 +213,29 @@ def repeats_before(device: torch.device, latency_us: float) -> int:
 
 
 def _time_process(
-    subject: Subject, bounds: Bounds, flush: CacheFlush, odd: OddInputs, process: int, given: Mapping[str, Side]
+    trial: Trial, check: CheckResult, flush: CacheFlush, odd: OddInputs, process: int, given: Mapping[str, Side]
 ) -> tuple[list[TimingBlock], outer_clock.Outside, dict[str, Any]]:
-    sides = {**_start(subject, [name for name in _SIDES if name not in given]), **given}
+    sides = {**_start(trial, [name for name in _SIDES if name not in given]), **given}
     try:
-        run = _Run(subject, bounds, sides, flush)
-        with subject.gate(shared=True):
+        run = _Run(trial, check, sides, flush)
+        with trial.gate(shared=True):
             run.bring_in_step(given.values())
             run.first_calls()
-        with on_core(subject.core, (side.worker for side in sides.values())):
-            with subject.gate():
+        with on_core(trial.core, (side.worker for side in sides.values())):
+            with trial.gate():
                 run.warm_up()
             while run.wants_more():
-                with subject.gate():
+                with trial.gate():
                     ends_s = time.perf_counter() + _ALONE_S
                     while run.wants_more() and time.perf_counter() < ends_s:
                         run.block()
                         run.odd_inputs(odd.deal())
-            with subject.gate():
+            with trial.gate():
                 run.audit()
                 run.verify_held()
                 run.verify_buffers()
             found = run.finish(process)
-        with subject.gate(shared=True):  # measures nothing
+        with trial.gate(shared=True):  # measures nothing
             run.verify_process()
         return found
     finally:
@@ -242,14 +244,14 @@ def _time_process(
                 side.close()
 
 
-def _start(subject: Subject, names: Sequence[str] = _SIDES) -> dict[str, Side]:
+def _start(trial: Trial, names: Sequence[str] = _SIDES) -> dict[str, Side]:
     """Sides, started beside one another: most of a start is waiting for imports and for the driver."""
     sides: dict[str, Side] = {}
     failure: BaseException | None = None
     with ThreadPoolExecutor(len(names)) as threads:
         # Whoever starts first gets the first memory: draw that too.
         started = {
-            threads.submit(subject.start, "reference" if name == "null" else name): name
+            threads.submit(trial.start, "reference" if name == "null" else name): name
             for name in random.sample(names, len(names))
         }
         for future in as_completed(started):
@@ -267,15 +269,15 @@ def _start(subject: Subject, names: Sequence[str] = _SIDES) -> dict[str, Side]:
 class _Run:
     """Calls of one process triple."""
 
-    def __init__(self, subject: Subject, bounds: Bounds, sides: dict[str, Side], flush: CacheFlush) -> None:
-        self._subject = subject
-        self._bounds = bounds
+    def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
+        self._trial = trial
+        self._check = check
         self._sides = sides
         self._flush = flush
         self._samples = {name: _Samples() for name in sides}
         self._first: tuple[list[Any], list[torch.Tensor]] | None = None
         """Inputs and the reference's output of the call whose output is held."""
-        self._still = subject.device.type == "cpu"
+        self._still = trial.facts.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
         self._helpers_us = 0.0
         self._asked_us = 0.0
@@ -284,22 +286,22 @@ class _Run:
         """How long the blocks so far have taken."""
         self._in_step = True
         """Whether the candidate was called as often as the reference, on the same inputs."""
-        self._hold_at = random.randrange(subject.settings.warmup_calls)
+        self._hold_at = random.randrange(trial.settings.warmup_calls)
         """The warm-up call whose output is kept in the worker and compared again at the end."""
         self._hold_from, self._hold_at_block = 1, -1
         """The block from which another one is chosen whose output is kept, and that one."""
 
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
-        settings, done = self._subject.settings, len(self._samples["reference"].clocks) // 2
+        settings, done = self._trial.settings, len(self._samples["reference"].clocks) // 2
         return done < settings.blocks or (self._blocks_s < settings.triple_s and done < BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
         able to tell where it is checked from where it is timed."""
         for chosen in sets:
-            inputs, seed = self._subject.draw(chosen), self._subject.call_seed()
-            answers: dict[str, Answer] = {}
+            inputs, seed = self._trial.facts.draw(chosen), self._trial.facts.call_seed()
+            answers: dict[str, CallOutput] = {}
             try:
                 for name in _SIDES:  # the second reference too: caches must be as warm for all
                     side = self._sides[name]
@@ -310,18 +312,18 @@ class _Run:
             wanted = answers["reference"].outputs
             if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
                 continue
-            allowed = self._subject.tolerances[chosen]
+            allowed = self._check.tolerances[chosen]
             self._near(answers["candidate"].outputs, wanted, f"the output on `{chosen.name}`", allowed, inputs)
 
     def bring_in_step(self, checked: Iterable[Side]) -> None:
         """Set buffers back in processes that the check has used: it did not call both sides equally often."""
-        if self._subject.reloads_state and self._subject.has_buffers:
+        if self._trial.reloads_state and self._trial.facts.has_buffers:
             for side in checked:
-                side.load_state(self._subject.weights)
+                side.load_state(self._trial.facts.weights)
 
     def first_calls(self) -> None:
         """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
-        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
         layouts = {name: side.place(inputs, slot=0) for name, side in self._sides.items()}
         with ThreadPoolExecutor(len(layouts)) as threads:
             calls = {
@@ -335,7 +337,7 @@ class _Run:
 
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
-        for index in range(1, self._subject.settings.warmup_calls):
+        for index in range(1, self._trial.settings.warmup_calls):
             self._round(_SIDES, hold=index == self._hold_at, keep=False)
         self._watch_idle_work()
         if self._still:
@@ -378,9 +380,9 @@ class _Run:
         return True
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
-        inputs, seed = self._subject.draw(), self._subject.call_seed()
-        answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._sides["reference"].latency_us)
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        answers: dict[str, CallOutput] = {}
+        repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
         for name in order:
             # Held on all sides: it changes how the heap is reused.
             answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
@@ -394,10 +396,9 @@ class _Run:
         if hold:
             self._first = inputs, answers["reference"].outputs
 
-    def _compare(self, reference: Answer, candidate: Answer, inputs: list[Any]) -> None:
-        check_form(self._subject, reference, candidate)
-        allowed = self._subject.timed_tolerance
-        assert allowed is not None
+    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any]) -> None:
+        check_form(self._trial, reference, candidate)
+        allowed = self._check.timed_tolerance
         self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed, inputs)
 
     def _near(
@@ -412,21 +413,21 @@ class _Run:
 
     def _settled(self, inputs: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """Whether outputs are right by the truth of these very inputs, though far from the reference's."""
-        return self._bounds.settles(inputs, wanted, outputs, training=self._subject.oracle.training)
+        return self._check.bounds.settles(inputs, wanted, outputs, training=self._trial.facts.oracle.training)
 
     def audit(self) -> None:
         """Series of calls under one request each: they tell the outer clock's view of one call far better than a single
         request does, whose noise on a GPU is that of switching contexts."""
         latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
         # Long calls drown the noise by themselves; only short ones need company.
-        count = min(self._subject.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
-        settings, start_s = self._subject.settings, time.perf_counter()
+        count = min(self._trial.facts.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
+        settings, start_s = self._trial.settings, time.perf_counter()
         done = self._samples["candidate"].series_us
         while len(done) < settings.audits or (
             time.perf_counter() - start_s < _AUDITS_SHARE * settings.triple_s and len(done) < _AUDITS_MAX
         ):
-            draws = [self._subject.draw() for _ in range(count)]
-            seeds = [self._subject.call_seed() for _ in range(count)]
+            draws = [self._trial.facts.draw() for _ in range(count)]
+            seeds = [self._trial.facts.call_seed() for _ in range(count)]
             answers = {}
             for name in random.sample(("reference", "candidate"), 2):
                 self._flush()
@@ -439,27 +440,26 @@ class _Run:
     def verify_held(self) -> None:
         """An earlier call's output, after all the calls since."""
         assert self._first is not None
-        assert self._subject.timed_tolerance is not None
-        if self._subject.output_follows_input:
+        if self._check.output_follows_input:
             return  # the reference itself returns views of its inputs, which later calls overwrite
         inputs, wanted = self._first
-        held = held_output(self._subject, self._sides["candidate"], 0)
+        held = held_output(self._trial, self._sides["candidate"], 0)
         if held is None:
             return
-        if not apart(held, wanted).within(self._subject.timed_tolerance) and not self._settled(inputs, wanted, held):
-            overwritten(self._subject)
+        if not apart(held, wanted).within(self._check.timed_tolerance) and not self._settled(inputs, wanted, held):
+            reject_overwritten(self._trial)
 
     def verify_buffers(self) -> None:
         """Statistics and counters, after all the timed calls: who updates them only where the check looks saves the rest.
 
         What is allowed is far less than missed calls leave behind, and more than rounding does in hundreds of them.
         """
-        subject = self._subject
-        if not (self._in_step and subject.reloads_state and subject.has_buffers):
+        trial = self._trial
+        if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):
             return
         wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
-        for key in sorted(wanted.keys() - subject.oracle.parameter_names):
-            if not buffer_has_kept_up(found[key], wanted[key], subject.weights[key]):
+        for key in sorted(wanted.keys() - trial.facts.oracle.parameter_names):
+            if not buffer_has_kept_up(found[key], wanted[key], trial.facts.weights[key]):
                 raise RejectionError(
                     Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls"
                 )
@@ -467,30 +467,29 @@ class _Run:
     def verify_process(self) -> None:
         """What the check has looked at, once more in a process of which no clock has any more to say: who waited for many
         calls without a new state_dict took it for one that is timed."""
-        subject, candidate = self._subject, self._sides["candidate"]
-        check_process(subject, candidate)
-        if not (subject.settings.thorough and subject.reloads_state and subject.oracle.parameter_names):
+        trial, candidate = self._trial, self._sides["candidate"]
+        check_process(trial, candidate)
+        if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
             return
-        loaded = subject.new_weights()
+        loaded = trial.facts.new_weights()
         for name in ("reference", "candidate"):
             self._sides[name].load_state(loaded)
         far = self._far_from_reference()
         if far is not None:
             raise RejectionError(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
-        stepped, names = subject.new_weights(), random.choice(subject.two_parts())
+        stepped, names = trial.facts.new_weights(), random.choice(trial.facts.two_parts())
         for name in ("reference", "candidate"):
             self._sides[name].step(stepped, names)
         far = self._far_from_reference()
         if far is not None:
-            subject.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
+            trial.findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
 
     def _far_from_reference(self) -> str | None:
         """In words, how far the outputs of a call are from the reference's with the weights that both hold now."""
-        subject, allowed = self._subject, self._subject.timed_tolerance
-        assert allowed is not None
+        trial, allowed = self._trial, self._check.timed_tolerance
         reference = self._sides["reference"]
         state = reference.read_state()
-        inputs, seed = subject.draw(), subject.call_seed()
+        inputs, seed = trial.facts.draw(), trial.facts.call_seed()
         wanted, outputs = (
             side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self._sides["candidate"])
         )
@@ -499,8 +498,8 @@ class _Run:
         found = apart(outputs, wanted)
         if found.within(allowed):
             return None
-        training = subject.oracle.training
-        if self._bounds.settles(inputs, wanted, outputs, training=training, state=state):
+        training = trial.facts.oracle.training
+        if self._check.bounds.settles(inputs, wanted, outputs, training=training, state=state):
             return None
         return f"the output is {found} from the reference's; allowed {allowed}"
 
@@ -560,7 +559,7 @@ class _Run:
     def _reject_idle_work(self, ran_us: float) -> None:
         """`ran_us`: for how long the candidate's processes could run."""
         excess_us = outer_clock.certain_excess(self._samples["candidate"].idle_us, self._samples["reference"].idle_us)
-        if excess_us > self._subject.settings.idle_limit_us:
+        if excess_us > self._trial.settings.idle_limit_us:
             raise RejectionError(
                 Reason.WORK_OUTSIDE_TIMING,
                 f"the process used {excess_us:.0f} us of processor time between calls beyond the reference's",

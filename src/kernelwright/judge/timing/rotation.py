@@ -19,9 +19,9 @@ from typing import Any
 
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.judge.check.oracle import OutOfDomainError
-from kernelwright.judge.check.subject import RejectionError, Subject
+from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
-from kernelwright.judge.isolation.side import Answer, Side
+from kernelwright.judge.isolation.side import CallOutput, Side
 from kernelwright.judge.timing.pairs import BLOCKS_MAX, log_ratios, repeats_before
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.records import Candidate, Reason, TimingBlock
@@ -46,11 +46,11 @@ class Rotated:
     """How far its answers might be from eager's."""
 
 
-def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
+def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
     """Measure modules that wrap the task's own.
 
     Args:
-        subject: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
+        trial: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
             short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
         baselines: Modules with `ModelNew`, from a trusted policy.
         flush: Empties the caches.
@@ -62,24 +62,24 @@ def rotate(subject: Subject, baselines: Sequence[Candidate], flush: Callable[[],
         TaskError: the reference failed.
     """
     found: dict[str, Rotated | Failure] = {}
-    reference = subject.start("reference")
+    reference = trial.start("reference")
     sides: dict[str, Side] = {}
     try:
         with ThreadPoolExecutor(max(1, len(baselines))) as threads:
-            starts = {baseline.sha256: threads.submit(subject.start_baseline, baseline) for baseline in baselines}
+            starts = {baseline.sha256: threads.submit(trial.start_baseline, baseline) for baseline in baselines}
             for name, start in starts.items():
                 try:
                     sides[name] = start.result()
                 except (RejectionError, WorkerError) as failure:
                     found[name] = failure
-        rotation = _Rotation(subject, reference, sides, found, flush)
-        with subject.gate(shared=True):
+        rotation = _Rotation(trial, reference, sides, found, flush)
+        with trial.gate(shared=True):
             rotation.first_calls()
-        with on_core(subject.core, (side.worker for side in (reference, *sides.values()))), subject.gate():
-            for _ in range(subject.settings.warmup_calls):
+        with on_core(trial.core, (side.worker for side in (reference, *sides.values()))), trial.gate():
+            for _ in range(trial.settings.warmup_calls):
                 rotation.round(keep=False)
-            start_s, done, long_s = time.perf_counter(), 0, subject.settings.triple_s * (1 + len(sides)) / 3
-            while done < subject.settings.blocks or (time.perf_counter() - start_s < long_s and done < BLOCKS_MAX):
+            start_s, done, long_s = time.perf_counter(), 0, trial.settings.triple_s * (1 + len(sides)) / 3
+            while done < trial.settings.blocks or (time.perf_counter() - start_s < long_s and done < BLOCKS_MAX):
                 rotation.round(keep=True)
                 done += 1
         return found | {name: rotation.result(name) for name in sides if name not in found}
@@ -93,13 +93,13 @@ class _Rotation:
 
     def __init__(
         self,
-        subject: Subject,
+        trial: Trial,
         reference: Side,
         sides: dict[str, Side],
         failures: dict[str, Rotated | Failure],
         flush: Callable[[], float],
     ) -> None:
-        self._subject = subject
+        self._trial = trial
         self._reference = reference
         self._sides = sides
         self._failures = failures
@@ -115,7 +115,7 @@ class _Rotation:
 
     def first_calls(self) -> None:
         """The calls in which compilers work, all at once."""
-        inputs, seed = self._subject.draw(), self._subject.call_seed()
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
         wanted = self._reference.call(self._reference.place(inputs, slot=0), seed=seed)
         names = self._running
         layouts = {name: self._sides[name].place(inputs, slot=0) for name in names}
@@ -138,9 +138,9 @@ class _Rotation:
                 self._blocks[name].append(TimingBlock(process=0, reference_us=theirs, candidate_us=mine))
 
     def _input(self, order: list[str]) -> dict[str, float]:
-        inputs, seed = self._subject.draw(), self._subject.call_seed()
-        answers: dict[str, Answer] = {}
-        repeats = repeats_before(self._subject.device, self._reference.latency_us)
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        answers: dict[str, CallOutput] = {}
+        repeats = repeats_before(self._trial.facts.device, self._reference.latency_us)
         for name in order:
             if name in self._failures:
                 continue
@@ -156,9 +156,9 @@ class _Rotation:
                 self._failures[name] = failure
         return {name: answer.clocks.inner_us for name, answer in answers.items()}
 
-    def _compare(self, answer: Answer, wanted: Answer, inputs: list[Any]) -> None:
+    def _compare(self, answer: CallOutput, wanted: CallOutput, inputs: list[Any]) -> None:
         # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
-        if self._subject.stochastic:
+        if self._trial.facts.stochastic:
             return
         found = apart(answer.outputs, wanted.outputs)
         if not found.within(self._allowed):
@@ -169,15 +169,15 @@ class _Rotation:
                 f"the output is {found} from eager's; allowed {self._allowed}",
             )
 
-    def _explained(self, inputs: list[Any], wanted: Answer) -> Distance:
+    def _explained(self, inputs: list[Any], wanted: CallOutput) -> Distance:
         """How far apart two legal ways of rounding may be on these inputs, by eager's own distance from the float64 truth,
         and by that of convolutions in TF32 where PyTorch may use it."""
-        subject, oracle = self._subject, self._subject.oracle
+        trial, oracle = self._trial, self._trial.facts.oracle
         try:
-            truth = oracle.truth(inputs, subject.state, training=oracle.training)
+            truth = oracle.truth(inputs, trial.state, training=oracle.training)
             rounded = [wanted.outputs]
-            if subject.lets_cudnn_use_tf32:
-                rounded.append(oracle.with_tf32_in_cudnn(inputs, subject.state, training=oracle.training) or truth)
+            if trial.lets_cudnn_use_tf32:
+                rounded.append(oracle.with_tf32_in_cudnn(inputs, trial.state, training=oracle.training) or truth)
         except OutOfDomainError:
             return TOLERANCE
         if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):

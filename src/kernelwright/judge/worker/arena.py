@@ -79,7 +79,7 @@ def plan(tensors: Sequence[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], int]:
     return tuple(specs), max(offset, _ALIGNMENT_BYTES)
 
 
-class Arena:
+class SharedArena:
     """The parent's side."""
 
     def __init__(self, device: torch.device, size_bytes: int) -> None:

@@ -189,12 +189,12 @@ class Harness:
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
-        self.held_marks: list[_Mark] = []
+        self.held_marks: list[_OutputMeta] = []
         """Of all held outputs, when they were new: torch.compile's CUDA graphs forbid to look at one that they overwrote."""
-        self.latest: tuple[list[torch.Tensor], list[_Mark]] = [], []
+        self.latest: tuple[list[torch.Tensor], list[_OutputMeta]] = [], []
         """Outputs of the latest call, until the next one, and what is to be known of them."""
         self.lingering: list[list[torch.Tensor]] = []
-        self.lingering_marks: list[_Mark] = []
+        self.lingering_marks: list[_OutputMeta] = []
         self.linger_calls = 8 if self.device.type == "cpu" else 0
         """On a processor large outputs go back to the system when freed, which takes as long as a short call, within
         the parent's clock and beyond the worker's own: they are freed together, so that most calls pay nothing."""
@@ -234,9 +234,9 @@ class Harness:
         found = _registered_within(self.model)
         if not self.renamed:
             return found
-        memory = [_Mark.of(value) for value in found.values() if _type(value) in (_Tensor, _Parameter)]
+        memory = [_OutputMeta.of(value) for value in found.values() if _type(value) in (_Tensor, _Parameter)]
         return found | {
-            key: value for key, value in self.renamed.items() if any(_Mark.of(value).overlaps(mark) for mark in memory)
+            key: value for key, value in self.renamed.items() if any(_OutputMeta.of(value).overlaps(mark) for mark in memory)
         }
 
     def interface(self) -> dict[str, Any]:
@@ -427,7 +427,7 @@ class Harness:
         if len(self.lingering) >= self.linger_calls:
             self.lingering.clear()
             self.lingering_marks.clear()
-        marks, earlier = [_Mark.of(item) for item in flat], tuple(self.lingering_marks)
+        marks, earlier = [_OutputMeta.of(item) for item in flat], tuple(self.lingering_marks)
         if self.linger_calls:
             self.lingering.append(flat)
             self.lingering_marks += marks
@@ -442,7 +442,7 @@ class Harness:
         """What the parent is told of a call's outputs."""
         assert self.model is not None
         outputs = []
-        state = [_Mark.of(value) for value in _registered_within(self.model).values()]
+        state = [_OutputMeta.of(value) for value in _registered_within(self.model).values()]
         earlier = (*self.held_marks, *delivered.earlier)
         for index, mark in enumerate(delivered.marks):
             others = delivered.marks[:index] + delivered.marks[index + 1 :]
@@ -450,11 +450,15 @@ class Harness:
         return {"skeleton": delivered.skeleton, "strange": delivered.strange, "outputs": outputs}
 
     def _aliases(
-        self, mark: _Mark, state: Collection[_Mark], others: Collection[_Mark], earlier: Collection[_Mark]
+        self,
+        mark: _OutputMeta,
+        state: Collection[_OutputMeta],
+        others: Collection[_OutputMeta],
+        earlier: Collection[_OutputMeta],
     ) -> list[str]:
         """Which of the module's inputs, state and outputs share memory with an output."""
-        found = ["input"] if mark.overlaps(_Mark.of(self.memory["inputs"])) else []
-        if mark.overlaps(_Mark.of(self.memory["outputs"])):
+        found = ["input"] if mark.overlaps(_OutputMeta.of(self.memory["inputs"])) else []
+        if mark.overlaps(_OutputMeta.of(self.memory["outputs"])):
             found.append("harness")  # which need not copy it then, and is faster by that than the reference's
         if any(mark.overlaps(one) for one in state):
             found.append("state")
@@ -522,7 +526,7 @@ _TRAITS = ("asking for gradients", "made in inference mode", "negated when it is
 """What a plain tensor may be beside its values. With one of these its user cannot do all that can be done with another."""
 
 
-class _Mark(NamedTuple):
+class _OutputMeta(NamedTuple):
     """What is to be known of an output when its memory is another's; taken while the parent's clock runs, so little."""
 
     dtype: torch.dtype
@@ -536,7 +540,7 @@ class _Mark(NamedTuple):
     """As in `_TRAITS`."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Mark:
+    def of(cls, tensor: torch.Tensor) -> _OutputMeta:
         device = tensor.device
         storage = _storage(tensor) if device.type != "meta" and tensor.layout is torch.strided else None
         start = 0 if storage is None else storage.data_ptr()
@@ -544,7 +548,7 @@ class _Mark(NamedTuple):
         traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj())
         return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop, traits)
 
-    def overlaps(self, other: _Mark) -> bool:
+    def overlaps(self, other: _OutputMeta) -> bool:
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def to_json(self) -> dict[str, Any]:
@@ -562,8 +566,8 @@ class _Delivered(NamedTuple):
 
     skeleton: Any
     strange: list[str]
-    marks: list[_Mark]
-    earlier: tuple[_Mark, ...]
+    marks: list[_OutputMeta]
+    earlier: tuple[_OutputMeta, ...]
     """Of outputs of other calls that were in use still."""
 
 

@@ -1,0 +1,221 @@
+"""Poses input sets to the reference and the candidate, and judges the candidate's answers by the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.judge.check.bounds import Bounds, Question
+from kernelwright.judge.check.compare import Distance, Tolerance, VacuityGate, apart
+from kernelwright.judge.check.facts import secret_seed
+from kernelwright.judge.check.form import check_form
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.side import CallOutput, Side
+from kernelwright.records import Label, Reason
+from kernelwright.tasks import INPUT_SETS, InputSet
+
+_LOST = 0.5
+"""Relative error of the reference above which nothing is asked of a candidate: any answer may be right there, as where large
+inputs are squared and divided by their sum. Our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class PosedQuestion:
+    """One input set with everything known about its answer."""
+
+    set: InputSet
+    question: Question
+    reference: CallOutput
+    seed: int | None
+
+    @property
+    def inputs(self) -> list[Any]:
+        """As drawn, on the judge's device."""
+        return self.question.inputs
+
+    @property
+    def truth(self) -> list[torch.Tensor]:
+        """Outputs in float64, or the reference's own."""
+        return self.question.truth
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What is allowed, and why."""
+        return self.question.tolerance
+
+
+class Examiner:
+    """Asks both sides the same questions."""
+
+    def __init__(self, trial: Trial, reference: Side, candidate: Side) -> None:
+        self.trial = trial
+        self.reference = reference
+        self.candidate = candidate
+        self.bounds = Bounds(trial, lambda: reference.operators(layout=0))
+        self.tolerances: dict[InputSet, Distance] = {}
+        """Distance between candidate and reference that each input set allows."""
+        self.vacuity = VacuityGate()
+        self.earlier_truth: list[torch.Tensor] | None = None
+        """Truth of the question before, to recognise an answer to that one."""
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Reference and candidate."""
+        return self.reference, self.candidate
+
+    def load(self, state: State) -> None:
+        """Load weights into both sides."""
+        for side in self.sides:
+            side.load_state(state)
+
+    def ask(
+        self,
+        inputs: InputSet,
+        *,
+        slot: int,
+        state: State | None = None,
+        training: bool | None = None,
+        draws: bool | None = None,
+        base: list[Any] | None = None,
+        hold: bool = False,
+        reason: Reason | None = None,
+    ) -> PosedQuestion:
+        """Pose a question to both sides and judge the candidate's answer.
+
+        Args:
+            inputs: How inputs are varied.
+            slot: Place of the inputs in the workers' memory.
+            state: What both modules hold, if it is not the trial's state.
+            training: Mode of both modules, if it is not the one they were built in.
+            draws: Whether the reference draws random numbers in this mode, if it is not as in its own.
+            base: Inputs to vary; None draws new ones.
+            hold: Have the workers keep the outputs.
+            reason: Why the candidate is rejected if its answer is wrong; None diagnoses.
+
+        Raises:
+            RejectionError, WorkerError: the candidate's answer is wrong, or there is none.
+            OutOfDomainError: the reference has no usable answer.
+        """
+        with self.trial.gate(shared=True):
+            posed = self.pose(inputs, slot=slot, state=state, training=training, draws=draws, base=base, hold=hold)
+            answer = self.call(self.candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
+            posed = self.judge(posed, answer, reason)
+        if reason is None:
+            self.earlier_truth = posed.truth
+        return posed
+
+    def pose(
+        self,
+        inputs: InputSet,
+        *,
+        slot: int,
+        state: State | None = None,
+        training: bool | None = None,
+        draws: bool | None = None,
+        base: list[Any] | None = None,
+        hold: bool = False,
+    ) -> PosedQuestion:
+        """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance; see `ask`."""
+        facts = self.trial.facts
+        state = self.trial.state if state is None else state
+        training = facts.oracle.training if training is None else training
+        drawn = facts.draw(inputs, base)
+        if facts.stochastic if draws is None else draws:
+            # A float64 truth would be of other random draws, and so far away that everything would be allowed.
+            seed, truth = secret_seed(), None
+        else:
+            # Before the reference is called: where there is no truth, its answer stands for it.
+            seed, truth = None, self.bounds.truth(drawn, state, training)
+        try:
+            reference = self.call(self.reference, drawn, slot=slot, seed=seed, hold=hold)
+        except TaskError as error:
+            if inputs is INPUT_SETS[0]:
+                raise
+            raise OutOfDomainError(str(error)) from error
+        if reference.described.strange:
+            raise TaskError(
+                f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
+                f"found {', '.join(reference.described.strange[:3])}. Make it plain, as by tuple(...) or .clone()."
+            )
+        question = self.bounds.around(drawn, state, training, truth, reference.outputs)
+        if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
+            raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
+        self.tolerances[inputs] = question.between
+        self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
+        return PosedQuestion(inputs, question, reference, seed)
+
+    def call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> CallOutput:
+        """One call of one side on inputs in a slot."""
+        return side.call(side.place(inputs, slot), seed=seed, hold=hold)
+
+    def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:
+        """Reject unless the answer has the reference's form and is near enough to the truth.
+
+        Returns:
+            The question with the tolerance that was needed.
+        """
+        findings, name = self.trial.findings, posed.set.name
+        check_form(self.trial, posed.reference, answer, strides=name != "non-contiguous")
+        found = apart(answer.outputs, posed.truth)
+        question = self.bounds.widened(posed.question, found)
+        if question is not posed.question:
+            posed = replace(posed, question=question)
+            self.tolerances[posed.set] = question.between
+        allowed = posed.tolerance.allowed
+        findings.checks.setdefault("sets", {})[name] = {
+            "error": found.to_json(),
+            "allowed": allowed.to_json(),
+            "reference": posed.tolerance.reference.to_json(),
+            "calibrated": posed.tolerance.calibrated,
+        }
+        if found.within(allowed):
+            if posed.question.uses_tf32:
+                findings.label(Label.TF32, f"its error on `{name}` is that of cuDNN in TF32: {found}")
+            return posed
+        which, index = _worst_output(found, allowed)
+        detail = f"on input set `{name}`: error{which} {found.of(index)}; allowed {allowed.of(index)}"
+        raise RejectionError(reason or self._diagnose(posed, answer, found), detail)
+
+    def _diagnose(self, posed: PosedQuestion, answer: CallOutput, found: Distance) -> Reason:
+        allowed, lower = posed.tolerance.allowed, posed.tolerance.lower
+        if any(
+            bool((~torch.isfinite(output) & torch.isfinite(truth)).any())
+            for output, truth in zip(answer.outputs, posed.truth, strict=True)
+            if truth.is_floating_point()
+        ):
+            return Reason.NON_FINITE_OUTPUT
+        earlier = self.earlier_truth
+        if earlier is not None and apart(answer.outputs, earlier).within(allowed):
+            return Reason.STALE_OUTPUT
+        integers_are_right = found.without("rms", "worst").within(allowed)
+        if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
+            return Reason.PRECISION_DOWNGRADE
+        if earlier is None and self._right_with_first_weights(posed):
+            return Reason.STALE_WEIGHTS
+        return Reason.WRONG_OUTPUT
+
+    def _right_with_first_weights(self, posed: PosedQuestion) -> bool:
+        """Whether the answer is that of the weights which the module was built with."""
+        oracle = self.trial.facts.oracle
+        if not self.trial.reloads_state or not self.bounds.has_float64 or not oracle.parameter_names:
+            return False
+        try:
+            truth = oracle.truth(posed.inputs, oracle.initial_state, training=oracle.training)
+            answer = self.call(self.candidate, posed.inputs, slot=0, seed=None)
+        except (OutOfDomainError, WorkerError):
+            return False
+        return apart(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
+
+
+def _worst_output(found: Distance, allowed: Distance) -> tuple[str, int]:
+    """Names the farthest of the outputs that are too far, where there are several."""
+    far = found.each
+    if not far:
+        return "", 0
+    index = max(range(len(far)), key=lambda at: (not far[at].within(allowed.of(at)), far[at].rms, far[at].differing))
+    return f" of output {index + 1} of {len(far)}", index

@@ -1,0 +1,180 @@
+"""Measures a task on its reference, in the judge's own process and before any worker exists.
+
+Seeds, weights and inputs are drawn here. No worker can know them in advance.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.judge.check.compare import Distance, apart
+from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, State, tensors_of
+from kernelwright.judge.isolation.side import TaskShapes
+from kernelwright.judge.worker.structure import StructureError, flatten
+from kernelwright.tasks import InputSet, LiveTask
+
+
+def secret_seed() -> int:
+    """A seed that cannot be guessed."""
+    return secrets.randbits(62)
+
+
+def some_of(like: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """A mask of a random share of the elements; it may be empty."""
+    return torch.rand(like.shape, generator=generator, device=like.device) < share
+
+
+def one_of(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A mask of one random element. There must be one."""
+    mask = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    mask.view(-1)[int(torch.randint(like.numel(), (), generator=generator, device=like.device))] = True
+    return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """A task under one set of secret seeds: its reference, its shapes, its weights and how it draws random numbers."""
+
+    live: LiveTask
+    device: torch.device
+    oracle: Oracle
+    build_seed: int
+    arguments: Any
+    """Skeleton of the constructor's arguments."""
+    shapes: TaskShapes
+    output_dtypes: tuple[torch.dtype, ...]
+    """Dtypes of the outputs; for complex outputs, those of their parts."""
+    weights: State
+    """Random state that both modules load."""
+    stochastic: bool
+    """Whether the reference answers the same inputs differently, call by call."""
+    stateful: bool
+    """Whether it does so after the same seed too: it keeps something between calls, such as a hidden state. Both sides must
+    then be called equally often."""
+    generator: torch.Generator
+
+    def draws_in(self, training: bool, state: State) -> bool:
+        """Whether the reference answers the same inputs differently in a mode, call by call."""
+        return _differs(self.oracle, self.draw(), state, seeds=(1, 2), training=training)
+
+    def draw(self, inputs: InputSet | None = None, base: list[Any] | None = None) -> list[Any]:
+        """Fresh inputs from the task's own distribution, or those of `base`, varied by an input set."""
+        drawn = self.live.inputs(secret_seed(), self.device) if base is None else base
+        return drawn if inputs is None else inputs.apply(drawn, self.generator)
+
+    def call_seed(self) -> int | None:
+        """A seed for both sides' random generators before a call; None when the reference draws nothing."""
+        return secret_seed() if self.stochastic else None
+
+    def new_weights(self) -> State:
+        """Another random state."""
+        return self.oracle.random_state(self.generator)
+
+    def with_elements_changed(self, state: State) -> State:
+        """The state with a hundredth of each parameter drawn anew: a cache that samples three elements misses it."""
+        return self._with_new(state, self.oracle.parameter_names, lambda value: some_of(value, 0.01, self.generator))
+
+    def with_part_of_a_row_changed(self, state: State) -> State:
+        """The state with a little of one row of each matrix drawn anew: a cache that samples every row misses it.
+
+        Vectors change only where there are no matrices: they are short enough to be compared whole.
+        """
+        names = self.oracle.parameter_names
+        matrices = {key for key in names if state[key].dim() > 1}
+
+        def chosen(value: torch.Tensor) -> torch.Tensor:
+            if not value.dim():
+                return one_of(value, self.generator)
+            mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+            if value.numel():
+                row = mask[int(torch.randint(len(value), (), generator=self.generator, device=value.device))]
+                row |= some_of(row, 0.03, self.generator) | one_of(row, self.generator)
+            return mask
+
+        return self._with_new(state, matrices or names, chosen)
+
+    def with_defaults_changed(self, state: State) -> State | None:
+        """A state with other values in buffers whose elements are all alike; None where there are none."""
+        other = self.oracle.other_defaults(self.generator)
+        return {**state, **other} if other else None
+
+    def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
+        """The same state with the chosen elements of these parameters drawn anew."""
+        other = self.new_weights()
+        return self.oracle.tied(
+            {key: torch.where(chosen(value), other[key], value) if key in names else value for key, value in state.items()}
+        )
+
+    def two_parts(self) -> list[set[str]]:
+        """The names of the parameters in two random parts, or in one where there is one parameter only."""
+        owners = self.oracle.owners()
+        order = torch.randperm(len(owners), generator=self.generator, device=self.generator.device).tolist()
+        names = [owners[index] for index in order]
+        middle = len(names) // 2
+        return [set().union(*part) for part in (names[:middle], names[middle:]) if part]
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the state holds anything beside parameters."""
+        return not self.oracle.parameter_names.issuperset(self.oracle.initial_state)
+
+
+def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
+    """Run the reference in this process and note what it tells about its task.
+
+    Raises:
+        TaskError: the reference does not work, or takes or returns what no worker can be sent.
+    """
+    build_seed = secret_seed()
+    oracle = Oracle(live, device, build_seed)
+    example = live.inputs(secret_seed(), device)
+    try:
+        example_tensors = tensors_of(example)
+        arguments, argument_tensors = flatten(list(live.init_inputs))
+    except StructureError as error:
+        raise TaskError(
+            f"Wanted tensors, numbers, strings, lists, tuples and dicts as inputs of {live.task.id}; found {error}."
+        ) from error
+    outputs = oracle.own_outputs(example)
+    late = oracle.model.state_dict().keys() ^ oracle.initial_state.keys()
+    if late:
+        raise TaskError(
+            f"Wanted a reference for {live.task.id} whose state_dict has the same names before and after a call; "
+            f"forward adds or removes {', '.join(sorted(late)[:5])}. Register them in the constructor."
+        )
+    if argument_tensors:
+        raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {live.task.id}; found tensors.")
+    generator = torch.Generator(device=device).manual_seed(secret_seed())
+    weights = oracle.random_state(generator)
+    stochastic = _differs(oracle, example, weights, seeds=(1, 2))
+    return TaskFacts(
+        live=live,
+        device=device,
+        oracle=oracle,
+        build_seed=build_seed,
+        arguments=arguments,
+        shapes=TaskShapes.measure(example_tensors, outputs, oracle.initial_state),
+        output_dtypes=tuple(output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs),
+        weights=weights,
+        stochastic=stochastic,
+        stateful=stochastic and _differs(oracle, example, weights, seeds=(1, 1)),
+        generator=generator,
+    )
+
+
+def _differs(
+    oracle: Oracle, example: list[Any], state: State, *, seeds: tuple[int, int], training: bool | None = None
+) -> bool:
+    mode = oracle.training if training is None else training
+    try:
+        first, second = (oracle.own_precision(example, state, training=mode, seed=seed) for seed in seeds)
+    except OutOfDomainError:
+        return False
+    return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))

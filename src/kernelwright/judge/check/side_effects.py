@@ -1,0 +1,56 @@
+"""Finds what a candidate has done to its process: settings, library functions and the mode of its module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.isolation.side import Side
+from kernelwright.records import Label, Reason
+
+
+def check_process(trial: Trial, candidate: Side) -> None:
+    """Reject or label what a candidate has done to its process and its mode."""
+    seen = candidate.inspect()
+    changes = forbidden_changes(seen.before, seen.after)
+    changes += [f"{name} was replaced" for name in seen.patched]
+    if changes:
+        raise RejectionError(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
+    if seen.training != trial.facts.oracle.training:
+        raise RejectionError(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+    for label in sorted(dynamic_labels(seen.before, seen.after)):
+        trial.findings.label(label, "a process-wide setting was changed")
+
+
+def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
+    """Labels that follow from process-wide settings as they were before the build and are after the calls."""
+    labels: set[Label] = set()
+    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
+    if any(before.get(name) != after.get(name) for name in performance):
+        labels.add(Label.GLOBAL_FLAGS)
+    if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
+        labels.add(Label.TF32)
+    return labels
+
+
+def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Process-wide settings that a drop-in module must leave alone and this one has changed."""
+    names = (
+        "default_dtype",
+        "default_device",
+        "grad_enabled",
+        "deterministic",
+        "flush_denormal",
+        "working_directory",
+        "file_mode_mask",
+        "tracing",
+        "hooks",
+        "modes",
+        "kernels",
+        "module_hooks",
+        "autocast",
+        "inference_mode",
+        "anomalies",
+    )
+    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -1,0 +1,158 @@
+"""Brings together what one evaluation needs: task facts, candidate, processes, device gate, and what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.errors import InternalError
+from kernelwright.judge.check.facts import TaskFacts
+from kernelwright.judge.check.oracle import State
+from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.replies import BuiltModule
+from kernelwright.judge.isolation.side import Side
+from kernelwright.judge.isolation.workers import Workers
+from kernelwright.judge.settings import Settings
+from kernelwright.records import Candidate, Label, Reason
+from kernelwright.records.canonical import sha256_of
+
+_TF32_CAPABILITY = (8, 0)
+_LABEL_REASONS = {
+    Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
+    Label.PREPACKED_WEIGHTS: Reason.STALE_WEIGHTS,
+    Label.STRIDES_DIFFER: Reason.WRONG_STRIDES,
+    Label.ALIASED_OUTPUT: Reason.OUTPUT_OVERWRITTEN,
+}
+
+
+class RejectionError(InternalError):
+    """The candidate may not replace its reference."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class CheckFindings:
+    """Labels and measurements of one evaluation. They outlive a rejection, since the record shows them too.
+
+    Args:
+        forbidden: Labels that reject.
+        labels: Those known before the check.
+    """
+
+    def __init__(self, forbidden: Set[Label], labels: Set[Label] = frozenset()) -> None:
+        self._forbidden = forbidden
+        self.labels = set(labels)
+        self.checks: dict[str, Any] = {}
+        self.reference_reuses_output = False
+        """Whether an output of the reference was seen in the memory of an earlier one."""
+
+    def label(self, label: Label, detail: str) -> None:
+        """Attach a label, or reject where the settings forbid it."""
+        if label in self._forbidden:
+            raise RejectionError(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
+        self.labels.add(label)
+
+    def skip(self, input_set: str, why: Exception) -> None:
+        """Note that an input set lies outside the reference's domain."""
+        self.checks.setdefault("skipped", {})[input_set] = str(why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate beside its reference."""
+
+    facts: TaskFacts
+    candidate: Candidate
+    settings: Settings
+    findings: CheckFindings
+    workers: Workers
+    directory: Path
+    """Folder of this evaluation's files."""
+    gate: DeviceGate
+    """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
+    core: int | None = None
+    """Processor core on which calls are timed."""
+
+    @property
+    def reloads_state(self) -> bool:
+        """Whether the candidate's state has the reference's names, so that weights can be loaded into both."""
+        return Label.STATE_DIFFERS not in self.findings.labels
+
+    @property
+    def state(self) -> State:
+        """What both modules are to hold: new weights, or those they were built with where their names differ."""
+        return self.facts.weights if self.reloads_state else self.facts.oracle.initial_state
+
+    @property
+    def lets_cudnn_use_tf32(self) -> bool:
+        """Whether PyTorch's defaults do, on this device; which of cuDNN's algorithms runs depends on layout and luck."""
+        return (
+            self.facts.device.type == "cuda"
+            and not self.settings.strict_fp32
+            and torch.cuda.get_device_capability(self.facts.device) >= _TF32_CAPABILITY
+        )
+
+    def start(self, role: str) -> Side:
+        """A fresh worker of one side, built and with weights loaded.
+
+        Raises:
+            RejectionError, WorkerError: the candidate could not be built or is no drop-in.
+            TaskError: the reference could not.
+        """
+        if role == "candidate":
+            return self._start(role, self.candidate.source, "ModelNew")
+        return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
+
+    def start_baseline(self, baseline: Candidate) -> Side:
+        """As `start`, of a trusted wrapper around the reference in the candidate's place."""
+        return self._start("baseline", baseline.source, "ModelNew", kept_as="-".join(baseline.techniques) or None)
+
+    def _start(self, role: str, source: str, class_name: str, kept_as: str | None = None) -> Side:
+        facts = self.facts
+        side = Side(
+            self.workers,
+            self.settings,
+            facts.shapes,
+            role=role,
+            device=facts.device,
+            directory=self.directory,
+            source=source,
+            class_name=class_name,
+            build=self.directory / f"build-{sha256_of(kept_as or source)[:12]}",
+            kept_as=kept_as,
+        )
+        try:
+            built = side.build(facts.arguments, facts.build_seed)
+            if role != "reference":
+                self._check_interface(built)
+            if self.reloads_state and facts.oracle.initial_state:
+                side.load_state(facts.weights)
+        except BaseException:
+            side.close()
+            raise
+        return side
+
+    def _check_interface(self, built: BuiltModule) -> None:
+        training = self.facts.oracle.training
+        if built.missing is not None:
+            raise RejectionError(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
+        if built.training != training:
+            raise RejectionError(
+                Reason.MODE_MISMATCH, f"built with training={built.training}, the reference with {training}"
+            )
+        wanted = {key: (spec.dtype, spec.shape) for key, spec in self.facts.shapes.state}
+        found = {key: (dtype, shape) for key, dtype, shape in built.state}
+        if wanted != found:
+            missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+            other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
+            self.findings.label(
+                Label.STATE_DIFFERS,
+                f"state_dict: missing {missing[:5]}, unexpected {extra[:5]}, other shape or dtype {other[:5]}",
+            )

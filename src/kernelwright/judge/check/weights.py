@@ -1,0 +1,155 @@
+"""Checks that a module uses the weights it holds now, and keeps its buffers as the reference keeps its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, distance, farthest
+from kernelwright.judge.check.examiner import Examiner
+from kernelwright.judge.check.oracle import OutOfDomainError, State
+from kernelwright.judge.check.trial import RejectionError
+from kernelwright.records import Label, Reason
+from kernelwright.tasks import INPUT_SETS, InputSet
+
+
+def check_buffers(examiner: Examiner) -> None:
+    """After the same call from the same state, both modules must have moved to the same state."""
+    trial, facts = examiner.trial, examiner.trial.facts
+    if not facts.oracle.initial_state or not trial.reloads_state:
+        return
+    inputs, seed = facts.draw(), facts.call_seed()
+    states = []
+    with trial.gate(shared=True):
+        for side in examiner.sides:
+            side.load_state(facts.weights)
+            examiner.call(side, inputs, slot=0, seed=seed)
+            states.append(side.read_state())
+    rounding: dict[str, Distance] | None = None
+    for key, wanted in states[0].items():
+        is_parameter = key in facts.oracle.parameter_names
+        limit = Distance(0.0, 0.0) if is_parameter else _buffer_limit(wanted.dtype)
+        if distance(states[1][key], wanted.double() if wanted.is_floating_point() else wanted).within(limit):
+            continue
+        if not is_parameter and wanted.is_floating_point():
+            if rounding is None:
+                with trial.gate(shared=True):
+                    rounding = _rounding_of_buffers(examiner, inputs, states[0])
+            if distance(states[1][key], wanted.double()).within(limit + rounding.get(key, limit)):
+                continue
+        what = "parameter" if is_parameter else "buffer"
+        raise RejectionError(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
+
+
+def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:
+    """How far apart two legal ways of rounding may leave a buffer.
+
+    Statistics of a convolution's output are as exact as the convolution. We take the reference's own distance from the
+    float64 truth, and that of convolutions in TF32 where PyTorch may use it, as `Bounds.permitted` does for outputs.
+    """
+    trial, facts, oracle = examiner.trial, examiner.trial.facts, examiner.trial.facts.oracle
+    if not examiner.bounds.has_float64:
+        return {}
+    states = [found]
+    try:
+        if trial.lets_cudnn_use_tf32:
+            oracle.with_tf32_in_cudnn(inputs, facts.weights, training=oracle.training)
+            states.append(oracle.state_after())
+        oracle.truth(inputs, facts.weights, training=oracle.training)
+    except OutOfDomainError:
+        return {}
+    truth = oracle.state_after()
+    return {
+        key: farthest([distance(state[key], value) for state in states]) * LEGAL_ERRORS
+        for key, value in truth.items()
+        if value.is_floating_point()
+    }
+
+
+def check_reloading(examiner: Examiner) -> None:
+    """New weights after many calls: what was folded or cached from the old ones is now stale."""
+    facts = examiner.trial.facts
+    weights = facts.new_weights()
+    # Each from the one before: a cache that samples elements is renewed when it meets a changed one, and not otherwise.
+    states = {"own-reloaded": weights}
+    states["own-slightly-reloaded"] = facts.with_elements_changed(weights)
+    states["own-row-reloaded"] = facts.with_part_of_a_row_changed(states["own-slightly-reloaded"])
+    again = states["own-row-again"] = facts.with_part_of_a_row_changed(states["own-row-reloaded"])
+    for name, state in states.items():
+        examiner.load(state)
+        _ask_with_weights(examiner, state, name)
+    # As an optimiser would: code that folds weights when they are loaded hears nothing of it. First some, then the
+    # others, since there may be an optimiser for some only: a module that watches one parameter misses either.
+    stepped = again
+    for chosen in facts.two_parts():
+        stepped = stepped | {key: weights[key] for key in chosen}
+        for side in examiner.sides:
+            side.step(stepped, chosen)
+        try:
+            _ask_with_weights(examiner, stepped, "own-stepped")
+        except RejectionError as rejection:
+            if _right_now(examiner, stepped):
+                raise  # wrong once, and not because of the weights
+            detail = f"after a change of parameters in place: {rejection.detail}"
+            examiner.trial.findings.label(Label.PREPACKED_WEIGHTS, detail)
+    examiner.load(facts.weights)
+
+
+def check_default_buffers(examiner: Examiner) -> None:
+    """Other values in buffers that hold a default, such as a mean of 0: a module that ignores them is right until then."""
+    facts = examiner.trial.facts
+    state = facts.with_defaults_changed(facts.weights)
+    if state is None:
+        return
+    examiner.load(state)
+    try:
+        _ask_with_weights(examiner, state, "own-buffers")
+    except OutOfDomainError as error:
+        examiner.trial.findings.skip("own-buffers", error)
+    examiner.load(facts.weights)
+
+
+def _right_now(examiner: Examiner, state: State) -> bool:
+    try:
+        _ask_with_weights(examiner, state, "own-stepped-again")
+    except RejectionError:
+        return False
+    return True
+
+
+def _ask_with_weights(examiner: Examiner, state: State, name: str) -> None:
+    own = InputSet(name, INPUT_SETS[0].vary, "weights folded or cached")
+    examiner.ask(own, slot=0, state=state, reason=Reason.STALE_WEIGHTS)
+
+
+def _buffer_limit(dtype: torch.dtype) -> Distance:
+    """Of a statistic after one call. A variance with n in the place of n - 1 is off by a tenth of 1/n."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return Distance(0.0, 0.0)
+    eps = torch.finfo(dtype).eps
+    return Distance(32 * eps, 256 * eps) if eps < 1e-4 else Distance(2 * eps, 8 * eps)
+
+
+_KEPT_UP = Distance(0.03, math.inf, 0.05)
+"""How far a buffer may be from the reference's after many calls, as a share of what those moved it by: more than many
+convolutions in TF32 leave, less than missed calls do. Of integers, how many may differ, since rounding decides some. Our
+choice."""
+
+
+def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether a buffer was moved by many calls as the reference's was.
+
+    Args:
+        found: The candidate's buffer, after them.
+        wanted: The reference's.
+        before: Both, before them.
+    """
+    if not wanted.is_floating_point():
+        return distance(found, wanted).within(_KEPT_UP)
+    if not torch.isfinite(wanted).all():
+        return True  # as some input left it, which says nothing of the calls after that
+    moved, size = (float(x.double().square().mean().sqrt()) if x.numel() else 0.0 for x in (wanted - before, wanted))
+    error = float((found.double() - wanted.double()).square().mean().sqrt()) if wanted.numel() else 0.0
+    return error <= _KEPT_UP.rms * moved + LEGAL_ERRORS * _buffer_limit(wanted.dtype).rms * size  # a NaN is not
