@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from kernelwright.judge.isolation import sandbox, zygote
 from kernelwright.judge.isolation.zygote import Ending, Zygote, _Watched
 from kernelwright.judge.worker import harness as worker
 from kernelwright.judge.worker.channel import Channel
+from tests.judge.snippets import RELU, candidate
 
 LIMITS = {"memory_limit_bytes": 1000, "process_limit": 2}
 
@@ -394,3 +396,8 @@ def test_only_named_variables_reach_the_zygote(monkeypatch):
     Zygote().close()
     assert set(seen) <= {*zygote.INHERITED_VARIABLES, "OMP_WAIT_POLICY"}
     assert "PATH" in seen
+
+
+def test_torch_is_imported_before_the_first_fork(judge):
+    assert not judge.evaluate(RELU, candidate("raise RuntimeError('no')")).accepted
+    assert "libtorch_cpu" in Path(f"/proc/{judge._zygote.process.pid}/maps").read_text()

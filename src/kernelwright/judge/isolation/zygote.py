@@ -154,8 +154,9 @@ class _Watched:
 
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
-    # The point of this process: a worker that is forked off has imported torch.
+    # The point of this process: a worker that is forked off has imported torch, which the harness does.
     from kernelwright.judge.isolation import sandbox
+    from kernelwright.judge.worker import harness  # noqa: F401
 
     sandbox.adopt_orphans()
     channel = Channel(socket.socket(fileno=handle))
