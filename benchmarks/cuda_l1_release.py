@@ -48,7 +48,8 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Evaluation, Reason, RunDirectory, Task, capture_environment
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.rewrites.baselines import ALL_BASELINES
-from kernelwright.search.bench import SAME, BenchEvent, bench, config_of, owed_in, summarise, write_tasks
+from kernelwright.search.bench import SAME, Agenda, BenchEvent, Spread, bench, config_of, owed_in, write_tasks
+from kernelwright.search.bench_summary import summarise
 from kernelwright.tasks.suites import Suite, SuiteEntry, load_suite
 
 SETTINGS = Settings(
@@ -125,12 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             out=options.run,
             settings=SETTINGS,
             on_event=tell,
-            per_device=judges,
-            deadline=late,
-            baselines_per_device=rotations,
-            baselines_beside=True,
-            retry=_others_may_be_to_blame if again else None,
-            order=order,
+            spread=Spread(judges, rotations, baselines_beside=True),
+            agenda=Agenda(late, _others_may_be_to_blame if again else None, order),
         )
 
     print(what_is_left(run, suite, baselines), flush=True)

@@ -14,13 +14,11 @@ STILL_TWICE: set[str] = {
     "Measurement",
     "Policy",
     "Record",
-    "Row",
     "Samples",
     "Step",
     "Verdict",
 }
 STILL_LONG_FUNCTIONS: set[str] = {
-    "bench",
     "fit",
     "train_self_supervised",
 }

@@ -10,8 +10,9 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Policy
-from kernelwright.search.bench import BenchEvent, BenchResult
+from kernelwright.search.bench import BenchEvent
 from kernelwright.search.bench import bench as run_bench
+from kernelwright.search.bench_summary import BenchResult
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named

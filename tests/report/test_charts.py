@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.report.charts import CATERPILLAR_LIMIT, Mark, distribution, search_over_time, ticks
+from kernelwright.report.charts import CATERPILLAR_LIMIT, ChartPoint, distribution, search_over_time, ticks
 
 
-def mark(number: int, speedup: float | None, state: str = "improvement", label: str = "x") -> Mark:
+def mark(number: int, speedup: float | None, state: str = "improvement", label: str = "x") -> ChartPoint:
     low, high = (None, None) if speedup is None else (speedup * 0.98, speedup * 1.02)
-    return Mark(number, f"e{number}", state, label, speedup, low, high)
+    return ChartPoint(number, f"e{number}", state, label, speedup, low, high)
 
 
 def parsed(svg: str) -> ElementTree.Element:
@@ -45,7 +45,7 @@ def test_the_best_line_never_follows_a_candidate_that_does_not_count():
     steps = path([mark(1, 1.5), mark(2, 9.0, "accepted"), mark(3, 1.2), mark(4, 2.0)])
     assert len(steps) == 1
     assert steps[0].count("V") == 1
-    superseded = Mark(2, "e2", "improvement", "x", 9.0, 8.0, 10.0, counts=False)
+    superseded = ChartPoint(2, "e2", "improvement", "x", 9.0, 8.0, 10.0, counts=False)
     assert path([mark(1, 1.5), superseded])[0].count("V") == 0
 
 
@@ -96,6 +96,6 @@ def test_one_is_a_tick_where_it_is_in_range(low, high):
 
 
 def test_an_interval_over_decades_does_not_crush_the_speedups_together():
-    wide = Mark(1, "e1", "accepted", "x", 1.5, 1e-6, 1e6)
+    wide = ChartPoint(1, "e1", "accepted", "x", 1.5, 1e-6, 1e6)
     slow, fast = circles(search_over_time([wide, mark(2, 3.0)]))
     assert float(slow.get("cy")) - float(fast.get("cy")) > 30

@@ -10,7 +10,7 @@ from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, Label, Reason, Verdict
 from kernelwright.report.table import (
     BEST,
-    Row,
+    TableRow,
     TaskResult,
     baseline_table,
     bench_table,
@@ -47,7 +47,7 @@ RESULTS = [
 ]
 
 
-def row(rows: list[Row], level: int | None, baseline: str) -> Row:
+def row(rows: list[TableRow], level: int | None, baseline: str) -> TableRow:
     (found,) = [item for item in rows if (item.level, item.baseline) == (level, baseline)]
     return found
 

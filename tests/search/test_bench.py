@@ -18,6 +18,7 @@ from kernelwright.search import bench as module
 from kernelwright.tasks.suites import Suite, SuiteEntry
 
 SETTINGS = Settings.quick(threads=1, timed=False)
+LATER = module.Agenda(deadline=lambda: True)
 
 
 def source(expression: str) -> str:
@@ -68,7 +69,7 @@ def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap, judge_pool
         "evaluator": judge_pool,
     }
     calls = iter([False, True])
-    first = module.bench(suite, **arguments, on_event=events.append, deadline=lambda: next(calls, True))
+    first = module.bench(suite, **arguments, on_event=events.append, agenda=module.Agenda(lambda: next(calls, True)))
     assert [(event.task, event.what, event.done, event.total) for event in events] == [("diagonal", "candidate", 1, 7)]
     assert not first.errors
     assert "3 tasks, 2 without a candidate. Of the candidates 1 build" in (tmp_path / "table.md").read_text()
@@ -142,9 +143,11 @@ def test_an_evaluator_that_cannot_measure_baselines_together_is_refused_for_them
 
 
 def test_a_directory_of_another_run_is_refused(tmp_path, suite, cheap):
-    module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, settings=SETTINGS, deadline=lambda: True)
+    module.bench(
+        suite, baselines=["again"], device="cpu", out=tmp_path, settings=SETTINGS, agenda=module.Agenda(lambda: True)
+    )
     with pytest.raises(UsageError, match="another `settings`"):
-        module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, deadline=lambda: True)
+        module.bench(suite, baselines=["again"], device="cpu", out=tmp_path, agenda=LATER)
 
 
 @pytest.mark.parametrize("lost", [(), ("tasks.json",)])
@@ -271,7 +274,7 @@ def two_devices(monkeypatch):
 
 def test_baselines_are_measured_on_the_last_device_beside_candidates(tmp_path, cheap, two_devices):
     suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, None, 1)))
-    module.bench(suite, baselines=["again"], out=tmp_path, per_device=8, baselines_per_device=10, baselines_beside=True)
+    module.bench(suite, baselines=["again"], out=tmp_path, spread=module.Spread(8, 10, baselines_beside=True))
     cores = {"cuda:0": frozenset(range(4)), "cuda:1": frozenset(range(4, 8))}
     wanted = [(("cuda:0",), 8, cores), (("cuda:0",), 10, cores), (("cuda:1",), 8, cores), (("cuda:1",), 10, cores)]
     assert sorted(FakePool.made, key=lambda one: one[:2]) == wanted, "each kind of work on either device"
@@ -284,7 +287,7 @@ def test_what_is_broken_off_ends_the_work_beside_it(tmp_path, cheap, two_devices
     more = Task(id="more", source=source("a[:, None] * b * 2"))
     suite = Suite("made", tuple(SuiteEntry(task, FASTER, 1) for task in (DIAGONAL, SCALED, more)))
     with pytest.raises(KeyboardInterrupt):
-        module.bench(suite, baselines=["again"], out=tmp_path, baselines_beside=True)
+        module.bench(suite, baselines=["again"], out=tmp_path, spread=module.Spread(baselines_beside=True))
     found = [one.task for one in RunDirectory(tmp_path).evaluations()]
     assert found == ["diagonal", "scaled"], "what comes after is of a pool that was closed in the middle"
 
@@ -302,7 +305,7 @@ def test_what_others_may_be_to_blame_for_is_done_once_more(tmp_path, suite):
                 yield job, judged(job.task, 1.0, strict=False).model_copy(update=changes)
 
     def again(judges, retry):
-        module.bench(suite, device="cpu", out=tmp_path, evaluator=judges, retry=retry)
+        module.bench(suite, device="cpu", out=tmp_path, evaluator=judges, agenda=module.Agenda(retry=retry))
         return len(list(RunDirectory(tmp_path).evaluations()))
 
     blame = lambda found: found.reason is Reason.OUT_OF_MEMORY  # noqa: E731

@@ -15,7 +15,8 @@ from kernelwright.cli.output import emit_json, printable, progress_console, say,
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from kernelwright.search.bench import BenchEvent, BenchResult
+    from kernelwright.search.bench import BenchEvent
+    from kernelwright.search.bench_summary import BenchResult
 
 BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 

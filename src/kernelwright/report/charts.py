@@ -22,7 +22,7 @@ CATERPILLAR_LIMIT = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartPoint:
     """One evaluation in a chart. `speedup` is None for a rejected or untimed one."""
 
     number: int
@@ -49,7 +49,7 @@ class _LogAxis:
         return self.start + share * (self.end - self.start)
 
 
-def _axis(marks: Iterable[Mark], start: float, end: float) -> _LogAxis:
+def _axis(marks: Iterable[ChartPoint], start: float, end: float) -> _LogAxis:
     marks = list(marks)
     speedups = [1.0, *(mark.speedup for mark in marks if mark.speedup is not None)]
     ends = [*speedups, *(end for mark in marks for end in (mark.low, mark.high) if end is not None)]
@@ -103,18 +103,18 @@ def _text_below(x: str, y: float, words: str) -> str:
     return f'<text class="tick" x="{x}" y="{_number(y)}" text-anchor="middle">{words}</text>'
 
 
-def _hover(mark: Mark) -> str:
+def _hover(mark: ChartPoint) -> str:
     value = "not timed" if mark.speedup is None else f"{mark.speedup:.4g}×"
     if mark.speedup is not None and mark.low is not None and mark.high is not None:
         value += f" [{mark.low:.4g}, {mark.high:.4g}]"
     return str(escape(f"#{mark.number} {mark.label}: {mark.state}, {value}"))
 
 
-def _link(mark: Mark, body: str) -> str:
+def _link(mark: ChartPoint, body: str) -> str:
     return f'<a href="#{escape(mark.anchor)}"><title>{_hover(mark)}</title>{body}</a>'
 
 
-def search_over_time(marks: Sequence[Mark]) -> Markup:
+def search_over_time(marks: Sequence[ChartPoint]) -> Markup:
     """Every evaluation in order, the best improvement so far as a step line, rejections in a lane below."""
     height, lane = 300.0, 262.0
     timed = [mark for mark in marks if mark.speedup is not None]
@@ -150,7 +150,7 @@ def search_over_time(marks: Sequence[Mark]) -> Markup:
     return _figure("search", "Speedup of each candidate in the order of judging", about, height, body)
 
 
-def _best_so_far(marks: Sequence[Mark], axis: _LogAxis, x_of: dict[int, float]) -> str:
+def _best_so_far(marks: Sequence[ChartPoint], axis: _LogAxis, x_of: dict[int, float]) -> str:
     best, path = 0.0, ""
     for mark in marks:
         low = mark.low or 0.0
@@ -170,7 +170,7 @@ def _spread(count: int) -> list[int]:
     return list(range(0, count, step))
 
 
-def distribution(marks: Sequence[Mark]) -> Markup:
+def distribution(marks: Sequence[ChartPoint]) -> Markup:
     """Every timed speedup: with its interval where there are few, as a histogram where there are many."""
     timed = sorted((mark for mark in marks if mark.speedup is not None), key=lambda mark: mark.speedup or 0)
     return _caterpillar(timed) if len(timed) <= CATERPILLAR_LIMIT else _histogram(timed)
@@ -186,7 +186,7 @@ def _vertical_grid(axis: _LogAxis, bottom: float) -> list[str]:
     return body
 
 
-def _caterpillar(timed: Sequence[Mark]) -> Markup:
+def _caterpillar(timed: Sequence[ChartPoint]) -> Markup:
     row = min(30.0, max(6.0, 230.0 / max(len(timed), 1)))
     bottom = TOP + max(row * len(timed), 40.0) + 6
     axis = _axis(timed, LEFT, WIDTH - RIGHT)
@@ -207,7 +207,7 @@ def _caterpillar(timed: Sequence[Mark]) -> Markup:
     return _figure("spread", "Speedups with their intervals", about, bottom + 28, body)
 
 
-def _histogram(timed: Sequence[Mark]) -> Markup:
+def _histogram(timed: Sequence[ChartPoint]) -> Markup:
     bottom = 220.0
     axis = _axis(timed, LEFT, WIDTH - RIGHT)
     bins = 40

@@ -24,7 +24,7 @@ from kernelwright.report.rows import (
     ACCEPTED,
     IMPROVEMENT,
     REJECTED,
-    Row,
+    EvaluationRow,
     candidates,
     groups_of,
     matrix,
@@ -58,7 +58,7 @@ def render(run: RunDirectory) -> str:
     rows = rows_of(list(run.evaluations()))
     groups = groups_of(rows)
     marks = [
-        charts.Mark(
+        charts.ChartPoint(
             row.number,
             row.anchor,
             row.state,
@@ -98,7 +98,7 @@ def render(run: RunDirectory) -> str:
     )
 
 
-def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row]) -> str:
+def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[EvaluationRow]) -> str:
     devices = config.get("devices")
     if isinstance(devices, list) and devices:
         return ", ".join(map(str, devices))
@@ -113,7 +113,7 @@ def _references(config: dict[str, Any], tasks: Any) -> dict[str, str]:
     return {sha256_of(source): source for source in sources}
 
 
-def _details(rows: Sequence[Row], references: dict[str, str]) -> dict[str, Any]:
+def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[str, Any]:
     """What the page's script shows when a row is opened: each text once, differences as spans."""
     texts: dict[str, int] = {}
     sources = {row.evaluation.candidate_sha256: row.evaluation.source for row in rows}
@@ -249,6 +249,6 @@ def times(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}×" if value < 10 else f"{value:.4g}×"
 
 
-def interval(row: Row) -> str:
+def interval(row: EvaluationRow) -> str:
     """The interval of a row such as `[1.79, 1.90]`; empty without one."""
     return "" if row.low is None or row.high is None else f"[{row.low:.3f}, {row.high:.3f}]"

@@ -15,7 +15,7 @@ BASELINE_POLICY = "baseline"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvaluationRow:
     """One evaluation as the page shows it."""
 
     number: int
@@ -80,11 +80,11 @@ class Group:
     """The rows of one task."""
 
     task: str
-    rows: list[Row]
-    best: Row | None
+    rows: list[EvaluationRow]
+    best: EvaluationRow | None
 
 
-def rows_of(evaluations: Sequence[Evaluation]) -> list[Row]:
+def rows_of(evaluations: Sequence[Evaluation]) -> list[EvaluationRow]:
     """Number the evaluations, and let the last one of several of the same candidate count."""
     numbered = list(enumerate(evaluations, start=1))
     # The policy is part of it: baselines of a bench may share the reference's source.
@@ -97,11 +97,11 @@ def rows_of(evaluations: Sequence[Evaluation]) -> list[Row]:
         if evaluation.accepted:
             state = IMPROVEMENT if evaluation.is_improvement else ACCEPTED
         parent = by_source.get((evaluation.task_sha256, evaluation.parent or ""))
-        rows.append(Row(number, evaluation, state, None if final == number else final, parent))
+        rows.append(EvaluationRow(number, evaluation, state, None if final == number else final, parent))
     return rows
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
+def best_of(rows: Sequence[EvaluationRow]) -> EvaluationRow | None:
     """The improvement with the highest lower bound among the evaluations that count.
 
     Where winners were measured again, only these can be the best; baselines only where there is nothing else.
@@ -113,14 +113,14 @@ def best_of(rows: Sequence[Row]) -> Row | None:
     return max(standing, key=lambda row: row.low or 0.0, default=None)
 
 
-def candidates(rows: Sequence[Row]) -> list[Row]:
+def candidates(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that are candidates; all of them in a run of baselines alone."""
     return [row for row in rows if not row.is_baseline] or list(rows)
 
 
-def groups_of(rows: Sequence[Row]) -> list[Group]:
+def groups_of(rows: Sequence[EvaluationRow]) -> list[Group]:
     """The rows by task, in the order in which the tasks were first judged."""
-    by_task: dict[str, list[Row]] = {}
+    by_task: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         by_task.setdefault(row.evaluation.task, []).append(row)
     return [Group(task, members, best_of(members)) for task, members in by_task.items()]
@@ -133,7 +133,7 @@ def matrix(groups: Sequence[Group]) -> dict[str, Any] | None:
         return None
     lines = []
     for group in groups:
-        cells: dict[str, Row] = {}
+        cells: dict[str, EvaluationRow] = {}
         for row in group.rows:
             if row.superseded_by is None:
                 known = cells.get(row.column)

@@ -112,7 +112,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One line of the table: the tasks of a level, or all, against one baseline."""
 
     level: int | None
@@ -181,7 +181,7 @@ def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
     return [BaselineRow(name, len(speedups), statistics_of(speedups)) for name, speedups in gains.items()]
 
 
-def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[Row]:
+def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[TableRow]:
     """The rows of the table: level by level and then all, each against every baseline and then the best.
 
     Args:
@@ -208,12 +208,12 @@ def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None =
     return rows
 
 
-def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Row:
+def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> TableRow:
     compared = [result for result in results if result.runs(baseline)]
     speedups = [result.speedup(baseline) for result in compared]
     solved = [speedup for speedup in speedups if speedup is not None]
     filled = [UNSOLVED_SPEEDUP if speedup is None else speedup for speedup in speedups]
-    return Row(
+    return TableRow(
         level=level,
         baseline=baseline,
         tasks=len(compared),
@@ -289,7 +289,7 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     )
 
 
-def render_markdown(rows: Sequence[Row], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()) -> str:
+def render_markdown(rows: Sequence[TableRow], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()) -> str:
     """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first."""
     parts = [] if counts is None else [_render_tally(counts)]
     if counts is None or counts.without_candidate < counts.tasks:
@@ -317,7 +317,7 @@ def _numbers(of: Statistics) -> tuple[float | None, ...]:
     return (of.mean, of.largest, of.p75, of.p50, of.p25, of.geomean)
 
 
-def _render_rows(rows: Sequence[Row], *, filled: bool) -> str:
+def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
     heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
     heads += [f"fast_{p:g}" for p in FAST_P]
     heads += ["Success", f">{ABOVE:g}x"]

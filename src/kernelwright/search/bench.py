@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import kernelwright
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
@@ -24,14 +23,15 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import CANDIDATE, Row, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
+from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
-from kernelwright.tasks.suites import Suite, SuiteEntry
+from kernelwright.search.bench_summary import BenchResult, is_strict, summarise
+from kernelwright.tasks.suites import Suite
 
 W = TypeVar("W")
 J = TypeVar("J", Job, RotationJob)
+Kind = Literal["candidates", "baselines"]
 
 SAME = ("kind", "suite", "settings", "tasks")
 """In what a run that is resumed must agree with the earlier one."""
@@ -73,79 +73,96 @@ class BenchEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchResult:
-    """What a bench run found."""
+class Agenda:
+    """Which of the owed work is done now, and in which order."""
 
-    run: Path
-    rows: list[Row]
-    counts: Tally
-    errors: dict[str, str]
-    """Per task and baseline, what kept it from being measured: the task's fault or the machine's."""
+    deadline: Callable[[], bool] | None = None
+    """Asked before each job; True leaves the rest for a later run in the same directory."""
+    retry: Callable[[Evaluation], bool] | None = None
+    """Whether an earlier evaluation is made once more, whereupon the later one counts: for rejections that others on the
+    machine may be to blame for."""
+    order: Callable[[Sequence[Task]], Iterable[Task]] | None = None
+    """Puts the tasks that are owed something in order, asked for candidates and for baselines; by default the suite's order.
+    Tasks that it leaves out are not done. A resumed run may have another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStage:
+    """Kinds of work that one pool of judges does on some devices, one kind after the other."""
+
+    devices: tuple[str, ...]
+    at_once: int
+    """Judges on each device."""
+    kinds: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the work is spread over the devices."""
+
+    per_device: int | None = None
+    """Judges at once on each device; by default `JUDGES_PER_GPU` on GPUs and one on a CPU."""
+    baselines_per_device: int | None = None
+    """Tasks whose baselines are measured at once on each device; by default `per_device`. Their compilers work while nobody
+    measures on the device, so that a few tasks more than candidates keep it busy."""
+    baselines_beside: bool = False
+    """Whether, of several devices, the last measures baselines while the others judge candidates; whoever is done helps the
+    others. A run that is cut short has both of the first tasks."""
+
+    def plan(self, devices: Sequence[str]) -> list[list[PoolStage]]:
+        """The stages on these devices: lists that run beside one another, each in order."""
+        judges = self.per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
+        compilers = self.baselines_per_device or judges
+
+        def judge(some: Sequence[str]) -> PoolStage:
+            return PoolStage(tuple(some), judges, ("candidates",))
+
+        def measure(some: Sequence[str]) -> PoolStage:
+            return PoolStage(tuple(some), compilers, ("baselines",))
+
+        if self.baselines_beside and len(devices) > 1:
+            first, last = devices[:-1], devices[-1:]
+            return [[judge(first), measure(first)], [measure(last), judge(last)]]
+        if compilers != judges:
+            return [[judge(devices), measure(devices)]]
+        return [[PoolStage(tuple(devices), judges, ("candidates", "baselines"))]]
 
 
 def bench(
     suite: Suite,
     *,
+    out: Path,
     baselines: Sequence[str] = (),
     device: str = "auto",
-    out: Path,
     settings: Settings | None = None,
     on_event: Callable[[BenchEvent], None] | None = None,
-    per_device: int | None = None,
-    deadline: Callable[[], bool] | None = None,
     strict_too: bool = False,
     evaluator: Evaluator | None = None,
-    baselines_per_device: int | None = None,
-    baselines_beside: bool = False,
-    retry: Callable[[Evaluation], bool] | None = None,
-    order: Callable[[Sequence[Task]], Iterable[Task]] | None = None,
+    spread: Spread | None = None,
+    agenda: Agenda | None = None,
 ) -> BenchResult:
     """Measure a suite; resumes in `out`.
 
     Args:
         suite: Tasks, with candidates where it has them.
+        out: The run directory.
         baselines: Names from `ALL_BASELINES`; `eager` is always measured, as the reference.
         device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
-        out: The run directory.
         settings: Of the judge.
         on_event: Told of each job that ends.
-        per_device: Judges at once on each device.
-        deadline: Asked before each job; True leaves the rest for a later run in the same directory.
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
         evaluator: Who judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines beside
             eager are wanted, which a `RayPool` is not. By default judges on this machine.
-        baselines_per_device: Tasks whose baselines are measured at once on each device; by default `per_device`. Their
-            compilers work while nobody measures on the device, so that a few tasks more than candidates keep it busy.
-        baselines_beside: On several devices, measure baselines on the last of them while candidates are judged on the
-            others; whoever is done helps the others. A run that is cut short has both of the first tasks. With judges on
-            this machine only.
-        retry: Whether an earlier evaluation is to be made once more, whereupon the later one counts: where others on the
-            machine may be to blame for its rejection.
-        order: In which order tasks are taken that are owed something, asked for candidates and for baselines; by default
-            the suite's. Tasks that it leaves out are not done. A resumed run may have another one.
+        spread: How judges on this machine are spread over its devices.
+        agenda: Which of the owed work is done now.
 
     Raises:
         UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run or to
             other texts of these tasks.
         InfrastructureError: this machine cannot judge.
     """
-    unknown = [name for name in baselines if name not in ALL_BASELINES]
-    if unknown:
-        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
-    if not suite.entries:
-        raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
-    settings = settings or Settings()
-    jobs, rotations = _jobs(suite, settings, strict_too), _rotations(suite, baselines, settings)
-    total = len(jobs) + sum(len(rotation.baselines) for rotation in rotations)
-    if not total:
-        raise UsageError(
-            f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
-        )
-    if rotations and evaluator is not None and not isinstance(evaluator, RotatingEvaluator):
-        raise UsageError(
-            f"Wanted an evaluator that measures baselines together, such as JudgePool; found {type(evaluator).__name__}. "
-            "Name no baselines beside eager, or leave the evaluator out."
-        )
+    settings, agenda, spread = settings or Settings(), agenda or Agenda(), spread or Spread()
+    total = _require_measurable(suite, baselines, settings, evaluator, strict_too=strict_too)
     devices = devices_of(device)
     for name in ("cudagraph", "cudnn"):
         if name in baselines and devices == ["cpu"]:
@@ -156,82 +173,124 @@ def bench(
         write_tasks(run, suite)
     else:
         run.require_same_texts([entry.task for entry in suite.entries])
-    errors: dict[str, str] = dict(run.read_json("errors.json") or {})
-    left = owed_in(run, suite, baselines, settings, strict_too=strict_too, retry=retry)
-    owed, turns = _in_turn(left.jobs, order, errors), _in_turn(left.rotations, order, errors)
-    finished = total - len(owed) - sum(len(rotation.baselines) for rotation in turns)
+    owed = owed_in(run, suite, baselines, settings, strict_too=strict_too, retry=agenda.retry)
+    work = BenchRun(run, owed, total, agenda, on_event)
+    if evaluator is not None:
+        work.judge(evaluator)
+        if isinstance(evaluator, RotatingEvaluator):
+            work.measure(evaluator)
+    else:
+        work.on_devices(spread.plan(devices), settings, _cores_of_each(devices))
+    return summarise(run, suite, work.errors)
 
-    one_at_a_time, broken_off = threading.Lock(), threading.Event()
 
-    def keep(task: Task, what: str, outcome: Outcome) -> None:
-        nonlocal finished
-        with one_at_a_time:
-            if broken_off.is_set():
-                return  # a pool that was closed in the middle of its work finds nothing out
-            finished += 1
-            if isinstance(outcome, KernelwrightError):
-                errors[f"{task.id} {what}"] = str(outcome)
-                run.write_json("errors.json", errors)
-            else:
-                run.append(outcome)
-                if errors.pop(f"{task.id} {what}", None) is not None:
-                    run.write_json("errors.json", errors)
-            if on_event is not None:
-                on_event(BenchEvent(task.id, what, outcome, finished, total))
+def _require_measurable(
+    suite: Suite,
+    baselines: Sequence[str],
+    settings: Settings,
+    evaluator: Evaluator | None,
+    *,
+    strict_too: bool,
+) -> int:
+    """How many evaluations there are to make in all; refuses what cannot be measured."""
+    unknown = [name for name in baselines if name not in ALL_BASELINES]
+    if unknown:
+        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
+    if not suite.entries:
+        raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
+    rotations = _rotations(suite, baselines, settings)
+    total = len(_jobs(suite, settings, strict_too)) + _evaluations_in(rotations)
+    if not total:
+        raise UsageError(
+            f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
+        )
+    if rotations and evaluator is not None and not isinstance(evaluator, RotatingEvaluator):
+        raise UsageError(
+            f"Wanted an evaluator that measures baselines together, such as JudgePool; found {type(evaluator).__name__}. "
+            "Name no baselines beside eager, or leave the evaluator out."
+        )
+    return total
 
-    def stop() -> bool:
-        return broken_off.is_set() or (deadline is not None and deadline())
 
-    jobs_left, turns_left = _Shared(owed), _Shared(turns)
+class BenchRun:
+    """Measures what a run directory still lacks; several pools may work on it, each in a thread of its own.
 
-    def judge(pool: Evaluator) -> None:
-        for job, outcome in pool.evaluate(jobs_left, stop=stop):
-            keep(job.task, CANDIDATE, outcome)
+    Args:
+        run: The run directory.
+        owed: What it lacks.
+        total: Evaluations in all, those that are on record included.
+        agenda: Which of the owed work is done now.
+        on_event: Told of each job that ends.
+    """
 
-    def measure(pool: RotatingEvaluator) -> None:
-        for rotation, found in pool.rotate(turns_left, stop=stop):
+    def __init__(
+        self, run: RunDirectory, owed: Owed, total: int, agenda: Agenda, on_event: Callable[[BenchEvent], None] | None
+    ) -> None:
+        self.errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+        """Per task and baseline, what kept it from being measured."""
+        jobs = _in_turn(owed.jobs, agenda.order, self.errors)
+        rotations = _in_turn(owed.rotations, agenda.order, self.errors)
+        self._run, self._agenda, self._on_event = run, agenda, on_event
+        self._total = total
+        self._finished = total - len(jobs) - _evaluations_in(rotations)
+        self._jobs, self._rotations = _Shared(jobs), _Shared(rotations)
+        self._keeping, self._broken_off = threading.Lock(), threading.Event()
+
+    def judge(self, pool: Evaluator) -> None:
+        """Judge candidates until none is left."""
+        for job, outcome in pool.evaluate(self._jobs, stop=self._stop):
+            self._keep(job.task, CANDIDATE, outcome)
+
+    def measure(self, pool: RotatingEvaluator) -> None:
+        """Measure baselines until none is left."""
+        for rotation, found in pool.rotate(self._rotations, stop=self._stop):
             for index, baseline in enumerate(rotation.baselines):
                 outcome = found if isinstance(found, KernelwrightError) else found[index]
-                keep(rotation.task, baseline.techniques[0], outcome)
+                self._keep(rotation.task, baseline.techniques[0], outcome)
 
-    count = per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
-    turns_count = baselines_per_device or count
-    cores = _cores_of_each(devices)
+    def on_devices(
+        self, plan: Sequence[Sequence[PoolStage]], settings: Settings, cores: Mapping[str, frozenset[int]]
+    ) -> None:
+        """Do the stages of a plan, its lists beside one another; a failure of one ends them all."""
 
-    def judge_on(some: Sequence[str]) -> None:
-        with JudgePool(some, settings, count, cores) as pool:
-            judge(pool)
+        def do(stages: Sequence[PoolStage]) -> None:
+            for stage in stages:
+                with JudgePool(stage.devices, settings, stage.at_once, cores) as pool:
+                    for kind in stage.kinds:
+                        if kind == "candidates":
+                            self.judge(pool)
+                        else:
+                            self.measure(pool)
 
-    def measure_on(some: Sequence[str]) -> None:
-        with JudgePool(some, settings, turns_count, cores) as pool:
-            measure(pool)
-
-    def measure_then_judge_on(some: Sequence[str]) -> None:
-        measure_on(some)
-        judge_on(some)
-
-    if evaluator is not None:
-        judge(evaluator)
-        if isinstance(evaluator, RotatingEvaluator):
-            measure(evaluator)
-    elif baselines_beside and len(devices) > 1:
-        with ThreadPoolExecutor(1) as thread:
-            beside = thread.submit(measure_then_judge_on, devices[-1:])
+        here, *beside = plan
+        with ThreadPoolExecutor(max(len(beside), 1)) as threads:
+            others = [threads.submit(do, stages) for stages in beside]
             try:
-                judge_on(devices[:-1])
-                measure_on(devices[:-1])
-                beside.result()
+                do(here)
+                for other in others:
+                    other.result()
             except BaseException:
-                broken_off.set()
+                self._broken_off.set()
                 raise
-    elif turns_count != count:
-        judge_on(devices)
-        measure_on(devices)
-    else:
-        with JudgePool(devices, settings, count, cores) as pool:
-            judge(pool)
-            measure(pool)
-    return summarise(run, suite, errors)
+
+    def _stop(self) -> bool:
+        return self._broken_off.is_set() or (self._agenda.deadline is not None and self._agenda.deadline())
+
+    def _keep(self, task: Task, what: str, outcome: Outcome) -> None:
+        with self._keeping:
+            if self._broken_off.is_set():
+                return  # a pool that was closed in the middle of its work finds nothing out
+            self._finished += 1
+            name = f"{task.id} {what}"
+            if isinstance(outcome, KernelwrightError):
+                self.errors[name] = str(outcome)
+                self._run.write_json("errors.json", self.errors)
+            else:
+                self._run.append(outcome)
+                if self.errors.pop(name, None) is not None:
+                    self._run.write_json("errors.json", self.errors)
+            if self._on_event is not None:
+                self._on_event(BenchEvent(task.id, what, outcome, self._finished, self._total))
 
 
 def _cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
@@ -333,67 +392,9 @@ def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> li
     ]
 
 
+def _evaluations_in(rotations: Iterable[RotationJob]) -> int:
+    return sum(len(rotation.baselines) for rotation in rotations)
+
+
 def _key(found: Evaluation) -> tuple[str, str, str, bool]:
-    return (found.task_sha256, found.candidate_sha256, found.policy, _is_strict(found))
-
-
-def _is_strict(found: Evaluation) -> bool:
-    return bool(found.checks.get("strict_fp32"))
-
-
-def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
-    """The table from what is on disk; also written to `table.json`, `table.md` and `report.html`."""
-    found: dict[str, list[Evaluation]] = {}
-    for evaluation in run.evaluations():
-        found.setdefault(evaluation.task_sha256, []).append(evaluation)
-    run_is_strict = bool((run.read_json("config.json") or {}).get("settings", {}).get("strict_fp32"))
-    failed: dict[str, list[str]] = {}
-    for name in errors:
-        task, _, what = name.rpartition(" ")
-        failed.setdefault(task, []).append(what)
-    results = [
-        _result(entry, found.get(entry.task.sha256, []), run_is_strict, failed.get(entry.task.id, ()))
-        for entry in suite.entries
-    ]
-    rows, counts, own = bench_table(results), tally(results), baseline_table(results)
-    table = {
-        "rows": [_row_json(row) for row in rows],
-        "tally": asdict(counts),
-        "baselines": [asdict(row) for row in own],
-    }
-    run.write_json("table.json", table)
-    run.write_text("table.md", render_markdown(rows, counts, own))
-    write_report(run, run.path / "report.html")
-    return BenchResult(run.path, rows, counts, errors)
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    values = asdict(row)
-    values["fast_p"] = {str(p): share for p, share in row.fast_p.items()}
-    return values
-
-
-def _result(entry: SuiteEntry, found: Sequence[Evaluation], run_is_strict: bool, failed: Sequence[str]) -> TaskResult:
-    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations.
-
-    Two entries may have one task and different candidates.
-    """
-    mine = entry.candidate.sha256 if entry.candidate else None
-    judged = [one for one in found if one.policy != BASELINE_POLICY and one.candidate_sha256 == mine]
-    main = [evaluation for evaluation in found if _is_strict(evaluation) == run_is_strict]
-    eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
-    latencies_us: dict[str, float] = {}
-    if eager_us:
-        latencies_us["eager"] = median(eager_us)
-        for evaluation in main:
-            if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
-                latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
-    return TaskResult(
-        entry.task.id,
-        entry.level,
-        latencies_us,
-        next((one for one in reversed(judged) if _is_strict(one) == run_is_strict), None),
-        next((one for one in reversed(judged) if _is_strict(one) != run_is_strict), None),
-        has_candidate=entry.candidate is not None,
-        failed=tuple(failed),
-    )
+    return (found.task_sha256, found.candidate_sha256, found.policy, is_strict(found))
