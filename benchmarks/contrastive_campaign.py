@@ -237,7 +237,7 @@ class Campaign:
         return self._deadline - GRACE_S - time.monotonic()
 
     def _start(self, part: Part, limit_s: float) -> Running:
-        environment = dict(os.environ) | {"TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = dict(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
         if part.gpus is not None:
             visible = environment.get("CUDA_VISIBLE_DEVICES")
             known = visible.split(",") if visible else [str(index) for index in range(self._gpus)]

@@ -81,10 +81,10 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _is_newest(path: Path, run: Path) -> bool:
-    from kernelwright.contrastive.updates.fitting import last_checkpoint
+    from kernelwright.contrastive.updates.optimiser import checkpoints_in
 
-    newest = last_checkpoint(run / "checkpoints")
-    return newest is not None and Path(newest) in path.parents
+    found = checkpoints_in(run / "checkpoints")
+    return bool(found) and found[-1] in path.parents
 
 
 def _packed(path: Path, target: Path) -> None:

@@ -19,7 +19,6 @@ STILL_TWICE: set[str] = {
     "Verdict",
 }
 STILL_LONG_FUNCTIONS: set[str] = {
-    "fit",
     "train_self_supervised",
 }
 STILL_LONG_FILES: set[str] = {

@@ -279,12 +279,12 @@ def test_the_real_judge_is_warmed_by_what_it_accepts(judge_pool):
     assert outcome.accepted
 
 
-def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled():
+def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):
     """Of Qwen's chat models the tokenizer's end of sequence is another token than the one that ends a turn."""
     from types import SimpleNamespace
 
+    from kernelwright.contrastive.sampling import generation
     from kernelwright.contrastive.stages.config import SamplingSection
-    from kernelwright.contrastive.updates.grpo import LocalRollouts
     from kernelwright.models.sampler import Sampled
 
     class Sampler:
@@ -296,7 +296,9 @@ def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled():
             yield 0, 1, Sampled(1, [7, 8, 9], None, 3)
             yield 0, 2, None
 
-    rollouts = LocalRollouts(Sampler(), 1, SamplingSection(), 0)
-    trainer = SimpleNamespace(num_generations=3, state=SimpleNamespace(global_step=0))
-    found = rollouts([[{"role": "user", "content": "x"}]] * 3, trainer)
-    assert found["completion_ids"] == [[7, 8, 99], [7, 8, 9], [1]]
+    monkeypatch.setattr(generation, "LocalModel", SimpleNamespace(from_module=lambda *given, **named: Sampler()))
+    monkeypatch.setattr(generation, "stop_ids", lambda *given: (1, 99))
+    sampler = generation.TokenSampler(None, SimpleNamespace(eos_token_id=1), SamplingSection(), 0)
+    found = sampler.sample([plain_prompt(EVEN, device="cpu")], 3, 0)
+    assert [answer.answer for answer in found] == [[7, 8, 99], [7, 8, 9], [1]]
+    assert {tuple(answer.prompt) for answer in found} == {(5, 6)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,23 @@ from kernelwright.contrastive.stages.config import (
     ExemplarSection,
     HeldOutConfig,
     ModelSection,
+    OptimiserSection,
     PromptSection,
     SamplingSection,
     stage_from,
 )
 from kernelwright.contrastive.stages.context import Deadline, sampler_of
-from kernelwright.contrastive.stages.contrastive import train_contrastive
+from kernelwright.contrastive.stages.contrastive import StepClock, train_contrastive
 from kernelwright.contrastive.stages.held_out import evaluate_held_out
 from kernelwright.contrastive.stages.self_supervised import train_self_supervised
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.stages.supervised import train_supervised
 from kernelwright.contrastive.teaching.augmentation import augment
 from kernelwright.contrastive.teaching.examples import read_examples
+from kernelwright.contrastive.updates.credit import AcceptedLines
 from kernelwright.contrastive.updates.fitting import save_final
 from kernelwright.contrastive.updates.models import load_for_training
+from kernelwright.contrastive.updates.optimiser import Optimiser
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Verdict
 from tests.contrastive.stages.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_context, toy_tasks
@@ -167,22 +169,6 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     assert all(judged_twice(path) == [] for path in (school, tmp_path / "self", tmp_path / "rl"))
 
 
-@pytest.mark.parametrize("stage", ["sft", "contrastive"])
-def test_a_model_learns_on_one_gpu_where_several_are_seen(stage, schooled, tmp_path, monkeypatch):
-    from transformers import TrainingArguments
-
-    count_gpus = TrainingArguments.__post_init__
-
-    def two(arguments):
-        count_gpus(arguments)
-        arguments._n_gpu = 2
-
-    monkeypatch.setattr(TrainingArguments, "__post_init__", two)
-    configs = {"sft": sft_config(schooled, epochs=1), "contrastive": contrastive_config(schooled, steps=1)}
-    train = {"sft": train_supervised, "contrastive": train_contrastive}[stage]
-    assert train(configs[stage], SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
-
-
 def killed_at(count, run_stage):
     """Run a stage in a process that kill -9 ends before it judges one candidate more than `count`."""
 
@@ -251,7 +237,7 @@ def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes
 
 
 def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_reference(schooled, tmp_path):
-    """LoRA on an adapter: TRL copies it as the KL's reference, and a checkpoint must bring back the trained one."""
+    """LoRA on an adapter: a checkpoint brings back the trained one; the KL's reference stays what the stage began with."""
     import torch
     from safetensors.torch import load_file
 
@@ -347,23 +333,6 @@ def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
-def test_what_is_overridden_is_trl_s_own_and_takes_what_it_took():
-    """Both are private: another series of TRL or transformers may rename them, and prompts would stay as they were."""
-    import inspect
-
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    from kernelwright.contrastive.updates.grpo import ContrastiveTrainer
-
-    for name in ("_generate_and_score_completions", "_load_from_checkpoint"):
-        assert name in vars(ContrastiveTrainer)
-        ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (ContrastiveTrainer, GRPOTrainer))
-        assert list(ours.parameters) == list(theirs.parameters)
-    assert "self._generate_and_score_completions(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
-    # Advantages of tokens, which `spare_shared_lines` makes of those of answers, are taken as they are.
-    assert "if advantages.dim() == 1:" in inspect.getsource(GRPOTrainer._compute_loss)
-
-
 def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(schooled, tmp_path):
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=3, save_steps=1, minibatches=2)
@@ -393,35 +362,30 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
 
 
 def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tmp_path, monkeypatch):
-    from kernelwright.contrastive.updates.grpo import ContrastiveTrainer
+    seen, original = [], AcceptedLines.token_advantages
 
-    seen, theirs = [], ContrastiveTrainer._blamed
+    def watched(self, rollouts, tokens, advantages):
+        known = self.holds("any", "## Code Implementation")
+        spread, spared = original(self, rollouts, tokens, advantages)
+        seen.append((rollouts, tokens, advantages, spread, known))
+        return spread, spared
 
-    def watched(self, shared, ids, advantages):
-        known = shared.holds("any", "## Code Implementation")
-        spread = theirs(self, shared, ids, advantages)
-        texts = [[self.processing_class.decode([token]) for token in row] for row in ids.tolist()]
-        seen.append((list(self._reward.latest), texts, advantages, spread, known))
-        return spread
-
-    monkeypatch.setattr(ContrastiveTrainer, "_blamed", watched)
+    monkeypatch.setattr(AcceptedLines, "token_advantages", watched)
     config = contrastive_config(schooled, steps=1, save_steps=1, minibatches=2)
     config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
     assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
-    [(scored, texts, advantages, spread, known)] = seen
+    [(rollouts, texts, advantages, spread, known)] = seen
     assert not known
-    assert spread.shape == (32, len(texts[0]))
-    right = [item.rollout for item in scored if item.rollout.verdict is Verdict.ACCEPTED]
+    assert [len(row) for row in spread] == [len(tokens) for tokens in texts]
+    right = [rollout for rollout in rollouts if rollout.verdict is Verdict.ACCEPTED]
     blamed = spared = 0
-    for item, tokens, advantage, row in zip(scored, texts, advantages, spread, strict=True):
-        if item.rollout.verdict is Verdict.ACCEPTED or advantage >= 0:
+    for failed, tokens, advantage, row in zip(rollouts, texts, advantages, spread, strict=True):
+        if failed.verdict is Verdict.ACCEPTED or advantage >= 0:
             assert (row == advantage).all()
             continue
-        own = {line for rollout in right if rollout.task == item.rollout.task for line in rollout.completion.split("\n")}
-        for number, line in enumerate(item.rollout.completion.split("\n")):
-            begins = [
-                at for at in range(len(tokens)) if "".join(tokens[:at]).count("\n") == number and tokens[at] != "<pad>"
-            ]
+        own = {line for rollout in right if rollout.task == failed.task for line in rollout.completion.split("\n")}
+        for number, line in enumerate(failed.completion.split("\n")):
+            begins = [at for at in range(len(tokens)) if "".join(tokens[:at]).count("\n") == number and tokens[at]]
             if line in own:
                 assert (row[begins] == 0).all()
                 spared += len(begins)
@@ -497,30 +461,25 @@ def test_the_gradients_norm_is_computed_once_an_update_and_of_all_that_the_updat
     assert len(norms) == updates
 
 
-def test_without_clipping_and_for_each_update_anew_the_gradients_themselves_are_looked_at():
-    from types import SimpleNamespace
-
-    from kernelwright.contrastive.updates.finite import FiniteUpdates
-
+def test_gradients_are_clipped_and_those_that_are_not_finite_left_out_each_update_anew():
     model, said = torch.nn.Linear(2, 1, bias=False), []
-    accelerator = SimpleNamespace(clip_grad_norm_=torch.nn.utils.clip_grad_norm_)
-    finite = FiniteUpdates(model, said.append)
-    finite.listen(SimpleNamespace(accelerator=accelerator))
+    optimiser = Optimiser(model, OptimiserSection(learning_rate=0.1, max_grad_norm=1.0), 100, said.append)
 
-    def update(gradient, clipped):
+    def update(*gradient):
+        before = model.weight.detach().clone()
         model.weight.grad = torch.tensor([gradient])
-        if clipped:
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        finite.on_pre_optimizer_step(None, SimpleNamespace(global_step=0), None)
-        return model.weight.grad
+        told = optimiser.step()
+        assert model.weight.grad is None
+        return told["grad_norm"], not torch.equal(model.weight, before)
 
-    assert update([3.0, 4.0], clipped=True).tolist() == [pytest.approx([0.6, 0.8])]
-    assert update([float("inf"), 4.0], clipped=False) is None
-    assert update([float("nan"), 4.0], clipped=True) is None
-    assert update([3.0, 4.0], clipped=False).tolist() == [[3.0, 4.0]]
+    assert update(3.0, 4.0) == (5.0, True)
+    assert update(float("inf"), 4.0)[1] is False
+    assert update(float("nan"), 4.0)[1] is False
+    assert update(3.0, 4.0) == (5.0, True)
     # So long that its norm is no number: clipped to nothing, which an optimiser with momentum would act upon.
-    assert update([3e38, 3e38], clipped=True) is None
-    assert finite.skipped == len(said) == 3
+    assert update(3e38, 3e38)[1] is False
+    assert optimiser.skipped == len(said) == 3
+    assert optimiser.done == 5
 
 
 def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path):
@@ -534,9 +493,10 @@ def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path
     assert not trained({2, 3}, steps=4)
     assert not trained({2}, steps=3)
     # As a version wrote it that did not count on: it begins with none.
-    state = json.loads((tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").read_text())
-    assert state["stateful_callbacks"].pop("FiniteUpdates")["attributes"] == {"skipped": 3}
-    (tmp_path / "checkpoints" / "checkpoint-7" / "trainer_state.json").write_text(json.dumps(state))
+    path = tmp_path / "checkpoints" / "checkpoint-7" / "contrastive.json"
+    state = json.loads(path.read_text())
+    assert state.pop("skipped") == 3
+    path.write_text(json.dumps(state))
     assert not trained({1}, steps=2)
     assert trained({2})
     counted = [line["sft/skipped_updates"] for line in MetricsLog(tmp_path).read() if "sft/loss" in line]
@@ -586,20 +546,14 @@ def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
 
 
 def test_a_step_that_the_deadline_would_cut_off_is_not_begun(monkeypatch):
-    from types import SimpleNamespace
-
-    from kernelwright.contrastive.updates.grpo import Keeper
-
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    context = replace(toy_context(ToyJudge()), deadline=Deadline(100.0))
-    keeper = Keeper(None, context, lambda step, values: None, updates=1, limit_s=None, spent_s=0.0)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = StepClock(Deadline(100.0), limit_s=None, spent_s=0.0)
     stopped = {}
-    keeper.on_train_begin(None, None, None)
-    for step, now in enumerate([30.0, 60.0, 85.0], start=1):
-        clock[0] = now
-        control = SimpleNamespace(should_save=False, should_training_stop=False)
-        keeper.on_step_end(None, SimpleNamespace(global_step=step), control)
-        stopped[now] = control.should_training_stop and control.should_save
+    for end in [30.0, 60.0, 85.0]:
+        now[0] = end
+        clock.tick()
+        stopped[end] = clock.stopped
     assert stopped == {30.0: False, 60.0: False, 85.0: True}
-    assert not keeper.spent
+    assert not clock.spent
+    assert clock.spent_s == 85.0

@@ -129,8 +129,8 @@ class SamplingSection(_SettingsTable):
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
     backend: Literal["local", "generate", "continuous"] = "local"
-    """`local`: the package's own batched sampler. In the contrastive stage also `generate`, TRL's call of transformers'
-    `generate`, and `continuous`, its continuous batching; everywhere else these mean `local`."""
+    """`local`: the package's own batched sampler. In the contrastive stage also `generate`, transformers' method of that
+    name, and `continuous`, its continuous batching; everywhere else these mean `local`."""
 
     def of(self, seed: int) -> Sampling:
         """As a sampler takes it."""

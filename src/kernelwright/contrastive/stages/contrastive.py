@@ -6,26 +6,32 @@ exemplars that is vanilla GRPO; without the step it is evolutionary search with 
 
 from __future__ import annotations
 
-import json
+import math
 import random
-import shutil
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.prompts import Prompt
 from kernelwright.contrastive.rollouts import RolloutLog
 from kernelwright.contrastive.sampling.drawing import draw, drawn
 from kernelwright.contrastive.sampling.metrics import MetricsLog, rollout_metrics
 from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, prompt_maker
-from kernelwright.contrastive.sampling.scoring import Scored, Scorer
+from kernelwright.contrastive.sampling.scoring import Attempt, Scored, Scorer
 from kernelwright.contrastive.smoothing import RewardSmoother
 from kernelwright.contrastive.stages.config import ContrastiveConfig
-from kernelwright.contrastive.stages.context import StageContext, StageResult, claim
+from kernelwright.contrastive.stages.context import Deadline, StageContext, StageResult, claim
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.updates.credit import AcceptedLines
-from kernelwright.contrastive.updates.fitting import last_checkpoint, on_one_gpu, quiet, save_final, trainer_arguments
+from kernelwright.contrastive.updates.fitting import prepare_for_training, save_final
+from kernelwright.contrastive.updates.grpo import deviation
+from kernelwright.contrastive.updates.likelihood import Spelled
 from kernelwright.contrastive.updates.models import model_name
+from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory, Task
 from kernelwright.records.rewards import reward_named
 
@@ -71,13 +77,6 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     with MetricsLog(run.path) as metrics:
         stage = _Stage(config, split.train, run, context, scorer, prompts, metrics)
         return stage.update() if config.update else stage.evolve()
-
-
-def _complete(checkpoint: Path, final: Path) -> None:
-    """Give a finished run's last checkpoint its weights back, where they were kept in `final` alone to save space."""
-    weights = final / "adapter_model.safetensors"
-    if weights.is_file() and not (checkpoint / weights.name).exists():
-        shutil.copyfile(weights, checkpoint / weights.name)
 
 
 def _steps_done(run: RunDirectory) -> int:
@@ -139,98 +138,100 @@ class _Stage:
         return shuffled[start : start + count]
 
     def update(self) -> StageResult:
-        """GRPO by TRL, with prompts rebuilt at each step."""
-        from datasets import Dataset
-        from trl.trainer.grpo_config import GRPOConfig
+        """GRPO: ask with fresh exemplars, sample a group for each prompt, judge, and update the model."""
+        from kernelwright.contrastive.sampling.generation import TokenSampler
+        from kernelwright.contrastive.updates.grpo import PolicyGradient, group_advantages
+        from kernelwright.contrastive.updates.optimiser import Optimiser
 
-        from kernelwright.contrastive.updates.finite import FiniteUpdates
-        from kernelwright.contrastive.updates.grpo import STATE_NAME, ContrastiveTrainer, GroupReward, Keeper, LocalRollouts
-        from kernelwright.models.local import LocalModel, LocalSettings
-        from kernelwright.models.pretrained import stop_ids
-
-        config = self._config
+        config, grpo = self._config, self._config.grpo
         if self._context.deadline.passed():
             return StageResult(False, None, 0)
         model, tokenizer = self._context.model.load(config.model, config.seed)
-        ends = frozenset(stop_ids(model, tokenizer))
-        checkpoints = self._run.path / "checkpoints"
-        checkpoint = last_checkpoint(checkpoints, STATE_NAME)
-        spent_s = 0.0
-        if checkpoint is not None:
-            held = json.loads((Path(checkpoint) / STATE_NAME).read_text())
-            spent_s = held.get("seconds", 0.0)
-            if held["smoother"]:
-                self._scorer.smoother = RewardSmoother.from_state(held["smoother"])
-            _complete(Path(checkpoint), self._run.path / "final")
-        rollouts = None
-        if config.sampling.backend == "local":
-            settings = LocalSettings(batch_size=config.sampling.batch)
-            local = LocalModel.from_module(model, tokenizer, name=model_name(config.model), settings=settings)
-            rollouts = LocalRollouts(local, int(tokenizer.eos_token_id), config.sampling, config.seed)
-        updates = config.grpo.iterations * config.grpo.minibatches
-        keeper = Keeper(self._scorer, self._context, self._logged, updates=updates, limit_s=config.seconds, spent_s=spent_s)
-        finite = FiniteUpdates(model, self._context.say)
-        trainer = ContrastiveTrainer(
-            updates=updates,
-            tasks=self._tasks,
-            prompts=self._prompts,
-            model=model,
-            processing_class=tokenizer,
-            reward=GroupReward(self._scorer, self._tasks, ends, self._note, updates),
-            shared=self._shared_lines() if config.grpo.spare_shared_lines else None,
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": ""}], "task": number} for number in range(len(self._tasks))]
-            ),
-            rollout_func=rollouts,
-            args=on_one_gpu(GRPOConfig(**self._arguments(model, checkpoints))),
-            callbacks=[finite, keeper],
+        prepare_for_training(model, config.optimiser.gradient_checkpointing)
+        updates = grpo.iterations * grpo.minibatches
+        optimiser = Optimiser(model, config.optimiser, config.steps * updates, self._context.say)
+        policy = PolicyGradient(
+            model,
+            optimiser,
+            grpo,
+            micro_batch=config.optimiser.micro_batch,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
         )
-        finite.listen(trainer)
-        quiet(trainer)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        steps = int(trainer.state.global_step) // updates
-        if steps < config.steps and not keeper.spent:
-            return StageResult(False, None, steps)
-        save_final(trainer.accelerator.unwrap_model(trainer.model), tokenizer, self._run.path / "final")
-        ended = {"steps": steps, "seconds": round(keeper.spent_s, 1)}
-        self._run.write_json("state.json", ended | ({"limit_s": config.seconds} if keeper.spent else {}))
-        return StageResult(True, str(self._run.path / "final"), steps)
+        sampler = TokenSampler(model, tokenizer, config.sampling, config.seed)
+        checkpoints, final = self._run.path / "checkpoints", self._run.path / "final"
+        state = optimiser.resume(checkpoints, final)
+        if state.get("smoother"):
+            self._scorer.smoother = RewardSmoother.from_state(state["smoother"])
+        clock = StepClock(self._context.deadline, limit_s=config.seconds, spent_s=state.get("seconds", 0.0))
+        tokens = state.get("tokens", 0)
+        accepted = self._accepted_lines() if grpo.spare_shared_lines else None
+        step = optimiser.done // updates
+        started = time.monotonic()
+        while step < config.steps and not clock.stopped:
+            asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
+            answers = sampler.sample([prompt for _, prompt in asked], grpo.group_size, step)
+            ended = [answer.answer[-1] in sampler.ends for answer in answers]
+            scored = self._scorer.score(self._attempts(asked, answers, ended, tokenizer, step))
+            rewards = torch.tensor([math.nan if item.reward is None else item.reward for item in scored])
+            advantages = group_advantages(rewards, grpo.group_size, grpo.scale_rewards)
+            tokens += sum(len(answer.prompt) + len(answer.answer) for answer in answers)
+            values = self._note(step, scored) | batch_metrics(answers, ended, rewards, grpo.group_size)
+            spread = [advantage.expand(len(answer.answer)) for advantage, answer in zip(advantages, answers, strict=True)]
+            if accepted is not None:
+                texts = [[tokenizer.decode([token], skip_special_tokens=True) for token in one.answer] for one in answers]
+                spread, spared = accepted.token_advantages([item.rollout for item in scored], texts, advantages)
+                values["contrastive/spared_share"] = spared
+            step += 1
+            for told in policy.learn(answers, spread, [end or not grpo.mask_truncated for end in ended]):
+                epoch = optimiser.done / updates * len(asked) / len(self._tasks)
+                now = time.monotonic()
+                told |= {"num_tokens": float(tokens), "epoch": epoch, "step_time": now - started}
+                self._logged(step, values | told)
+                values, started = {}, now
+            clock.tick()
+            if clock.stopped or step % config.save_steps == 0 or step == config.steps:
+                smoother = self._scorer.smoother
+                optimiser.save(
+                    checkpoints,
+                    config.checkpoints_kept,
+                    smoother=smoother.state() if smoother is not None else None,
+                    seconds=round(clock.spent_s, 1),
+                    tokens=tokens,
+                )
+        if step < config.steps and not clock.spent:
+            return StageResult(False, None, step)
+        save_final(model, tokenizer, final)
+        ended_by = {"limit_s": config.seconds} if clock.spent else {}
+        self._run.write_json("state.json", {"steps": step, "seconds": round(clock.spent_s, 1)} | ended_by)
+        return StageResult(True, str(final), step)
 
-    def _shared_lines(self) -> AcceptedLines:
-        """Those of the right answers so far, for a run that goes on."""
-        shared = AcceptedLines()
-        shared.learn_from(RolloutLog(self._run.path).rollouts())
-        return shared
+    def _attempts(
+        self,
+        asked: Sequence[tuple[Task, Prompt]],
+        answers: Sequence[Spelled],
+        ended: Sequence[bool],
+        tokenizer: Any,
+        step: int,
+    ) -> list[Attempt]:
+        size = self._config.grpo.group_size
+        attempts = []
+        for number, (answer, end) in enumerate(zip(answers, ended, strict=True)):
+            task, prompt = asked[number // size]
+            completion = Completion(
+                text=tokenizer.decode(answer.answer, skip_special_tokens=True),
+                prompt_tokens=0,
+                completion_tokens=len(answer.answer),
+                finish_reason="stop" if end else "length",
+            )
+            attempts.append(Attempt(task=task, prompt=prompt, completion=completion, step=step, sample=number % size))
+        return attempts
 
-    def _arguments(self, model: Any, checkpoints: Path) -> dict[str, Any]:
-        config = self._config
-        rollouts = config.grpo.group_size * config.grpo.groups
-        updates = config.grpo.iterations * config.grpo.minibatches
-        shared = trainer_arguments(model, config.optimiser)
-        return shared | {
-            "output_dir": str(checkpoints),
-            "gradient_accumulation_steps": rollouts // config.optimiser.micro_batch // config.grpo.minibatches,
-            "max_steps": config.steps * updates,
-            "num_generations": config.grpo.group_size,
-            "generation_batch_size": rollouts,
-            "num_iterations": config.grpo.iterations,
-            "max_completion_length": config.sampling.max_tokens,
-            "temperature": config.sampling.temperature,
-            "top_p": config.sampling.top_p,
-            "epsilon": config.grpo.epsilon,
-            "delta": config.grpo.delta,
-            "beta": config.grpo.beta,
-            # Eq. 4: the mean over tokens of each answer, then over answers.
-            "loss_type": "grpo",
-            "scale_rewards": config.grpo.scale_rewards,
-            "mask_truncated_completions": config.grpo.mask_truncated,
-            "use_transformers_continuous_batching": config.sampling.backend == "continuous",
-            "seed": config.seed,
-            "data_seed": config.seed,
-            "save_strategy": "steps",
-            "save_steps": config.save_steps * updates,
-            "save_total_limit": config.checkpoints_kept,
-        }
+    def _accepted_lines(self) -> AcceptedLines:
+        """Lines of the accepted answers so far, for a run that goes on."""
+        accepted = AcceptedLines()
+        accepted.learn_from(RolloutLog(self._run.path).rollouts())
+        return accepted
 
     def _note(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
         """Metrics of a step, said and returned."""
@@ -243,6 +244,53 @@ class _Stage:
         return {f"contrastive/{name}": value for name, value in values.items()}
 
     def _logged(self, step: int, values: Mapping[str, float]) -> None:
-        kept = {name if "/" in name else f"grpo/{name}": value for name, value in values.items()}
-        updates = self._config.grpo.iterations * self._config.grpo.minibatches
-        self._metrics.write(-(-step // updates), kept)
+        self._metrics.write(step, {name if "/" in name else f"grpo/{name}": value for name, value in values.items()})
+
+
+class StepClock:
+    """Decides after each step whether training stops.
+
+    Args:
+        deadline: A step that would end after it is not begun; the same call goes on later.
+        limit_s: Seconds for all steps together, after which the stage has ended; None for none.
+        spent_s: Seconds that earlier processes put into steps.
+    """
+
+    def __init__(self, deadline: Deadline, *, limit_s: float | None, spent_s: float) -> None:
+        self._deadline = deadline
+        self._limit_s = limit_s
+        self.spent_s = spent_s
+        self.stopped = False
+        """Whether no further step may begin."""
+        self.spent = False
+        """Whether the time for steps is used up."""
+        self._step_started = time.monotonic()
+
+    def tick(self) -> None:
+        """Note the end of a step; the next one is expected to take as long."""
+        now = time.monotonic()
+        step_s, self._step_started = now - self._step_started, now
+        self.spent_s += step_s
+        self.spent = self._limit_s is not None and self.spent_s + step_s > self._limit_s
+        self.stopped = self.spent or self._deadline.comes_within(step_s)
+
+
+def batch_metrics(
+    answers: Sequence[Spelled], ended: Sequence[bool], rewards: torch.Tensor, group_size: int
+) -> dict[str, float]:
+    """Metrics of a batch of answers: their lengths in tokens, and their rewards after smoothing."""
+    lengths = np.array([len(answer.answer) for answer in answers], dtype=float)
+    whole = lengths[np.array(ended)] if any(ended) else np.zeros(1)
+    values = {"completions/clipped_ratio": 1 - sum(ended) / len(ended)}
+    for name, found in (("", lengths), ("terminated_", whole)):
+        values |= {f"completions/{kind}_{name}length": float(getattr(np, kind)(found)) for kind in ("mean", "min", "max")}
+    known = rewards[~rewards.isnan()]
+    mean, spread = float(known.mean()), float(known.std())
+    flat = deviation(rewards.view(-1, group_size)).isclose(torch.zeros(1)).float().mean()
+    return values | {
+        "reward": mean,
+        "reward_std": spread,
+        "rewards/judge/mean": mean,
+        "rewards/judge/std": spread,
+        "frac_reward_zero_std": float(flat),
+    }

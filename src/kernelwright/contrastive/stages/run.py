@@ -42,7 +42,7 @@ def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, context
     Raises:
         UsageError, InfrastructureError: as `train`.
     """
-    # Imported only now: these know their configuration, and so need neither TRL nor transformers before a stage runs.
+    # Imported only now: reading a configuration needs neither torch nor transformers.
     from kernelwright.contrastive.stages.contrastive import train_contrastive
     from kernelwright.contrastive.stages.self_supervised import train_self_supervised
     from kernelwright.contrastive.stages.supervised import train_supervised

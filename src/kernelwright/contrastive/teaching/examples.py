@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -87,14 +87,3 @@ def read_examples(path: Path) -> list[Example]:
         except ValidationError:
             continue
     return found
-
-
-def conversations(examples: Sequence[Example]) -> list[dict[str, list[dict[str, str]]]]:
-    """Examples as TRL takes them: the loss is on the completion only."""
-    return [
-        {
-            "prompt": [{"role": message.role, "content": message.content} for message in example.prompt],
-            "completion": [{"role": "assistant", "content": example.answer}],
-        }
-        for example in examples
-    ]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
+
 from kernelwright.contrastive.rollouts import Rollout
 from kernelwright.records import Verdict
 
@@ -49,6 +51,32 @@ class AcceptedLines:
         lines = "".join(tokens).split("\n")
         known = [self.holds(task, line) for line in lines]
         return [not known[number] for number in _line_numbers(tokens)]
+
+    def token_advantages(
+        self, rollouts: Sequence[Rollout], tokens: Sequence[Sequence[str]], advantages: torch.Tensor
+    ) -> tuple[list[torch.Tensor], float]:
+        """Learn from a batch, and spread its answers' advantages over tokens.
+
+        Args:
+            rollouts: What became of the answers.
+            tokens: Text of each token of each answer; empty for one that ends it.
+            advantages: Of each answer.
+
+        Returns:
+            Advantages of each token, 0 where a failed answer shares the line, and the share of failed answers' tokens
+            that are spared in this way.
+        """
+        self.learn_from(rollouts)
+        spread = []
+        failed = spared = 0
+        for rollout, texts, advantage in zip(rollouts, tokens, advantages.tolist(), strict=True):
+            pushed = [True] * len(texts)
+            if rollout.verdict is not Verdict.ACCEPTED and advantage < 0:
+                pushed = self.penalised(rollout.task_sha256, texts)
+                failed += sum(map(bool, texts))
+                spared += sum(bool(text) and not down for text, down in zip(texts, pushed, strict=True))
+            spread.append(torch.tensor([advantage if push else 0.0 for push in pushed]))
+        return spread, spared / failed if failed else 0.0
 
 
 def _line_numbers(tokens: Sequence[str]) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The optional packages that training needs."""
+"""Checks that the optional packages for training are installed."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import importlib.util
 
 from kernelwright.errors import InfrastructureError
 
-PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
-TRL_SERIES = "1."
-"""The contrastive trainer overrides a private method of TRL's GRPOTrainer, which another series may rename."""
+PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
 
 def require_training_packages() -> None:
     """See that everything training needs is installed.
 
     Raises:
-        InfrastructureError: something is missing, or TRL is of another series.
+        InfrastructureError: something is missing.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InfrastructureError(
             f"Wanted the packages for training; found no {', '.join(missing)}. Run pip install 'kernelwright[train]'."
-        )
-    from importlib.metadata import version
-
-    found = version("trl")
-    if not found.startswith(TRL_SERIES):
-        raise InfrastructureError(
-            f"Wanted TRL {TRL_SERIES}x; found {found}. Run pip install 'kernelwright[train]' in a fresh environment."
         )

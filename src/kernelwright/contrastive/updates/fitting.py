@@ -1,16 +1,26 @@
-"""Negative log-likelihood of good answers: the gradient step of the supervised and the self-supervised stage, by TRL."""
+"""Fits a model to good answers by their likelihood: the gradient steps of the supervised and the self-supervised stage."""
 
 from __future__ import annotations
 
+import math
+import os
+import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.contrastive.stages.config import FittingSection, OptimiserSection
+import numpy as np
+import torch
+
+from kernelwright.contrastive.stages.config import FittingSection
 from kernelwright.contrastive.stages.context import StageContext
-from kernelwright.contrastive.teaching.examples import Example, conversations
+from kernelwright.contrastive.teaching.examples import Example
+from kernelwright.contrastive.updates.likelihood import Spelled, token_scores
+from kernelwright.contrastive.updates.optimiser import Optimiser
 from kernelwright.errors import ConfigError, InfrastructureError
+
+CHECKPOINTS_KEPT = 2
 
 
 def fit(
@@ -29,12 +39,12 @@ def fit(
 
     Args:
         model: Trained in place: a model, or one with a LoRA adapter, of which only the adapter learns.
-        tokenizer: Of the model, with a chat template.
+        tokenizer: The model's, with a chat template.
         examples: What to learn; those longer than `max_length` tokens are left out.
         settings: The gradient step.
         out: Where checkpoints go. One that is there is taken up.
         seed: Order of the examples.
-        context: For its clock.
+        context: For its deadline.
         save_steps: Steps between checkpoints; None saves none.
         on_log: Told the loss and its like.
 
@@ -45,121 +55,80 @@ def fit(
         ConfigError: no example is short enough.
         InfrastructureError: gradients are no longer finite.
     """
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
+    rows = _short_enough([_spelled(tokenizer, example) for example in examples], settings.max_length, context)
+    total = math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_size))
+    optimiser = Optimiser(model, settings, total, context.say)
+    checkpoints = out / "checkpoints"
+    tokens = optimiser.resume(checkpoints, out / "final").get("tokens", 0)
+    prepare_for_training(model, settings.gradient_checkpointing)
+    for number, batch in enumerate(_batches(rows, settings.batch_size, total, seed)):
+        if number < optimiser.done:
+            continue
+        values = _update(model, optimiser, batch, settings.micro_batch)
+        tokens += sum(len(row.prompt) + len(row.answer) for row in batch)
+        on_log(optimiser.done, values | {"num_tokens": float(tokens), "epoch": optimiser.done * settings.epochs / total})
+        late = context.deadline.passed()
+        if save_steps is not None and (late or optimiser.done % save_steps == 0):
+            optimiser.save(checkpoints, CHECKPOINTS_KEPT, tokens=tokens)
+        if late and optimiser.done < total:
+            return False
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return True
 
-    from kernelwright.contrastive.updates.finite import FiniteUpdates
 
-    rows = conversations(examples)
-    short = [row for row in rows if _tokens(tokenizer, row) <= settings.max_length]
+def _spelled(tokenizer: Any, example: Example) -> Spelled:
+    """The answer is what the chat template puts after the prompt, with the token that ends a turn."""
+    turns = [{"role": message.role, "content": message.content} for message in example.prompt]
+    asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template([*turns, {"role": "assistant", "content": example.answer}], tokenize=False)
+    prompt, both = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (asked, whole))
+    # The prompt's last token and the answer's first may be one token of the whole.
+    shared = len(os.path.commonprefix([prompt, both]))
+    return Spelled(both[:shared], both[shared:])
+
+
+def _short_enough(rows: Sequence[Spelled], limit: int, context: StageContext) -> list[Spelled]:
+    short = [row for row in rows if len(row.prompt) + len(row.answer) <= limit]
     if len(short) < len(rows):
-        context.say(
-            f"{len(rows) - len(short)} of {len(rows)} examples are longer than {settings.max_length} tokens; left out"
-        )
+        context.say(f"{len(rows) - len(short)} of {len(rows)} examples are longer than {limit} tokens; left out")
     if not short:
         raise ConfigError(
-            f"Wanted examples of at most {settings.max_length} tokens; found none among {len(rows)}. Raise "
-            "optimiser.max_length."
+            f"Wanted examples of at most {limit} tokens; found none among {len(rows)}. Raise optimiser.max_length."
         )
-
-    class Watch(TrainerCallback):
-        """Ends training when the time is up, and passes metrics on."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if context.deadline.passed():
-                control.should_save = save_steps is not None
-                control.should_training_stop = True
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            on_log(
-                state.global_step, {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-            )
-
-    finite = FiniteUpdates(model, context.say)
-    trainer = SFTTrainer(
-        model=model,
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_list(short),
-        args=on_one_gpu(
-            SFTConfig(
-                output_dir=str(out / "checkpoints"),
-                completion_only_loss=True,
-                max_length=None,
-                seed=seed,
-                data_seed=seed,
-                save_strategy="steps" if save_steps is not None else "no",
-                save_steps=save_steps or 500,
-                save_total_limit=2,
-                num_train_epochs=settings.epochs,
-                gradient_accumulation_steps=settings.batch_size // settings.micro_batch,
-                **trainer_arguments(model, settings),
-            )
-        ),
-        callbacks=[finite, Watch()],
-    )
-    finite.listen(trainer)
-    quiet(trainer)
-    trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
-    finished = trainer.state.global_step >= trainer.state.max_steps
-    if finished:
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    return finished
+    return short
 
 
-def last_checkpoint(folder: Path, written_last: str = "trainer_state.json") -> str | None:
-    """The newest whole checkpoint in a folder; None when there is none.
-
-    Args:
-        folder: Where checkpoints are.
-        written_last: The file that is there once a checkpoint is whole: one that a kill left unfinished is passed over.
-    """
-    found = sorted(
-        (int(path.name.removeprefix("checkpoint-")), path)
-        for path in folder.glob("checkpoint-*")
-        if (path / written_last).is_file()
-    )
-    return str(found[-1][1]) if found else None
+def _batches(rows: Sequence[Spelled], size: int, total: int, seed: int) -> Iterator[list[Spelled]]:
+    """`total` batches; every example once in each pass, in another order each time."""
+    made = 0
+    for turn in range(total):
+        shuffled = list(rows)
+        random.Random(seed * 1_000_003 + turn).shuffle(shuffled)
+        for start in range(0, len(shuffled), size):
+            if made == total:
+                return
+            made += 1
+            yield shuffled[start : start + size]
 
 
-def quiet(trainer: Any) -> None:
-    """Keep a trainer from printing its logs: standard output is for results."""
-    from transformers.trainer_callback import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-
-
-def trainer_arguments(model: Any, settings: OptimiserSection) -> dict[str, Any]:
-    """Arguments that transformers' trainers share, from the configuration."""
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    half = next(model.parameters()).dtype is torch.bfloat16
-    return {
-        "learning_rate": settings.learning_rate,
-        # The one called `constant` passes a warm-up over.
-        "lr_scheduler_type": "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-        "warmup_steps": settings.warmup_steps,
-        "weight_decay": settings.weight_decay,
-        "max_grad_norm": settings.max_grad_norm,
-        "per_device_train_batch_size": settings.micro_batch,
-        "gradient_checkpointing": settings.gradient_checkpointing,
-        "bf16": half,
-        "use_cpu": not on_gpu,
-        "logging_steps": 1,
-        "report_to": [],
-        "disable_tqdm": True,
-        "dataloader_pin_memory": on_gpu,
-    }
+def _update(model: Any, optimiser: Optimiser, batch: Sequence[Spelled], micro_batch: int) -> dict[str, float]:
+    """One gradient step: the mean over all tokens of the batch's answers."""
+    tokens = sum(len(row.answer) for row in batch)
+    sums = np.zeros(3)
+    for start in range(0, len(batch), micro_batch):
+        scores = token_scores(model, batch[start : start + micro_batch])
+        loss = -(scores.logps * scores.mask).sum() / tokens
+        torch.autograd.backward(loss)
+        told = ((found.detach() * scores.mask).sum().item() / tokens for found in (scores.entropy, scores.hits))
+        sums += [loss.item(), *told]
+    return dict(zip(("loss", "entropy", "mean_token_accuracy"), sums.tolist(), strict=True)) | optimiser.step()
 
 
-def on_one_gpu(arguments: Any) -> Any:
-    """A trainer's arguments, for one GPU however many there are: the others are the judges'. By itself transformers would
-    spread each batch over all of them with `nn.DataParallel`, which TRL refuses."""
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1
-    return arguments
+def prepare_for_training(model: Any, gradient_checkpointing: bool) -> None:
+    """Put a model into training mode, with less memory for more time where that is asked for."""
+    model.train()
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def save_final(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -176,17 +145,9 @@ def save_final(model: Any, tokenizer: Any, folder: Path) -> None:
         )
     temporary = folder.with_name(f".{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    adapters = getattr(model, "peft_config", None)
-    # The copy that the KL was measured against is of no use to anyone else.
-    chosen = {"selected_adapters": ["default"]} if adapters else {}
-    model.save_pretrained(str(temporary), **chosen)
-    if not adapters:
+    model.save_pretrained(str(temporary))
+    if not hasattr(model, "peft_config"):
         tokenizer.save_pretrained(str(temporary))
     (temporary / "README.md").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
-
-
-def _tokens(tokenizer: Any, row: dict[str, list[dict[str, str]]]) -> int:
-    text = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,88 @@
+"""Samples answers as tokens from the model in training, by the package's own sampler or by transformers' generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelwright.contrastive.prompts import Prompt
+from kernelwright.contrastive.sampling.drawing import free_memory
+from kernelwright.contrastive.stages.config import SamplingSection
+from kernelwright.contrastive.updates.likelihood import Spelled
+from kernelwright.models.local import LocalModel, LocalSettings
+from kernelwright.models.pretrained import stop_ids
+
+
+class TokenSampler:
+    """Samples whole groups of answers; an answer includes the token that ended it.
+
+    Args:
+        model: Its weights are read as they are at each call.
+        tokenizer: The model's.
+        section: How to sample, and by which backend.
+        seed: Of the run.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, section: SamplingSection, seed: int) -> None:
+        settings = LocalSettings(batch_size=section.batch)
+        self.ends = frozenset(stop_ids(model, tokenizer))
+        self._local = LocalModel.from_module(model, tokenizer, settings=settings)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._section = section
+        self._seed = seed
+
+    def sample(self, prompts: Sequence[Prompt], count: int, step: int) -> list[Spelled]:
+        """Answer each prompt `count` times; answers to one prompt follow each other."""
+        asked = [self._local.prompt_ids(prompt.messages) for prompt in prompts]
+        seed = self._seed * 1_000_003 + step
+        if self._section.backend == "local":
+            answers = self._sampled(asked, count, seed)
+        else:
+            answers = self._generated([ids for ids in asked for _ in range(count)], seed)
+        free_memory()
+        return [Spelled(asked[number // count], answer) for number, answer in enumerate(answers)]
+
+    def _sampled(self, asked: Sequence[list[int]], count: int, seed: int) -> list[list[int]]:
+        # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor.
+        answers = [[int(self._tokenizer.eos_token_id)]] * (len(asked) * count)
+        for group, number, found in self._local.sample_ids(asked, count=count, sampling=self._section.of(seed)):
+            # A model may end turns with another token than its tokenizer's end of sequence: what was sampled is kept.
+            if found is not None and found.tokens:
+                answers[group * count + number] = found.tokens if found.end is None else [*found.tokens, found.end]
+        return answers
+
+    @torch.no_grad()
+    def _generated(self, asked: Sequence[list[int]], seed: int) -> list[list[int]]:
+        from transformers import GenerationConfig, set_seed
+
+        set_seed(seed)
+        config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=True,
+            temperature=self._section.temperature,
+            top_p=self._section.top_p,
+            top_k=0,
+            max_new_tokens=self._section.max_tokens,
+            pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_id=sorted(self.ends),
+        )
+        self._model.eval()
+        if self._section.backend == "continuous":
+            found = self._model.generate_batch(list(asked), generation_config=config, progress_bar=False)
+            return [self._ended(list(output.generated_tokens)) for output in found.values()]
+        answers: list[list[int]] = []
+        for start in range(0, len(asked), self._section.batch):
+            rows = self._tokenizer.pad(
+                {"input_ids": list(asked[start : start + self._section.batch])}, padding_side="left", return_tensors="pt"
+            ).to(self._model.device)
+            width = rows["input_ids"].shape[1]
+            whole = self._model.generate(**rows, generation_config=config)
+            answers += [self._ended(row) for row in whole[:, width:].tolist()]
+        return answers
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        """An answer up to the token that ends it, without padding."""
+        end = next((place for place, token in enumerate(tokens) if token in self.ends), len(tokens) - 1)
+        return tokens[: end + 1]
