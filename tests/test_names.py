@@ -14,7 +14,6 @@ STILL_TWICE: set[str] = {
     "Measurement",
     "Policy",
     "Record",
-    "Samples",
     "Step",
     "Verdict",
 }
@@ -22,7 +21,6 @@ STILL_LONG_FUNCTIONS: set[str] = {
     "train_self_supervised",
 }
 STILL_LONG_FILES: set[str] = {
-    "judge/timing/pairs.py",
     "judge/worker/harness.py",
 }
 

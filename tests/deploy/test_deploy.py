@@ -16,7 +16,7 @@ from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.judge.schedules.contained import Failure, ScheduleFailedError
+from kernelwright.judge.schedules.contained import ScheduleFailedError, ScheduleFailure
 from kernelwright.judge.schedules.measure import Confirmation, confirm
 from kernelwright.records.intervals import Interval
 from kernelwright.sass.code.identity import code_of, cubin_identity, transplant
@@ -117,7 +117,7 @@ def test_what_is_not_legal_is_never_run(winner, cache):
 
 
 def fails(target, tuned):
-    raise ScheduleFailedError(Failure.FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    raise ScheduleFailedError(ScheduleFailure.FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,13 @@ from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
 from kernelwright.gpu.launcher import CudaLauncher
 from kernelwright.gpu.target import load_target
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.judge.schedules.contained import TURNS_VARIABLE, ContainedLauncher, Failure, Plan, ScheduleFailedError
+from kernelwright.judge.schedules.contained import (
+    TURNS_VARIABLE,
+    ContainedLauncher,
+    Plan,
+    ScheduleFailedError,
+    ScheduleFailure,
+)
 from kernelwright.judge.schedules.measure import Confirmation, GpuBackend, Status, confirm
 from kernelwright.records import Candidate, Task
 from kernelwright.records.intervals import Interval
@@ -102,11 +108,11 @@ def test_faults_hangs_and_wrong_outputs_are_contained_and_named():
     right = misbehaving(0)
     with ContainedLauncher(right.spec, right.cubin, limit_s=10) as child:
         assert child.compare(misbehaving(1).cubin, [1]) is not None
-        for mode, failure in ((2, Failure.FAULT), (3, Failure.HANG)):
+        for mode, failure in ((2, ScheduleFailure.FAULT), (3, ScheduleFailure.HANG)):
             with pytest.raises(ScheduleFailedError) as failed:
                 child.compare(misbehaving(mode).cubin, [1])
             assert failed.value.failure is failure
-            assert failure is not Failure.FAULT or failed.value.detail == "CUDA_ERROR_ILLEGAL_ADDRESS"
+            assert failure is not ScheduleFailure.FAULT or failed.value.detail == "CUDA_ERROR_ILLEGAL_ADDRESS"
             assert child.compare(right.cubin, [1, 2]) is None
         damaged = bytearray(right.cubin)
         damaged[:4] = b"none"

@@ -24,7 +24,7 @@ from kernelwright.gpu.buffers import initial_contents
 from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailedError, serve
+from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError, ScheduleFailure, serve
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 VARIABLE = "FAKE_CUDA"
@@ -197,7 +197,7 @@ def test_the_whole_path_in_a_contained_process(fake):
         assert child.time(b"kernel: fast", plan).ratios == pytest.approx([2.0] * plan.fine)
         with pytest.raises(ScheduleFailedError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as failed:
             child.time(b"kernel: fault", plan)
-        assert failed.value.failure is Failure.FAULT
+        assert failed.value.failure is ScheduleFailure.FAULT
         assert child.time(b"kernel: fast", plan).ratios[0] == pytest.approx(2.0)
 
 

@@ -23,8 +23,8 @@ from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
-from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
-from kernelwright.records.intervals import Interval
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Scoring, Task, TimingBlock, Verdict
+from kernelwright.records.scoring import score
 from tests.judge.snippets import HEAD, LOCKS, RELU, candidate, task
 
 CHECK = Settings.quick(threads=1, timed=False)
@@ -915,7 +915,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
 
 
 FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
-TIMED = Rotated(Interval(1.0, 1.0, 1.0), 5.0, 5.0, ())
+TIMED = Rotated(score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(looks=1)))
 
 
 def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):

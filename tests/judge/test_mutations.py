@@ -22,9 +22,9 @@ from kernelwright.judge.check.trial import CheckFindings
 from kernelwright.judge.isolation import side as stage
 from kernelwright.judge.isolation import zygote
 from kernelwright.judge.isolation.replies import Described
-from kernelwright.judge.timing import outer_clock
-from kernelwright.judge.timing import pairs as timing
-from kernelwright.records import Candidate, Evaluation, Label, Reason, Task
+from kernelwright.judge.timing import clocks, triple
+from kernelwright.judge.timing.triple import ProcessTriple
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
 from tests.exploits.corpus import load_cases, load_corpus_task, source_in_mode
 
 Patch = pytest.MonkeyPatch
@@ -140,7 +140,7 @@ def aliases_unseen(patch: Patch) -> None:
         original(on, reference, replace(answer, described=described), strides=strides)
 
     patch.setattr(examiner, "check_form", check_form)
-    patch.setattr(timing, "check_form", check_form)
+    patch.setattr(triple, "check_form", check_form)
 
 
 def traits_unseen(patch: Patch) -> None:
@@ -158,9 +158,9 @@ def traits_unseen(patch: Patch) -> None:
 
 def inner_clock_believed(patch: Patch) -> None:
     """Neither is a large excess of the outer clock rejected nor a small one charged, nor must series bear a claim out."""
-    patch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
-    patch.setattr(outer_clock, "slack_us", lambda *samples: 1e12)
-    patch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
+    patch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
+    patch.setattr(scoring, "slack_us", lambda *samples: 1e12)
+    patch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
 
 
 @dataclass(frozen=True)
@@ -381,9 +381,9 @@ def timed(judge: Judge) -> Judge:
 
 def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Judge, monkeypatch: Patch) -> None:
     assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
-    monkeypatch.setattr(timing._Run, "_reject_idle_work", lambda self, wall_us: None)
+    monkeypatch.setattr(ProcessTriple, "_reject_idle_work", lambda self, wall_us: None)
     # A busy machine also shows in the clocks; that defence is the subject of another test.
-    monkeypatch.setattr(outer_clock, "reject_hidden_time", lambda outside, settings: None)
+    monkeypatch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
     found = evaluate(timed, "t20_busy_process")
     assert found.accepted, found.detail
 
@@ -409,11 +409,11 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
 
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
-    monkeypatch.setattr(outer_clock, "confirmed", lambda claimed, *others: claimed)
-    monkeypatch.setattr(timing._Run, "_near", lambda *arguments: None)
+    monkeypatch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
+    monkeypatch.setattr(ProcessTriple, "_near", lambda *arguments: None)
     # Those compare a few outputs as well.
-    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
-    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
+    monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
+    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self: None)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail
 
@@ -426,7 +426,7 @@ def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check
     found = evaluate(timed, "buffers_updated_after_a_load")
     assert found.reason is Reason.BUFFER_MISMATCH
     assert "after the timed calls" in found.detail
-    monkeypatch.setattr(timing._Run, "verify_buffers", lambda self: None)
+    monkeypatch.setattr(ProcessTriple, "verify_buffers", lambda self: None)
     found = evaluate(timed, "buffers_updated_after_a_load")
     assert found.accepted, found.detail
 
@@ -437,7 +437,7 @@ def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_ti
 ) -> None:
     found = evaluate(timed, hack)
     assert found.reason in HACKS[hack].reasons
-    monkeypatch.setattr(timing._Run, "verify_process", lambda self: None)
+    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self: None)
     found = evaluate(timed, hack)
     assert found.accepted, found.detail
 
@@ -449,7 +449,7 @@ def test_without_another_held_output_late_calls_share_their_memory_where_nothing
     found = evaluate(timed, "shared_output_after_a_while")
     assert found.reason is Reason.OUTPUT_OVERWRITTEN
     assert "changed by a later call" in found.detail
-    monkeypatch.setattr(timing._Run, "_holds_another", lambda self: False)
+    monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
     found = evaluate(timed, "shared_output_after_a_while")
     assert found.accepted, found.detail
 

@@ -31,10 +31,11 @@ from kernelwright.judge.isolation.workers import KEPT, Workers
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.cache import CacheFlush
-from kernelwright.judge.timing.pairs import Timing, time_candidate
-from kernelwright.judge.timing.rotation import Failure, Rotated, rotate
+from kernelwright.judge.timing.pairs import time_candidate
+from kernelwright.judge.timing.rotation import NotTimed, Rotated, rotate
 from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.records.scoring import Score
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
 _SPENT_S = 0.01
@@ -206,7 +207,7 @@ class Judge:
         began = _now()
         settings = (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})})
 
-        def attempt() -> dict[str, Rotated | Failure]:
+        def attempt() -> dict[str, Rotated | NotTimed]:
             with self._workplace(task) as directory:
                 findings = CheckFindings(settings.forbid)
                 trial = self._trial(
@@ -214,7 +215,7 @@ class Judge:
                 )
                 return rotate(trial, baselines, self._flush)
 
-        def ran_out(found: dict[str, Rotated | Failure]) -> bool:
+        def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
             return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
 
         found = None
@@ -238,7 +239,7 @@ class Judge:
                 CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)),
             )
             if isinstance(one, Rotated):
-                draft.timing = Timing(one.speedup, None, one.reference_us, one.baseline_us, one.blocks, {})
+                draft.score = one.score
                 draft.findings.checks["allowed"] = one.allowed.to_json()
             else:
                 draft.reason, draft.detail = one.reason, one.detail.strip()
@@ -297,10 +298,10 @@ class Judge:
                 for side in sides:
                     side.rest()
                 sides[1].worker.pause()
-                draft.timing = self._time(trial, check, {})
+                draft.score = self._time(trial, check, {})
                 sides[1].worker.resume()
             else:
-                draft.timing = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
+                draft.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
                 check_late(examiner)
 
@@ -326,7 +327,7 @@ class Judge:
             core=self._core,
         )
 
-    def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Timing:
+    def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
         self._progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
@@ -338,8 +339,8 @@ class Judge:
             checked,
         )
         checks["device_after"] = device_state(self.device)
-        checks["clocks"] = timing.clocks
-        return timing
+        checks["clocks"] = {"processes": timing.clocks}
+        return timing.score
 
     def _live_task(self, task: Task) -> LiveTask:
         if task.sha256 not in self._live:
@@ -354,10 +355,10 @@ class _EvaluationDraft:
         self.findings = findings
         self.reason: Reason | None = None
         self.detail = ""
-        self.timing: Timing | None = None
+        self.score: Score | None = None
 
     def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
-        timing = self.timing if self.reason is None else None
+        timed = {} if self.score is None or self.reason is not None else self.score.recorded
         return Evaluation(
             task=task.id,
             task_sha256=task.sha256,
@@ -367,13 +368,6 @@ class _EvaluationDraft:
             detail=self.detail,
             labels=tuple(sorted(self.findings.labels)),
             device=device,
-            speedup=timing.speedup.estimate if timing else None,
-            speedup_low=timing.speedup.low if timing else None,
-            speedup_high=timing.speedup.high if timing else None,
-            noise_floor=timing.noise_floor if timing else None,
-            reference_us=timing.reference_us if timing else None,
-            candidate_us=timing.candidate_us if timing else None,
-            blocks=timing.blocks if timing else (),
             policy=candidate.policy,
             techniques=candidate.techniques,
             parent=candidate.parent,
@@ -381,6 +375,7 @@ class _EvaluationDraft:
             checks=self.findings.checks,
             started=began,
             elapsed_s=round(elapsed_s, 3),
+            **timed,
         )
 
 

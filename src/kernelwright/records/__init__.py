@@ -9,8 +9,10 @@ from kernelwright.records.models import (
     Evaluation,
     Label,
     Reason,
+    Scoring,
     Task,
     TimingBlock,
+    TimingSeries,
     Verdict,
 )
 from kernelwright.records.run_directory import RunDirectory, capture_environment, not_written, require_possible
@@ -21,8 +23,10 @@ __all__ = [
     "Label",
     "Reason",
     "RunDirectory",
+    "Scoring",
     "Task",
     "TimingBlock",
+    "TimingSeries",
     "Verdict",
     "append_lines",
     "canonical_json",

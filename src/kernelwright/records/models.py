@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.records.canonical import sha256_of
+from kernelwright.records.improvement import clears_noise_floor
 
 
 class _Record(BaseModel):
@@ -172,6 +173,32 @@ class TimingBlock(_Record):
     """Charged latency: the inner clock's plus what the outer clock saw beyond the harness's own cost."""
     null_us: tuple[float, ...] = ()
     """A second process of the reference, for the A/A noise floor."""
+    claimed_us: tuple[float, ...] = ()
+    """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
+
+
+class TimingSeries(_Record):
+    """Series of calls under one request each, in one process triple.
+
+    Each list has one number a series, the mean time of its calls in microseconds: by the judge's own clock (outer),
+    harness included, and by the clock in the worker (inner). The n-th series of each side had the same inputs.
+    """
+
+    process: int
+    """Which fresh process triple, from 0."""
+    calls: int
+    """Number of calls in each series."""
+    reference_outer_us: tuple[float, ...]
+    reference_inner_us: tuple[float, ...]
+    candidate_outer_us: tuple[float, ...]
+    candidate_inner_us: tuple[float, ...]
+
+
+class Scoring(_Record):
+    """Rule by which the numbers of an evaluation follow from its blocks and series."""
+
+    looks: int
+    """Number of times at which the run could have stopped by what it saw."""
 
 
 class Evaluation(_Record):
@@ -203,6 +230,11 @@ class Evaluation(_Record):
     source: str = ""
     """The candidate's text, so that a record stands alone."""
     blocks: tuple[TimingBlock, ...] = ()
+    """Timed calls."""
+    series: tuple[TimingSeries, ...] = ()
+    """Timed series of calls, in order of measuring."""
+    scoring: Scoring | None = None
+    """Rule of the numbers; None when not timed, or in a record that lacks what they need."""
     checks: dict[str, Any] = Field(default_factory=dict)
     """Per input set: errors, tolerances; clocks; advice. Keys are described in `docs/record-format.md`."""
     started: str = ""
@@ -217,6 +249,4 @@ class Evaluation(_Record):
     @property
     def is_improvement(self) -> bool:
         """Whether the lower bound of the speedup clears the noise floor: the only thing called faster here."""
-        if not self.accepted or self.speedup_low is None:
-            return False
-        return self.speedup_low > 1.0 + (self.noise_floor or 0.0)
+        return self.accepted and clears_noise_floor(self.speedup_low, self.noise_floor)

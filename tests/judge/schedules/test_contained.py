@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import DeviceError
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, ScheduleFailedError, _timed, time_blocks
+from kernelwright.judge.schedules.contained import (
+    ContainedLauncher,
+    Plan,
+    ScheduleFailedError,
+    ScheduleFailure,
+    _timed,
+    time_blocks,
+)
 from tests.gpu.fakes import (
     GPU,
     HANGS,
@@ -44,9 +51,9 @@ def test_it_says_what_it_runs_on(child):
 @pytest.mark.parametrize(
     ("cubin", "failure", "detail"),
     [
-        (b"fault", Failure.FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        (b"refused", Failure.FAULT, "CUDA_ERROR_INVALID_IMAGE"),
-        (b"exit", Failure.CRASH, "exit status 41"),
+        (b"fault", ScheduleFailure.FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (b"refused", ScheduleFailure.FAULT, "CUDA_ERROR_INVALID_IMAGE"),
+        (b"exit", ScheduleFailure.CRASH, "exit status 41"),
     ],
 )
 def test_a_bad_schedule_is_reported_and_the_next_one_runs(child, cubin, failure, detail):
@@ -63,7 +70,7 @@ def test_a_schedule_that_never_ends_is_stopped():
         process = child._process
         with pytest.raises(ScheduleFailedError) as failed:
             child.compare(b"hang", [1])
-        assert failed.value.failure is Failure.HANG
+        assert failed.value.failure is ScheduleFailure.HANG
         assert not process.is_alive()
         assert child.compare(b"same", [1]) is None
 

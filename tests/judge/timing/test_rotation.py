@@ -101,7 +101,7 @@ def test_short_rounds_go_on_for_a_while_and_not_for_ever(shared_judge: Judge, mo
 
 def test_brief_calls_of_every_side_are_repeated_on_a_gpu(shared_judge: Judge, monkeypatch):
     from kernelwright.judge.isolation import side as stage
-    from kernelwright.judge.timing import pairs as timing
+    from kernelwright.judge.timing import triple as timing
 
     warmed = []
     monkeypatch.setattr(stage.Side, "_repeat", lambda self, calls: warmed.append(self.role))
@@ -131,9 +131,9 @@ def test_every_side_meets_every_input_once_and_in_both_orders(shared_judge: Judg
     from kernelwright.judge.timing import rotation
 
     orders = []
-    input_of = rotation._Rotation._input
+    input_of = rotation.RotatedCalls._input
     monkeypatch.setattr(
-        rotation._Rotation, "_input", lambda self, order: orders.append(list(order)) or input_of(self, order)
+        rotation.RotatedCalls, "_input", lambda self, order: orders.append(list(order)) or input_of(self, order)
     )
     shared_judge.rotate(RELU, [SAME, baseline("return super().forward(x) * 1")], settings=SETTINGS)
     for first, second in zip(orders[::2], orders[1::2], strict=True):

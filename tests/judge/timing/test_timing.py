@@ -18,11 +18,13 @@ from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
 from kernelwright.judge.check.trial import RejectionError
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
-from kernelwright.judge.timing import cache, outer_clock
+from kernelwright.judge.timing import cache, clocks, triple
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
-from kernelwright.judge.timing.pairs import log_ratios
-from kernelwright.records import Candidate, Label, Reason, TimingBlock
+from kernelwright.judge.timing.triple import SIDES, ProcessTriple
+from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
+from kernelwright.records.intervals import Interval
+from kernelwright.records.scoring import Charge, log_ratios
 from kernelwright.tasks.input_sets import InputSet
 from tests.judge.snippets import RELU
 
@@ -48,6 +50,7 @@ class FakeTrial:
         self.check = SimpleNamespace(
             bounds=UNSETTLED, tolerances={}, timed_tolerance=Distance(1e-6, 1e-5), output_follows_input=False
         )
+        self.shapes = SimpleNamespace(series_calls=16)
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
 
@@ -67,9 +70,9 @@ class FakeSide:
 
 
 def run_of(trial=None, helpers_us=0.0, held=None):
-    sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in timing._SIDES}
+    sides = {name: FakeSide(helpers_us if name == "candidate" else 0.0, held) for name in SIDES}
     trial = trial or FakeTrial()
-    return timing._Run(trial, trial.check, sides, lambda: 0.0)
+    return ProcessTriple(trial, trial.check, sides, lambda: 0.0)
 
 
 def fill(
@@ -88,13 +91,13 @@ def fill(
     samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
     samples.idle_us += [idle_us] * calls
     samples.quiet_us += [quiet_us] * calls
-    samples.audited_us += [audited_us] * 5
-    samples.series_us += [(inner_us if series_us is None else series_us) + audited_us] * 5
+    outer_us = (inner_us if series_us is None else series_us) + audited_us
+    samples.series += [CallClocks(outer_us - audited_us, outer_us, 0.0, 0.0)] * 5
 
 
 def filled(trial=None, helpers_us=0.0, **candidate):
     run = run_of(trial, helpers_us)
-    for name in timing._SIDES:
+    for name in SIDES:
         fill(run, name, **(candidate if name == "candidate" else {}))
     return run
 
@@ -134,12 +137,12 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         def __getattr__(self, name):
             return lambda *given: False if name == "wants_more" else "found"
 
-    monkeypatch.setattr(timing, "_Run", Run)
+    monkeypatch.setattr(timing, "ProcessTriple", Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
     assert timing._time_process(trial, None, None, None, 0, given) == "found"
     assert (started, closed) == (["reference"], ["fresh"])
     assert {name: used[0][name] for name in given} == given
-    assert set(used[0]) == set(timing._SIDES)
+    assert set(used[0]) == set(SIDES)
     timing._time_process(trial, None, None, None, 1, {})
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
@@ -174,8 +177,8 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
                 entered[-1] += 1
                 Run.done += 1
 
-        monkeypatch.setattr(timing, "_Run", Run)
-        given = dict.fromkeys(timing._SIDES, SimpleNamespace())
+        monkeypatch.setattr(timing, "ProcessTriple", Run)
+        given = dict.fromkeys(SIDES, SimpleNamespace())
         odd = SimpleNamespace(deal=lambda: [])
         timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
@@ -209,8 +212,8 @@ def odd_run(**errors):
     trial = FakeTrial()
     trial.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
     trial.call_seed = lambda: None
-    sides = {name: OddSide(errors.get(name, 0.0)) for name in timing._SIDES}
-    return timing._Run(trial, trial.check, sides, lambda: 0.0), trial, sides
+    sides = {name: OddSide(errors.get(name, 0.0)) for name in SIDES}
+    return ProcessTriple(trial, trial.check, sides, lambda: 0.0), trial, sides
 
 
 def odd_set(trial, name, vary=lambda x, g: x, allowed=1e-6):
@@ -270,10 +273,10 @@ def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, late
     trial, story = FakeTrial(torch.device(device)), []
     trial.draw, trial.call_seed = lambda: [torch.ones(4)], lambda: None
     # How long the candidate says that it takes decides nothing.
-    sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in timing._SIDES}
-    run = timing._Run(trial, trial.check, sides, lambda: 0.0)
+    sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in SIDES}
+    run = ProcessTriple(trial, trial.check, sides, lambda: 0.0)
     run._compare = lambda reference, candidate, inputs: None
-    names = list(timing._SIDES)
+    names = list(SIDES)
     run._round(names, hold=False, keep=False)
     assert story == [(name, 0) for name in names], "how long a call takes is not known yet"
     story.clear()
@@ -282,8 +285,8 @@ def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, late
 
 
 def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
-    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
-    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
+    monkeypatch.setattr(triple, "_WARMED", ("cpu",))
+    monkeypatch.setattr(triple, "_BRIEF_US", 1e9)
     same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
     found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
     assert found.accepted, found.detail
@@ -316,8 +319,8 @@ def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
         *(samples.idle_us.append(0.0) for samples in run._samples.values()),
     ]
     run.warm_up()
-    assert sorted(stopped) == sorted(timing._SIDES)[:still]
-    assert rounds == ([[]] * timing._WATCHED_ROUNDS if still else [])
+    assert sorted(stopped) == sorted(SIDES)[:still]
+    assert rounds == ([[]] * triple._WATCHED_ROUNDS if still else [])
 
 
 def test_what_works_between_calls_is_seen_before_it_is_kept_still():
@@ -332,43 +335,43 @@ def test_what_works_between_calls_is_seen_before_it_is_kept_still():
 
 
 def test_equal_clocks_are_charged_nothing():
-    blocks, _, clocks = filled().finish(3)
-    assert len(blocks) == 4
-    assert all(block.process == 3 for block in blocks)
-    assert blocks[0].reference_us == blocks[0].candidate_us == blocks[0].null_us == (1000.0, 1000.0)
-    assert clocks["charged_us"] == 0.0
+    found = filled().finish(3)
+    assert len(found.blocks) == 4
+    assert all(block.process == 3 for block in (*found.blocks, found.series))
+    assert found.blocks[0].reference_us == found.blocks[0].candidate_us == found.blocks[0].null_us == (1000.0, 1000.0)
+    assert found.summary["charged_us"] == 0.0
 
 
 def test_time_that_only_the_outer_clock_sees_is_charged():
-    blocks, _, clocks = filled(inner_us=500.0, audited_us=25.0).finish(0)
-    assert clocks["charged_us"] == pytest.approx(20.0)
-    assert blocks[0].candidate_us == pytest.approx((520.0, 520.0))
+    found = filled(inner_us=500.0, audited_us=25.0).finish(0)
+    assert found.summary["charged_us"] == pytest.approx(20.0)
+    assert found.blocks[0].candidate_us == pytest.approx((520.0, 520.0))
+    assert found.blocks[0].claimed_us == (500.0, 500.0)
 
 
 def test_time_that_the_outer_clock_does_not_see_is_no_credit():
-    blocks, _, _ = filled(harness_us=10.0, audited_us=1.0).finish(0)
-    assert blocks[0].candidate_us == (1000.0, 1000.0)
+    assert filled(harness_us=10.0, audited_us=1.0).finish(0).blocks[0].candidate_us == (1000.0, 1000.0)
 
 
 def test_single_calls_are_not_believed_to_be_much_faster_than_series():
-    blocks, _, clocks = filled(inner_us=10.0, series_us=1000.0).finish(0)
-    assert clocks["least_us"] == pytest.approx(900.0)
-    assert blocks[0].candidate_us == pytest.approx((900.0, 900.0))
+    found = filled(inner_us=10.0, series_us=1000.0).finish(0)
+    assert found.summary["least_us"] == pytest.approx(900.0)
+    assert found.blocks[0].candidate_us == pytest.approx((900.0, 900.0))
 
 
 @pytest.mark.parametrize("hidden", [{"harness_us": 600.0}, {"audited_us": 600.0}])
 def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
     settings = FakeTrial().settings
-    outer_clock.reject_hidden_time([filled().finish(0)[1]] * 3, settings)
-    cheat = filled(inner_us=10.0, **hidden).finish(0)[1]
+    clocks.reject_hidden_time([filled().finish(0)] * 3, settings)
+    cheat = filled(inner_us=10.0, **hidden).finish(0)
     with pytest.raises(RejectionError) as caught:
-        outer_clock.reject_hidden_time([cheat] * 3, settings)
+        clocks.reject_hidden_time([cheat] * 3, settings)
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
 def test_one_process_that_was_disturbed_does_not_reject():
-    calm, disturbed = filled().finish(0)[1], filled(harness_us=5000.0, audited_us=5000.0).finish(0)[1]
-    outer_clock.reject_hidden_time([calm] * 3 + [disturbed], FakeTrial().settings)
+    calm, disturbed = filled().finish(0), filled(harness_us=5000.0, audited_us=5000.0).finish(0)
+    clocks.reject_hidden_time([calm] * 3 + [disturbed], FakeTrial().settings)
 
 
 def test_work_between_calls_rejects():
@@ -458,8 +461,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
-        outside = outer_clock.Outside(100.0, ([1.0], [1.0]), ([1.0], [1.0]), 0.0, [math.log(2)] * 2)
-        return [block], outside, {"process": process}
+        return triple_of(block)
 
     monkeypatch.setattr(timing, "_time_process", one)
     trial = FakeTrial()
@@ -468,24 +470,42 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     found = timing.time_candidate(trial, trial.check, None, lambda done, most: told.append((done, most)))
     assert seen == list(range(processes))
     assert told == [(done + 1, 4) for done in seen]
-    assert timing.time_candidate(trial, trial.check, None).blocks == found.blocks
-    assert found.candidate_us == 50.0
-    assert found.clocks == {"processes": [{"process": process} for process in range(processes)]}
-    assert found.speedup.low <= found.speedup.estimate
+    assert timing.time_candidate(trial, trial.check, None) == found
+    assert found.score.candidate_us == 50.0
+    assert found.clocks == [{"process": process} for process in range(processes)]
+    assert found.score.speedup.low <= found.score.speedup.estimate
+    assert (found.score.scoring.looks, len(found.score.series)) == (3, processes)
     if noise == 0:
-        assert found.speedup.estimate == pytest.approx(2.0)
-        assert found.noise_floor == 0.0
+        assert found.score.speedup.estimate == pytest.approx(2.0)
+        assert found.score.noise_floor == 0.0
 
 
-def one_process(speedup=2.0, hidden_us=lambda process: 0.0):
+def triple_of(block, hidden_us=0.0):
+    """What one process triple gives whose outer clock sees so much more of the candidate's calls, in single calls and in
+    series alike."""
+    reference_us, candidate_us = block.reference_us[0], block.candidate_us[0]
+    series = TimingSeries(
+        process=block.process,
+        calls=16,
+        reference_inner_us=(reference_us,) * 4,
+        reference_outer_us=(reference_us + 1.0,) * 4,
+        candidate_inner_us=(candidate_us,) * 4,
+        candidate_outer_us=(candidate_us + 1.0 + hidden_us,) * 4,
+    )
+    block = block.model_copy(update={"claimed_us": block.candidate_us})
+    single = ([1.0 + hidden_us] * 4, [1.0] * 4)
+    return clocks.TripleClocks((block,), series, single, {"process": block.process})
+
+
+def one_process(speedup=2.0, hidden_us=lambda process: 0.0, noise=0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
     def one(trial, check, flush, odd, process, given):
+        latency_us = 100.0 / speedup * (1 + noise * process)
         block = TimingBlock(
-            process=process, reference_us=(100.0, 100.0), candidate_us=(100.0 / speedup,) * 2, null_us=(100.0, 100.0)
+            process=process, reference_us=(100.0, 100.0), candidate_us=(latency_us,) * 2, null_us=(100.0, 100.0)
         )
-        single, series = ([1.0 + hidden_us(process)] * 4, [1.0] * 4), ([1.0] * 4, [1.0] * 4)
-        return [block], outer_clock.Outside(100.0, single, series, 0.0, [math.log(speedup)] * 2), {"process": process}
+        return triple_of(block, hidden_us(process))
 
     return one
 
@@ -494,7 +514,7 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
     trial = FakeTrial()
     trial.settings = Settings(processes_min=1, processes_max=1)
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
-    assert len(timing.time_candidate(trial, trial.check, None).blocks) == 2
+    assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == 2
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
     with pytest.raises(RejectionError) as caught:
         timing.time_candidate(trial, trial.check, None)
@@ -506,72 +526,77 @@ def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
     trial.settings = Settings(processes_min=1, processes_max=1)
     trial.labels = {Label.STRIDES_DIFFER}
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
-    assert len(timing.time_candidate(trial, trial.check, None).blocks) == 1
+    assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == 1
 
 
 def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     trial = FakeTrial()
     trial.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
     for speedup, processes in ((0.5, 3), (2.0, 9)):
-        made = one_process(speedup)
-
-        def noisy(trial, check, flush, odd, process, given, made=made):
-            blocks, outside, seen = made(trial, check, flush, odd, process, given)
-            latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
-            return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
-
-        monkeypatch.setattr(timing, "_time_process", noisy)
-        assert len(timing.time_candidate(trial, trial.check, None).blocks) == processes
+        monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
+        assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == processes
 
 
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
     trial = FakeTrial()
     trial.gate.held_s = 100.0  # of checks before
     trial.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
-    made = one_process()
+    made = one_process(noise=0.01)
 
     def lasts(trial, check, flush, odd, process, given, alone_s):
         trial.gate.held_s += alone_s
-        blocks, outside, seen = made(trial, check, flush, odd, process, given)
-        latency_us = blocks[0].candidate_us[0] * (1 + 0.01 * process)
-        return [blocks[0].model_copy(update={"candidate_us": (latency_us,) * 2})], outside, seen
+        return made(trial, check, flush, odd, process, given)
 
     for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
         monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
-        assert len(timing.time_candidate(trial, trial.check, None).blocks) == processes
+        assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == processes
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
-    claimed = timing.Interval(10.0, 9.0, 11.0)
-    assert outer_clock.confirmed(claimed, timing.Interval(10.0, 9.5, 10.5), 0.0) == timing.Interval(10.0, 9.0, 10.5)
-    assert outer_clock.confirmed(claimed, timing.Interval(1.0, 0.9, 1.1), 0.0) == timing.Interval(1.1, 0.9, 1.1)
-    assert outer_clock.confirmed(claimed, timing.Interval(20.0, 0.5, 40.0), 0.5) == timing.Interval(10.0, 6.0, 11.0)
-    assert outer_clock.confirmed(timing.Interval(10.0, 10.0, 10.0), timing.Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
+    claimed = Interval(10.0, 9.0, 11.0)
+    assert scoring.confirmed(claimed, Interval(10.0, 9.5, 10.5), 0.0) == Interval(10.0, 9.0, 10.5)
+    assert scoring.confirmed(claimed, Interval(1.0, 0.9, 1.1), 0.0) == Interval(1.1, 0.9, 1.1)
+    assert scoring.confirmed(claimed, Interval(20.0, 0.5, 40.0), 0.5) == Interval(10.0, 6.0, 11.0)
+    assert scoring.confirmed(Interval(10.0, 10.0, 10.0), Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
 
 
 def outside(candidate_us, reference_us, charge_us):
-    return outer_clock.Outside(100.0, ([], []), (candidate_us, reference_us), charge_us, [])
+    """Series whose calls take 100 us by the inner clock and so much outside it, and what was charged."""
+    inner_us = (100.0,) * len(candidate_us)
+    series = TimingSeries(
+        process=0,
+        calls=16,
+        reference_inner_us=inner_us,
+        reference_outer_us=tuple(100.0 + value for value in reference_us),
+        candidate_inner_us=inner_us,
+        candidate_outer_us=tuple(100.0 + value for value in candidate_us),
+    )
+    return series, Charge(audited_us=charge_us, slack_us=0.0, least_us=0.0)
+
+
+def hidden_us(processes):
+    return scoring.hidden_us(*zip(*processes, strict=True))
 
 
 def test_what_the_outer_clock_sees_in_series_and_no_charge_explains_may_be_hidden():
     quiet = outside([50.0] * 9, [50.0] * 9, 0.0)
-    assert outer_clock.hidden_us([quiet] * 3) == 0.0
-    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
-    assert outer_clock.hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
-    assert outer_clock.hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
+    assert hidden_us([quiet] * 3) == 0.0
+    assert hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
+    assert hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
+    assert hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
     scattered = outside([30.0, 40.0, 50.0, 60.0, 70.0], [50.0] * 5, 0.0)
-    assert 0 < outer_clock.hidden_us([scattered] * 6) < outer_clock.hidden_us([scattered] * 2) <= 20
+    assert 0 < hidden_us([scattered] * 6) < hidden_us([scattered] * 2) <= 20
 
 
 def test_chance_explains_more_where_clocks_scatter():
-    assert outer_clock.slack_us([5.0] * 5, [7.0] * 5) == 0.0
-    assert outer_clock.slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
+    assert scoring.slack_us([5.0] * 5, [7.0] * 5) == 0.0
+    assert scoring.slack_us([1.0, 2, 3, 4, 5], [7.0] * 5) == pytest.approx(2 * 1.2533 * 1.4826 / math.sqrt(5))
 
 
 def test_only_what_every_disturbed_call_shows_is_certain():
     quiet, disturbed = [10.0] * 8, [10.0] * 7 + [9000.0]
-    assert outer_clock.certain_excess(disturbed, quiet) == 0.0
-    assert outer_clock.certain_excess([50.0] * 8, disturbed) == 40.0
+    assert clocks.certain_excess(disturbed, quiet) == 0.0
+    assert clocks.certain_excess([50.0] * 8, disturbed) == 40.0
 
 
 # --- the cache ------------------------------------------------------------------------------------

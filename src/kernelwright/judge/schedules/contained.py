@@ -45,7 +45,7 @@ _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 60.0
 
 
-class Failure(StrEnum):
+class ScheduleFailure(StrEnum):
     """How running a schedule ended its process."""
 
     FAULT = "fault"
@@ -64,7 +64,7 @@ class ScheduleFailedError(InternalError):
         detail: the driver's name for the error, or what was waited for.
     """
 
-    def __init__(self, failure: Failure, detail: str) -> None:
+    def __init__(self, failure: ScheduleFailure, detail: str) -> None:
         super().__init__(f"{failure}: {detail}")
         self.failure = failure
         self.detail = detail
@@ -101,7 +101,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class ScheduleSamples:
     """What timing gave: a ratio original / schedule for each block, the mean over rounds, and the original's times."""
 
     ratios: tuple[float, ...]
@@ -177,7 +177,7 @@ class ContainedLauncher:
         assert self._ready is not None
         return self._ready
 
-    def time(self, cubin: bytes, plan: Plan) -> Samples:
+    def time(self, cubin: bytes, plan: Plan) -> ScheduleSamples:
         """Time a schedule interleaved with the original.
 
         Raises:
@@ -185,7 +185,7 @@ class ContainedLauncher:
             DeviceError: the machine is at fault.
         """
         answer = self._ask(_TimeIt(cubin, plan))
-        if not isinstance(answer, Samples):
+        if not isinstance(answer, ScheduleSamples):
             raise DeviceError(f"wanted timings from the process that runs schedules, found {answer!r}; report this")
         return answer
 
@@ -239,7 +239,7 @@ class ContainedLauncher:
             if isinstance(answer, _Begun):
                 answer = self._answer(self.limit_s)
         except (BrokenPipeError, ConnectionResetError):
-            failed = ScheduleFailedError(Failure.CRASH, f"exit status {self._exit_status()}")
+            failed = ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._exit_status()}")
             self._replace()
             raise failed from None
         except ScheduleFailedError:
@@ -247,7 +247,7 @@ class ContainedLauncher:
             raise
         if isinstance(answer, _Faulted):
             self._replace()
-            raise ScheduleFailedError(Failure.FAULT, answer.name)
+            raise ScheduleFailedError(ScheduleFailure.FAULT, answer.name)
         if isinstance(answer, DeviceError):
             self._stop()
             raise answer
@@ -255,11 +255,11 @@ class ContainedLauncher:
 
     def _answer(self, limit_s: float) -> Any:
         if not self._connection.poll(limit_s):
-            raise ScheduleFailedError(Failure.HANG, f"no answer within {limit_s:g} s")
+            raise ScheduleFailedError(ScheduleFailure.HANG, f"no answer within {limit_s:g} s")
         try:
             return self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise ScheduleFailedError(Failure.CRASH, f"exit status {self._exit_status()}") from error
+            raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._exit_status()}") from error
 
     def _exit_status(self) -> int | None:
         self._process.join(_STOP_TIMEOUT_S)
@@ -321,7 +321,7 @@ def serve(
         try:
             if isinstance(request, _TimeIt):
                 plan = replace(request.plan, launches=max(request.plan.launches, least_launches))
-                answer: Samples | str | None = _timed(
+                answer: ScheduleSamples | str | None = _timed(
                     launcher, original, request.cubin, plan, functools.partial(connection.send, _Begun())
                 )
             else:
@@ -356,9 +356,9 @@ def turn_on_gpu() -> Iterator[None]:
         yield
 
 
-def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> Samples:
+def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> ScheduleSamples:
     """Time a schedule against the original, each with two copies of its code in places that are exchanged."""
-    rounds: list[Samples] = []
+    rounds: list[ScheduleSamples] = []
     # The first copies are loaded before it is this process's turn, and the last ones unloaded after it.
     copies = _Copies(launcher, original, cubin, _ORDERS[0])
     with turn_on_gpu():
@@ -372,7 +372,7 @@ def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun:
     # One mean over all places, since a median over blocks would take the side of some of them.
     blocks = zip(*(samples.ratios for samples in rounds), strict=False)
     ratios = tuple(statistics.geometric_mean(block) for block in blocks)
-    return Samples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
+    return ScheduleSamples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
 
 
 class _Copies:
@@ -412,7 +412,7 @@ def _compared(
     return found
 
 
-def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[Any], plan: Plan) -> Samples:
+def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[Any], plan: Plan) -> ScheduleSamples:
     """Time blocks of original, schedule, schedule, original, each from its own copy, as many as a round has."""
     (first, last), (second, third) = originals, schedules
     ratios: list[float] = []
@@ -429,4 +429,4 @@ def time_blocks(launcher: Launcher, originals: Sequence[Any], schedules: Sequenc
         times += [before, after]
         if len(ratios) == plan.coarse and statistics.median(ratios) >= plan.wanted - plan.margin:
             wanted = max(wanted, plan.fine)
-    return Samples(tuple(ratios), tuple(times))
+    return ScheduleSamples(tuple(ratios), tuple(times))

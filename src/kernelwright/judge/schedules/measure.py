@@ -21,7 +21,13 @@ from kernelwright.errors import InfrastructureError, InternalError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
-from kernelwright.judge.schedules.contained import ContainedLauncher, Failure, Plan, Samples, ScheduleFailedError
+from kernelwright.judge.schedules.contained import (
+    ContainedLauncher,
+    Plan,
+    ScheduleFailedError,
+    ScheduleFailure,
+    ScheduleSamples,
+)
 from kernelwright.sass import Program, Schedule
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ class Status(StrEnum):
     CRASH = "crash"
 
 
-_STATUS_OF = {Failure.FAULT: Status.FAULT, Failure.HANG: Status.HANG, Failure.CRASH: Status.CRASH}
+_STATUS_OF = {ScheduleFailure.FAULT: Status.FAULT, ScheduleFailure.HANG: Status.HANG, ScheduleFailure.CRASH: Status.CRASH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +281,7 @@ def confirm(
     check_seeds: int = 4,
     factory: LauncherFactory = cuda_launcher,
     limit_s: float = 60.0,
-    on_process: Callable[[int, Samples], Any] | None = None,
+    on_process: Callable[[int, ScheduleSamples], Any] | None = None,
 ) -> Confirmation:
     """Time a schedule against the original in fresh processes, with an A/A control in each.
 
@@ -318,6 +324,6 @@ def confirm(
     return Confirmation(ratio_interval(ratios), noise_floor(nulls), statistics.median(originals), gpu, processes, wrong)
 
 
-def _standard_error(samples: Samples) -> float:
+def _standard_error(samples: ScheduleSamples) -> float:
     ratios = samples.ratios
     return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0

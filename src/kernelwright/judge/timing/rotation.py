@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
@@ -22,15 +21,15 @@ from kernelwright.judge.check.oracle import OutOfDomainError
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
-from kernelwright.judge.timing.pairs import BLOCKS_MAX, log_ratios, repeats_before
 from kernelwright.judge.timing.timing_core import on_core
-from kernelwright.records import Candidate, Reason, TimingBlock
-from kernelwright.records.intervals import Interval, ratio_interval
+from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
+from kernelwright.records import Candidate, Reason, Scoring, TimingBlock
+from kernelwright.records.scoring import Score, score, whole_ns
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
 
-Failure = RejectionError | WorkerError
+NotTimed = RejectionError | WorkerError
 """Why a baseline has no time."""
 
 
@@ -38,15 +37,12 @@ Failure = RejectionError | WorkerError
 class Rotated:
     """One baseline's latencies beside the reference's, on the same inputs."""
 
-    speedup: Interval
-    reference_us: float
-    baseline_us: float
-    blocks: tuple[TimingBlock, ...]
+    score: Score
     allowed: Distance = TOLERANCE
     """How far its answers might be from eager's."""
 
 
-def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failure]:
+def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | NotTimed]:
     """Measure modules that wrap the task's own.
 
     Args:
@@ -61,7 +57,7 @@ def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], flo
     Raises:
         TaskError: the reference failed.
     """
-    found: dict[str, Rotated | Failure] = {}
+    found: dict[str, Rotated | NotTimed] = {}
     reference = trial.start("reference")
     sides: dict[str, Side] = {}
     try:
@@ -72,7 +68,7 @@ def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], flo
                     sides[name] = start.result()
                 except (RejectionError, WorkerError) as failure:
                     found[name] = failure
-        rotation = _Rotation(trial, reference, sides, found, flush)
+        rotation = RotatedCalls(trial, reference, sides, found, flush)
         with trial.gate(shared=True):
             rotation.first_calls()
         with on_core(trial.core, (side.worker for side in (reference, *sides.values()))), trial.gate():
@@ -88,7 +84,7 @@ def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], flo
             side.close()
 
 
-class _Rotation:
+class RotatedCalls:
     """Calls of one set of workers. A side that fails drops out; the others go on."""
 
     def __init__(
@@ -96,7 +92,7 @@ class _Rotation:
         trial: Trial,
         reference: Side,
         sides: dict[str, Side],
-        failures: dict[str, Rotated | Failure],
+        failures: dict[str, Rotated | NotTimed],
         flush: Callable[[], float],
     ) -> None:
         self._trial = trial
@@ -134,7 +130,7 @@ class _Rotation:
         first, second = self._input(order), self._input(order[::-1])
         for name in self._running:
             if keep:
-                theirs, mine = (first[""], second[""]), (first[name], second[name])
+                theirs, mine = whole_ns((first[""], second[""])), whole_ns((first[name], second[name]))
                 self._blocks[name].append(TimingBlock(process=0, reference_us=theirs, candidate_us=mine))
 
     def _input(self, order: list[str]) -> dict[str, float]:
@@ -189,11 +185,4 @@ class _Rotation:
 
     def result(self, name: str) -> Rotated:
         """What the rounds say of one baseline."""
-        blocks = self._blocks[name]
-        return Rotated(
-            speedup=ratio_interval(log_ratios(blocks)),
-            reference_us=median(value for block in blocks for value in block.reference_us),
-            baseline_us=median(value for block in blocks for value in block.candidate_us),
-            blocks=tuple(blocks),
-            allowed=self._allowed,
-        )
+        return Rotated(score(self._blocks[name], (), Scoring(looks=1)), self._allowed)

@@ -1,0 +1,313 @@
+"""Calls a reference, a candidate and a second reference, all fresh processes, and compares every output.
+
+A block calls the three in random order on one fresh input and again in the mirrored order on another, so that drift
+cancels. An audit calls them in series under one request each.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from kernelwright.errors import TaskError
+from kernelwright.judge.check.check import CheckResult
+from kernelwright.judge.check.compare import Distance, apart
+from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
+from kernelwright.judge.check.side_effects import check_process
+from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.weights import buffer_has_kept_up
+from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
+from kernelwright.judge.timing import clocks
+from kernelwright.judge.timing.cache import CacheFlush
+from kernelwright.judge.timing.clocks import CallSamples, TripleClocks
+from kernelwright.records import Label, Reason
+from kernelwright.tasks.input_sets import InputSet
+
+SIDES = ("reference", "candidate", "null")
+BLOCKS_MAX = 64
+"""Short calls get no more blocks than this, if the settings do not want more themselves."""
+_AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
+"""Of `triple_s`, for further audits than the settings want: the outer clock needs many to resolve short calls."""
+_SERIES_US = 2000.0
+"""Calls of a series take about so long together; our choice."""
+_WARMED, _BRIEF_US, _REPEATS_MAX = ("cuda",), 2000.0, 3
+"""Of longer calls the host's part is too small for its warmth to matter. After three calls a host launches kernels as fast
+as in a loop, after one not quite (`docs/log.md`)."""
+_WATCHED_ROUNDS = 2
+"""On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
+
+
+def repeats_before(device: torch.device, latency_us: float) -> int:
+    """How many calls warm up the host before one is timed: where the host's part is much of a call.
+
+    On a processor a call is the host's alone, and nothing else runs on its core meanwhile.
+    """
+    if device.type not in _WARMED or latency_us >= _BRIEF_US:
+        return 0
+    return min(_REPEATS_MAX, math.ceil(_BRIEF_US / max(latency_us, 1.0)))
+
+
+class ProcessTriple:
+    """Calls of one process triple."""
+
+    def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
+        self._trial = trial
+        self._check = check
+        self._sides = sides
+        self._flush = flush
+        self._samples = {name: CallSamples() for name in sides}
+        self._first: tuple[list[Any], list[torch.Tensor]] | None = None
+        """Inputs and the reference's output of the call whose output is held."""
+        self._still = trial.facts.device.type == "cpu"
+        """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
+        self._helpers_us = 0.0
+        self._asked_us = 0.0
+        self._started_s = 0.0
+        self._blocks_s = 0.0
+        """How long the blocks so far have taken."""
+        self._in_step = True
+        """Whether the candidate was called as often as the reference, on the same inputs."""
+        self._hold_at = random.randrange(trial.settings.warmup_calls)
+        """The warm-up call whose output is kept in the worker and compared again at the end."""
+        self._hold_from, self._hold_at_block = 1, -1
+        """The block from which another one is chosen whose output is kept, and that one."""
+
+    def wants_more(self) -> bool:
+        """Whether another block is worth its time: there are fewer than wanted, or they were short."""
+        settings, done = self._trial.settings, len(self._samples["reference"].clocks) // 2
+        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < BLOCKS_MAX)
+
+    def odd_inputs(self, sets: list[InputSet]) -> None:
+        """Some of the input sets of the check, in this very process and between timed calls: a candidate must not be
+        able to tell where it is checked from where it is timed."""
+        for chosen in sets:
+            inputs, seed = self._trial.facts.draw(chosen), self._trial.facts.call_seed()
+            answers: dict[str, CallOutput] = {}
+            try:
+                for name in SIDES:  # the second reference too: caches must be as warm for all
+                    side = self._sides[name]
+                    answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
+            except TaskError:
+                self._in_step = False
+                return  # this draw lies outside the task's domain; the reference's process may be gone with it
+            wanted = answers["reference"].outputs
+            if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
+                continue
+            allowed = self._check.tolerances[chosen]
+            self._near(answers["candidate"].outputs, wanted, f"the output on `{chosen.name}`", allowed, inputs)
+
+    def bring_in_step(self, checked: Iterable[Side]) -> None:
+        """Set buffers back in processes that the check has used: it did not call both sides equally often."""
+        if self._trial.reloads_state and self._trial.facts.has_buffers:
+            for side in checked:
+                side.load_state(self._trial.facts.weights)
+
+    def first_calls(self) -> None:
+        """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        layouts = {name: side.place(inputs, slot=0) for name, side in self._sides.items()}
+        with ThreadPoolExecutor(len(layouts)) as threads:
+            calls = {
+                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=self._hold_at == 0)
+                for name, layout in layouts.items()
+            }
+        answers = {name: call.result() for name, call in calls.items()}
+        self._compare(answers["reference"], answers["candidate"], inputs)
+        if self._hold_at == 0:
+            self._first = inputs, answers["reference"].outputs
+
+    def warm_up(self) -> None:
+        """Further calls that allocators and clocks need. They are checked like all others."""
+        for index in range(1, self._trial.settings.warmup_calls):
+            self._round(SIDES, hold=index == self._hold_at, keep=False)
+        self._watch_idle_work()
+        if self._still:
+            for _ in range(_WATCHED_ROUNDS):
+                self._round(SIDES, hold=False, keep=False)
+            self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
+            for side in self._sides.values():
+                side.worker.keep_still()
+            self._watch_idle_work()
+
+    def _watch_idle_work(self) -> None:
+        """From now on."""
+        worker = self._sides["candidate"].worker
+        self._helpers_us, self._asked_us = worker.helpers_cpu_us(), worker.asked_us
+        self._started_s = time.perf_counter()
+        for samples in self._samples.values():
+            samples.idle_us.clear()
+
+    def block(self) -> None:
+        """Every side on one fresh input, and in the mirrored order on another."""
+        start_s = time.perf_counter()
+        order = random.sample(SIDES, len(SIDES))
+        self._round(order, hold=self._holds_another(), keep=True)
+        self._round(order[::-1], hold=False, keep=True)
+        self._blocks_s += time.perf_counter() - start_s
+
+    def _holds_another(self) -> bool:
+        """Whether the output of this block's first call is kept from now on, in the place of the earlier one's: calls after
+        the first few may share the memory of their outputs as well."""
+        done = len(self._samples["reference"].clocks) // 2
+        if done >= self._hold_from:
+            # Once in each stretch of blocks, the next always twice as long: outputs can be large, and one is kept.
+            self._hold_at_block = done + random.randrange(done)
+            self._hold_from = 2 * done
+        if done != self._hold_at_block:
+            return False
+        self.verify_held()
+        for side in self._sides.values():
+            side.release()
+        return True
+
+    def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
+        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        answers: dict[str, CallOutput] = {}
+        repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
+        for name in order:
+            # Held on all sides: it changes how the heap is reused.
+            answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
+            quiet_us = self._flush()
+            answers[name] = answer
+            self._samples[name].idle_us.append(answer.clocks.idle_us)
+            if keep:
+                self._samples[name].clocks.append(answer.clocks)
+                self._samples[name].quiet_us.append(quiet_us)
+        self._compare(answers["reference"], answers["candidate"], inputs)
+        if hold:
+            self._first = inputs, answers["reference"].outputs
+
+    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any]) -> None:
+        check_form(self._trial, reference, candidate)
+        allowed = self._check.timed_tolerance
+        self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed, inputs)
+
+    def _near(
+        self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str, allowed: Distance, inputs: list[Any]
+    ) -> None:
+        found = apart(outputs, wanted)
+        if not found.within(allowed) and not self._settled(inputs, wanted, outputs):
+            raise RejectionError(
+                Reason.TIMED_OUTPUT_WRONG,
+                f"{what} is {found} from the reference's; allowed {allowed}",
+            )
+
+    def _settled(self, inputs: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        """Whether outputs are right by the truth of these very inputs, though far from the reference's."""
+        return self._check.bounds.settles(inputs, wanted, outputs, training=self._trial.facts.oracle.training)
+
+    def audit(self) -> None:
+        """Series of calls under one request each: they tell the outer clock's view of one call far better than a single
+        request does, whose noise on a GPU is that of switching contexts."""
+        count = self._series_calls()
+        settings, start_s = self._trial.settings, time.perf_counter()
+        done = self._samples["candidate"].series
+        while len(done) < settings.audits or (
+            time.perf_counter() - start_s < _AUDITS_SHARE * settings.triple_s and len(done) < _AUDITS_MAX
+        ):
+            draws = [self._trial.facts.draw() for _ in range(count)]
+            seeds = [self._trial.facts.call_seed() for _ in range(count)]
+            answers = {}
+            for name in random.sample(("reference", "candidate"), 2):
+                self._flush()
+                answers[name], taken = self._sides[name].series(draws, seeds)
+                mean = replace(taken, inner_us=taken.inner_us / count, outer_us=taken.outer_us / count)
+                self._samples[name].series.append(mean)
+            for reference, candidate, inputs in zip(answers["reference"], answers["candidate"], draws, strict=True):
+                self._compare(reference, candidate, inputs)
+
+    def _series_calls(self) -> int:
+        """Calls of one series: long calls drown the noise by themselves; only short ones need company."""
+        latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
+        return min(self._trial.facts.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
+
+    def verify_held(self) -> None:
+        """An earlier call's output, after all the calls since."""
+        assert self._first is not None
+        if self._check.output_follows_input:
+            return  # the reference itself returns views of its inputs, which later calls overwrite
+        inputs, wanted = self._first
+        held = held_output(self._trial, self._sides["candidate"], 0)
+        if held is None:
+            return
+        if not apart(held, wanted).within(self._check.timed_tolerance) and not self._settled(inputs, wanted, held):
+            reject_overwritten(self._trial)
+
+    def verify_buffers(self) -> None:
+        """Statistics and counters, after all the timed calls: who updates them only where the check looks saves the rest.
+
+        What is allowed is far less than missed calls leave behind, and more than rounding does in hundreds of them.
+        """
+        trial = self._trial
+        if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):
+            return
+        wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
+        for key in sorted(wanted.keys() - trial.facts.oracle.parameter_names):
+            if not buffer_has_kept_up(found[key], wanted[key], trial.facts.weights[key]):
+                raise RejectionError(
+                    Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's after the timed calls"
+                )
+
+    def verify_process(self) -> None:
+        """What the check has looked at, once more in a process of which no clock has any more to say: who waited for many
+        calls without a new state_dict took it for one that is timed."""
+        trial, candidate = self._trial, self._sides["candidate"]
+        check_process(trial, candidate)
+        if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
+            return
+        loaded = trial.facts.new_weights()
+        for name in ("reference", "candidate"):
+            self._sides[name].load_state(loaded)
+        far = self._far_from_reference()
+        if far is not None:
+            raise RejectionError(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
+        stepped, names = trial.facts.new_weights(), random.choice(trial.facts.two_parts())
+        for name in ("reference", "candidate"):
+            self._sides[name].step(stepped, names)
+        far = self._far_from_reference()
+        if far is not None:
+            trial.findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
+
+    def _far_from_reference(self) -> str | None:
+        """In words, how far the outputs of a call are from the reference's with the weights that both hold now."""
+        trial, allowed = self._trial, self._check.timed_tolerance
+        reference = self._sides["reference"]
+        state = reference.read_state()
+        inputs, seed = trial.facts.draw(), trial.facts.call_seed()
+        wanted, outputs = (
+            side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self._sides["candidate"])
+        )
+        if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
+            return None  # these weights lie outside the task's domain
+        found = apart(outputs, wanted)
+        if found.within(allowed):
+            return None
+        training = trial.facts.oracle.training
+        if self._check.bounds.settles(inputs, wanted, outputs, training=training, state=state):
+            return None
+        return f"the output is {found} from the reference's; allowed {allowed}"
+
+    def finish(self, process: int) -> TripleClocks:
+        """What all the calls took.
+
+        Raises:
+            RejectionError: the candidate worked between calls or after them.
+        """
+        if self._still:
+            self._reject_idle_work(self._sides["candidate"].worker.asked_us - self._asked_us)
+        else:
+            self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
+            clocks.reject_unquiet(self._samples)
+        return clocks.cross_examine(process, self._samples, self._series_calls())
+
+    def _reject_idle_work(self, ran_us: float) -> None:
+        helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
+        clocks.reject_idle_work(self._samples, helpers_us, ran_us, self._trial.settings.idle_limit_us)

@@ -1,0 +1,221 @@
+"""Computes the numbers of an evaluation from its raw timings; the judge and `rescore` both call `score`.
+
+Two clocks watch each call of a candidate. The inner one runs in the candidate's process and excludes the harness; the
+outer one is the judge's, out of the candidate's reach. What the outer clock sees beyond the inner one is the harness's
+cost, which the trusted reference shows. A candidate's excess over that is charged to it, and an interval claims no more
+than the outer clock alone bears out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from kernelwright.records.intervals import Interval, noise_floor, ratio_interval, upper_bound
+from kernelwright.records.models import Scoring, TimingBlock, TimingSeries
+
+_SERIES_SHARE = 0.9
+"""A single call takes at least this share of a call in a series; our choice."""
+_LEAST_SHARE = 0.01
+"""Share of the reference's latency that a clock's noise may leave of a fast candidate's; our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Speedup of one evaluation, and what it was computed from."""
+
+    speedup: Interval
+    noise_floor: float | None
+    """95 % bound of |A/A ratio - 1|; None where no second reference was measured."""
+    reference_us: float
+    """Median latency of one call of the reference, microseconds."""
+    candidate_us: float
+    """Median charged latency of one call of the candidate, microseconds."""
+    blocks: tuple[TimingBlock, ...]
+    """Timed calls, the candidate's charged."""
+    series: tuple[TimingSeries, ...]
+    scoring: Scoring
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The numbers under their names in an evaluation."""
+        return {
+            "speedup": self.speedup.estimate,
+            "speedup_low": self.speedup.low,
+            "speedup_high": self.speedup.high,
+            "noise_floor": self.noise_floor,
+            "reference_us": self.reference_us,
+            "candidate_us": self.candidate_us,
+        }
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The numbers and what they follow from, under their names in an evaluation."""
+        return {**self.numbers, "blocks": self.blocks, "series": self.series, "scoring": self.scoring}
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Time that one process triple's clocks add to a candidate's own, microseconds a call."""
+
+    audited_us: float
+    """What the candidate's calls in series take outside the inner clock beyond the reference's."""
+    slack_us: float
+    """What chance explains of that."""
+    least_us: float
+    """Least latency of a single call that the series bear out."""
+
+    @property
+    def charged_us(self) -> float:
+        """What is added to each call."""
+        return max(0.0, self.audited_us - self.slack_us)
+
+    def apply(self, claimed_us: Iterable[float]) -> tuple[float, ...]:
+        """Charged latencies of single calls, rounded as records are."""
+        return whole_ns(max(claim + self.charged_us, self.least_us) for claim in claimed_us)
+
+
+def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring: Scoring) -> Score:
+    """The numbers of an evaluation.
+
+    Args:
+        blocks: Calls of one or more process triples; the candidate's charged latencies are computed anew where its claims
+            are there.
+        series: Series of calls of the same triples; none where the inner clock is believed.
+        scoring: The rule.
+
+    Raises:
+        ValueError: there are no blocks, or a process has series and no blocks.
+    """
+    charges = {one.process: charge_of(_of(blocks, one.process), one) for one in series}
+    charged = tuple(_charged(block, charges.get(block.process)) for block in blocks)
+    candidate_us = median(value for block in charged for value in block.candidate_us)
+    speedup = ratio_interval(log_ratios(charged), looks=scoring.looks)
+    if charges:
+        alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
+        hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
+        speedup = confirmed(speedup, ratio_interval(alone, looks=scoring.looks), hidden_share)
+    nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
+    return Score(
+        speedup=speedup,
+        noise_floor=noise_floor(nulls) if nulls else None,
+        reference_us=median(value for block in charged for value in block.reference_us),
+        candidate_us=candidate_us,
+        blocks=charged,
+        series=tuple(series),
+        scoring=scoring,
+    )
+
+
+def whole_ns(values_us: Iterable[float]) -> tuple[float, ...]:
+    """Microseconds rounded to nanoseconds, at least one, since ratios are taken: what is scored is what is recorded."""
+    return tuple(max(0.001, round(value, 3)) for value in values_us)
+
+
+def charge_of(blocks: Sequence[TimingBlock], series: TimingSeries) -> Charge:
+    """What the clocks of one process triple add to the candidate's claims.
+
+    Args:
+        blocks: Of one process triple.
+        series: Of the same one.
+    """
+    latency_us = _latency_us(blocks)
+    mine, theirs = outside_us(series)
+    slack = slack_us(mine, theirs)
+    own_us = median(theirs)
+    # A lie told in single calls only: they cannot be much faster than the same calls in a series, which the outer
+    # clock sees and which run with warmer caches. Where calls in a series take longer all the same, the reference's
+    # do so too; and only what is certain counts.
+    series_us = float(np.quantile(series.reference_outer_us, 0.75)) - own_us
+    claimed_us = float(np.quantile(series.candidate_outer_us, 0.25)) - own_us - slack
+    share = min(1.0, latency_us / max(series_us, _LEAST_SHARE * latency_us))
+    return Charge(median(mine) - own_us, slack, _SERIES_SHARE * max(0.0, claimed_us) * share)
+
+
+def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
+    """Time per call that the outer clock saw beyond the inner one, in each series of (candidate, reference)."""
+    return (
+        [outer - inner for outer, inner in zip(series.candidate_outer_us, series.candidate_inner_us, strict=True)],
+        [outer - inner for outer, inner in zip(series.reference_outer_us, series.reference_inner_us, strict=True)],
+    )
+
+
+def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False) -> list[list[float]]:
+    """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
+
+    Args:
+        blocks: Of one or more processes.
+        null: Use the second reference in the candidate's place.
+    """
+    processes: dict[int, list[float]] = {}
+    for block in blocks:
+        other = block.null_us if null else block.candidate_us
+        processes.setdefault(block.process, []).extend(
+            math.log(mine) - math.log(theirs) for mine, theirs in zip(block.reference_us, other, strict=True)
+        )
+    return list(processes.values())
+
+
+def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> Interval:
+    """What the inner clock claims, as far as the outer one, which no candidate can reach, bears it out.
+
+    Args:
+        claimed: By the inner clock, charges included.
+        by_series: By the outer clock alone. Of short calls it knows little; where it contradicts the claim it prevails.
+        hidden_share: What may be missing from the candidate's latency, as a share of it: the interval reaches down to
+            what the speedup would be then.
+    """
+    estimate = min(claimed.estimate, by_series.high)
+    low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
+    return Interval(estimate, min(low, estimate), max(min(claimed.high, by_series.high), estimate))
+
+
+def hidden_us(processes: Sequence[TimingSeries], charges: Sequence[Charge]) -> float:
+    """What a candidate's calls may take that neither its own clock nor a charge has seen: a bound, with 95 % confidence.
+
+    The harness costs both sides the same, so that in a series, whose parts differ less than whole calls do, the
+    candidate's time outside its clock should be the reference's.
+    """
+    unexplained = []
+    for series, charge in zip(processes, charges, strict=True):
+        mine, theirs = outside_us(series)
+        unexplained.append([value - median(theirs) - charge.charged_us for value in mine])
+    return max(0.0, upper_bound(unexplained))
+
+
+def slack_us(*samples: list[float]) -> float:
+    """Twice the standard error of the difference of medians: what chance alone explains."""
+    total = 0.0
+    for sample in samples:
+        values = np.asarray(sample)
+        spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+        total += (1.2533 * spread) ** 2 / len(values)
+    return 2 * math.sqrt(total)
+
+
+def _log_ratios_by_outer_clock(blocks: Sequence[TimingBlock], series: TimingSeries) -> list[float]:
+    """log(reference / candidate) of each pair of series, the reference's harness taken off both."""
+    own_us, least_us = median(outside_us(series)[1]), _LEAST_SHARE * _latency_us(blocks)
+    return [
+        math.log(max(theirs - own_us, least_us)) - math.log(max(mine - own_us, least_us))
+        for theirs, mine in zip(series.reference_outer_us, series.candidate_outer_us, strict=True)
+    ]
+
+
+def _charged(block: TimingBlock, charge: Charge | None) -> TimingBlock:
+    if charge is None or not block.claimed_us:
+        return block
+    return block.model_copy(update={"candidate_us": charge.apply(block.claimed_us)})
+
+
+def _latency_us(blocks: Sequence[TimingBlock]) -> float:
+    return median(value for block in blocks for value in block.reference_us)
+
+
+def _of(blocks: Sequence[TimingBlock], process: int) -> list[TimingBlock]:
+    return [block for block in blocks if block.process == process]
