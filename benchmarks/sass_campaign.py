@@ -23,7 +23,7 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,26 +231,21 @@ def is_played(out: Path, kernel: str) -> bool:
 
 def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
     """Let one agent play on one kernel."""
-    from kernelwright.assembly.arena import open_game
     from kernelwright.assembly.search import GameSettings, optimize_kernel
+    from kernelwright.assembly.testbed import find_game
 
     out = options.out / kernel / agent
     # What it has played in earlier calls does not count against this call's time.
     earlier_s = ((RunDirectory(out).read_json("times.json") or {}).get(agent) or {}).get("seconds", 0.0)
-    game = open_game(TARGETS[kernel], options.backend, options.architecture)
-    limit_s = earlier_s + max(1.0, options.until - time.monotonic())
-    start = () if options.start is None else winner_of(options.start / kernel, game.program.kernel(game.kernel_name))
-    settings = GameSettings(
-        (agent,), options.budget, options.seed, options.moves, limit_s=limit_s, start=start,
-        network_device=options.network_device,
-    )  # fmt: skip
-    try:
-        optimize_kernel(
-            game.program, game.arena, out=out, name=kernel, settings=settings, kernel_name=game.kernel_name,
-            target=game.target, tell=lambda message: print(message, flush=True),
+    with find_game(TARGETS[kernel], options.backend, options.architecture) as game:
+        limit_s = earlier_s + max(1.0, options.until - time.monotonic())
+        start = () if options.start is None else winner_of(options.start / kernel, game.kernel)
+        settings = GameSettings(
+            (agent,), options.budget, options.seed, options.moves, limit_s=limit_s, start=start,
+            network_device=options.network_device,
         )  # fmt: skip
-    finally:
-        game.arena.close()
+        named = replace(game, name=kernel)
+        optimize_kernel(named, out=out, settings=settings, tell=lambda message: print(message, flush=True))
 
 
 def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:

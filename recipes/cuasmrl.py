@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.assembly.agents import AGENTS
-from kernelwright.assembly.arena import DEFAULT_ARCHITECTURE, GPU_BACKEND, Game, GpuArena, simulated_arena
+from kernelwright.assembly.context import PAPER_HORIZON
 from kernelwright.assembly.search import GameSettings, optimize_kernel
+from kernelwright.assembly.testbed import DEFAULT_ARCHITECTURE, GPU_BACKEND, open_game
 from kernelwright.config import build, read_toml
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.gpu import disassemble
@@ -30,7 +31,7 @@ from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.records import RunDirectory
-from kernelwright.sass import check_report, load
+from kernelwright.sass import check_report
 
 PAPER_GEOMEAN, PAPER_MAX = 1.09, 1.26
 """Over the -O3 schedules of six kernels on an A100, from the abstract. Numbers per kernel were not published as such."""
@@ -47,7 +48,7 @@ class Recipe(BaseModel):
     agents: tuple[str, ...] = AGENTS
     budget: int = Field(default=2000, ge=1)
     moves: str = "paper"
-    horizon: int = Field(default=32, ge=1)
+    horizon: int = Field(default=PAPER_HORIZON, ge=1)
     seed: int = 1337
     backend: str = GPU_BACKEND
     limit_s: float | None = None
@@ -80,18 +81,17 @@ def tune(recipe: Recipe, name: str, out: Path) -> None:
 
     # 2. The game: state, masked actions and reward are in `kernelwright.assembly.game`; the first two rest on
     #    dependences that the disassembler gives exactly, where the paper's were inferred from operand names.
-    game = sat_down(recipe, name, target)
-
-    # 3. PPO with the paper's network and hyper-parameters (`kernelwright.assembly.ppo`), and its controls. The best
-    #    schedules are then measured again in fresh processes: the best of many noisy measurements is a lucky one.
-    settings = GameSettings(recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s)
-    try:
+    with open_game(target, recipe.backend) as game:
+        # 3. PPO with the paper's network and hyper-parameters (`kernelwright.assembly.ppo`), and its controls. The best
+        #    schedules are then measured again in fresh processes: the best of many noisy measurements is a lucky one.
         result = optimize_kernel(
-            game.program, game.arena, out=out, name=name, settings=settings, kernel_name=game.kernel_name,
-            target=game.target, tell=lambda message: print(f"{name}: {message}", flush=True),
-        )  # fmt: skip
-    finally:
-        game.arena.close()
+            game,
+            out=out,
+            settings=GameSettings(
+                recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s
+            ),
+            tell=lambda message: print(f"{name}: {message}", flush=True),
+        )
     if result.best is None:
         return
 
@@ -124,14 +124,6 @@ def autotuned(recipe: Recipe, name: str, spec: TritonSpec, out: Path) -> Target:
         chosen = min(times, key=lambda found: found["us"])
         run.write_json("autotuned.json", chosen | {"tried": times})
     return replace(spec, num_warps=chosen["num_warps"], num_stages=chosen["num_stages"]).build(name, architecture)
-
-
-def sat_down(recipe: Recipe, name: str, target: Target) -> Game:
-    """The kernel's machine code, and where its schedules are measured."""
-    program = load(target.cubin, disassemble)
-    if recipe.backend == GPU_BACKEND:
-        return Game(name, program, GpuArena(target, program), target.spec.entry, target)
-    return Game(name, program, simulated_arena(recipe.backend, target.architecture), target.spec.entry, target)
 
 
 def deployed(out: Path) -> str:

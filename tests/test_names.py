@@ -9,14 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "kernelwright"
 SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if "suite" not in path.parts}
 
-STILL_TWICE: set[str] = {
-    "Candidate",
-    "Measurement",
-    "Policy",
-    "Record",
-    "Step",
-    "Verdict",
-}
+STILL_TWICE: set[str] = set()
 STILL_LONG_FUNCTIONS: set[str] = {
     "train_self_supervised",
 }

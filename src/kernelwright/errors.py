@@ -35,7 +35,6 @@
         ├── ChannelTimeoutError              no complete message arrived in time
         ├── ChannelGarbageError              what arrived is not a message
         ├── RequestError                     an HTTP request is answered with a status of 400 or above
-        ├── ScheduleRejectedError            a schedule of machine code has no cost
         ├── ScheduleFailedError              a schedule ended the process it ran in
         ├── BudgetSpentError                 a search of schedules has no budget left: its ordinary end
         ├── UntraceableError                 a module has no operator graph that could be printed

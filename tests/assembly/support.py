@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 
 from kernelwright.gpu import compile_triton, disassemble
 from kernelwright.gpu.corpus import CORPUS
 from kernelwright.gpu.driver import GpuIdentity
+from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import load
 
 ORIGINAL_US = 20.0
@@ -76,5 +76,5 @@ class WrongWhenMovedFar:
 
     def measure(self, schedule):
         if schedule.moved > 6:
-            return SimpleNamespace(status="wrong-output", detail="output 0", cost_us=None, speedup=None)
-        return SimpleNamespace(status="measured", detail="", cost_us=10.0, speedup=1.0 + schedule.moved / 100)
+            return Measurement(Status.WRONG_OUTPUT, detail="output 0")
+        return Measurement(Status.MEASURED, 10.0, 10.0 + schedule.moved / 10)

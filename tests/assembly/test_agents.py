@@ -1,4 +1,4 @@
-"""Agents and their ledger: budgets, memory, seeds, resuming, failures, and that PPO learns."""
+"""Agents and their budget: budgets, memory, seeds, resuming, failures, and that PPO learns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.assembly import agents as assembly_agents
-from kernelwright.assembly.agents import AGENTS, Table, agent_named, play
+from kernelwright.assembly.agents import AGENTS, agent_named, play
 from kernelwright.assembly.backends import SimulatedIssue, StaticIssueCycles, schedule_digest
-from kernelwright.assembly.budget import Ledger, append_line, read_entries
+from kernelwright.assembly.budget import Budget, append_line, read_entries
+from kernelwright.assembly.context import AgentContext
 from kernelwright.assembly.game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.assembly.search import GameSettings
 from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureError, UsageError
@@ -44,8 +45,8 @@ class Counting(StaticIssueCycles):
         return super().cost(schedule)
 
 
-def ledger_of(program, budget, agent="greedy", backends=None, **options):
-    return Ledger(program.kernel(), backends or [StaticIssueCycles()], budget, agent, **options)
+def budget_of(program, schedules, agent="greedy", backends=None, **options):
+    return Budget(program.kernel(), backends or [StaticIssueCycles()], schedules, agent, **options)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +58,15 @@ def program():
 @pytest.mark.parametrize("moves", ["paper", "beyond"])
 def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agent, moves):
     counting = Counting()
-    budget = 60 if agent == "guided" else 150
-    ledger = ledger_of(program, budget, agent, [counting])
-    play(agent, Table(program, None, ledger, seed=0, moves=moves))
-    assert ledger.spent == len(set(counting.digests)) == len(counting.digests) == budget
-    assert ledger.stopped_by == "schedules"
-    best = ledger.best(1)
+    schedules = 60 if agent == "guided" else 150
+    budget = budget_of(program, schedules, agent, [counting])
+    play(agent, AgentContext(program, None, budget, seed=0, moves=moves))
+    assert budget.spent == len(set(counting.digests)) == len(counting.digests) == schedules
+    assert budget.stopped_by == "schedules"
+    best = budget.best(1)
     assert best
     assert best[0].measurement.relative < 1.0
-    schedule = ledger.schedule_of(best[0])
+    schedule = budget.schedule_of(best[0])
     assert schedule_digest(schedule) == best[0].digest
     assert check(program.image.data, schedule.cubin(program), disassemble) == []
 
@@ -74,9 +75,9 @@ def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agen
 def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, agent):
     found = []
     for seed in (1, 1, 2):
-        ledger = ledger_of(program, 40, agent)
-        play(agent, Table(program, None, ledger, seed=seed))
-        found.append([entry.digest for entry in ledger.entries])
+        budget = budget_of(program, 40, agent)
+        play(agent, AgentContext(program, None, budget, seed=seed))
+        found.append([entry.digest for entry in budget.entries])
     assert found[0] == found[1] != found[2]
 
 
@@ -84,17 +85,17 @@ def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, 
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, tmp_path, monkeypatch):
     # What was paid for is played again without paying, for longer than a search looks in vain.
     monkeypatch.setattr(assembly_agents, "_IDLE_ROUNDS", 20)
-    whole = ledger_of(program, 60, agent)
-    play(agent, Table(program, None, whole, seed=5))
+    whole = budget_of(program, 60, agent)
+    play(agent, AgentContext(program, None, whole, seed=5))
     path = tmp_path / "schedules.jsonl"
-    first = ledger_of(program, 25, agent, path=path)
-    play(agent, Table(program, None, first, seed=5))
+    first = budget_of(program, 25, agent, path=path)
+    play(agent, AgentContext(program, None, first, seed=5))
     with path.open("ab") as file:
         file.write(b'{"number": 26, "agent": "gr')
     counting = Counting()
-    second = ledger_of(program, 60, agent, [counting], path=path)
+    second = budget_of(program, 60, agent, [counting], path=path)
     assert second.spent == 25
-    play(agent, Table(program, None, second, seed=5))
+    play(agent, AgentContext(program, None, second, seed=5))
     assert len(counting.digests) == 35
     assert [entry.digest for entry in second.entries] == [entry.digest for entry in whole.entries]
     assert [e.digest for e in read_entries(path, agent)] == [e.digest for e in whole.entries]
@@ -102,10 +103,10 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, t
 
 def test_several_backends_share_one_budget_and_never_repeat(program):
     counting = Counting()
-    ledger = ledger_of(program, 90, "anneal", [counting] * 3)
-    play("anneal", Table(program, None, ledger, seed=1))
-    assert ledger.lanes == 3
-    assert ledger.spent == len(counting.digests) == 90
+    budget = budget_of(program, 90, "anneal", [counting] * 3)
+    play("anneal", AgentContext(program, None, budget, seed=1))
+    assert budget.lanes == 3
+    assert budget.spent == len(counting.digests) == 90
 
 
 def test_time_ends_a_search_too(program):
@@ -115,46 +116,46 @@ def test_time_ends_a_search_too(program):
         now[0] += 1.0
         return now[0]
 
-    ledger = ledger_of(program, 1000, "random", limit_s=20.0, clock=clock)
-    play("random", Table(program, None, ledger))
-    assert ledger.stopped_by == "time"
-    assert 0 < ledger.spent <= 20
+    budget = budget_of(program, 1000, "random", limit_s=20.0, clock=clock)
+    play("random", AgentContext(program, None, budget))
+    assert budget.stopped_by == "time"
+    assert 0 < budget.spent <= 20
 
 
 def test_the_original_is_free_and_known_schedules_are_too(program):
-    ledger = ledger_of(program, 1)
+    budget = budget_of(program, 1)
     schedule = Schedule(program.kernel())
-    assert ledger.measured(schedule).relative == 1.0
+    assert budget.measure(schedule).relative == 1.0
     schedule.play(next(schedule.legal_moves()))
-    assert ledger.measured(schedule) is ledger.measured(schedule)
-    assert ledger.spent == 1
+    assert budget.measure(schedule) is budget.measure(schedule)
+    assert budget.spent == 1
     schedule.play(list(schedule.legal_moves(max_distance=2))[-1])
     with pytest.raises(BudgetSpentError):
-        ledger.measured(schedule)
+        budget.measure(schedule)
     with pytest.raises(UsageError, match="wanted a budget"):
-        ledger_of(program, 0)
+        budget_of(program, 0)
 
 
 def test_records_say_what_happened_and_repeat_no_moves(program, tmp_path):
     path = tmp_path / "schedules.jsonl"
-    ledger = ledger_of(program, 80, "anneal", path=path)
-    play("anneal", Table(program, None, ledger, seed=2))
+    budget = budget_of(program, 80, "anneal", path=path)
+    play("anneal", AgentContext(program, None, budget, seed=2))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["number"] for line in lines] == list(range(1, 81))
     assert all(line["status"] == "measured" and line["cost"] > 0 and line["baseline"] > 0 for line in lines)
     assert all(line["agent"] == "anneal" and len(line["digest"]) == 64 for line in lines)
     assert sum(len(line["moves"]) for line in lines) <= 3 * len(lines)
-    for entry in (ledger.entries[10], ledger.entries[-1]):
-        assert schedule_digest(ledger.schedule_of(entry)) == entry.digest
+    for entry in (budget.entries[10], budget.entries[-1]):
+        assert schedule_digest(budget.schedule_of(entry)) == entry.digest
 
 
 @pytest.mark.parametrize("agent", SEARCHES)
 def test_a_schedule_that_fails_is_on_record_and_never_the_best(program, agent):
-    ledger = ledger_of(program, 80, agent, [WrongWhenMovedFar()])
-    play(agent, Table(program, None, ledger, seed=0))
-    statuses = {entry.measurement.status for entry in ledger.entries}
+    budget = budget_of(program, 80, agent, [WrongWhenMovedFar()])
+    play(agent, AgentContext(program, None, budget, seed=0))
+    statuses = {entry.measurement.status for entry in budget.entries}
     assert statuses == {"measured", "wrong-output"}
-    assert all(entry.measurement.status == "measured" for entry in ledger.best(80))
+    assert all(entry.measurement.status == "measured" for entry in budget.best(80))
 
 
 def test_a_failure_ends_the_episode_with_the_papers_reward(program):
@@ -240,7 +241,6 @@ def test_the_simulated_issue_knows_waits_that_the_sum_of_stalls_does_not(program
         if schedule.issue_cycles == original.issue_cycles:
             costs.add(backend.cost(schedule))
     assert len(costs) > 1
-    assert not backend.is_time
 
 
 def random_policy_returns(program, horizon, episodes):
@@ -265,33 +265,33 @@ def test_ppo_learns(program, tmp_path):
 
     by_chance = random_policy_returns(program, 16, 40)
     torch.set_num_threads(1)
-    ledger = ledger_of(program, 350, "ppo")
+    budget = budget_of(program, 350, "ppo")
     config = PpoConfig(features=32, learning_rate=1e-3, minibatch=16)
     with pytest.raises(BudgetSpentError):
-        train(Table(program, None, ledger, seed=1, moves="paper", horizon=16, directory=tmp_path), config)
-    assert ledger.spent == 350
+        train(AgentContext(program, None, budget, seed=1, moves="paper", horizon=16, directory=tmp_path), config)
+    assert budget.spent == 350
     curve = [json.loads(line) for line in (tmp_path / "ppo.jsonl").read_text().splitlines()]
     learnt = np.mean([line["mean_return"] for line in curve[-3:]])
     assert learnt > np.quantile(by_chance, 0.9)
     assert learnt > np.mean(by_chance) + 1.0
-    assert ledger.best(1)[0].measurement.relative < 0.99
+    assert budget.best(1)[0].measurement.relative < 0.99
     assert (tmp_path / "policy.zip").exists()
     assert curve[-1]["entropy"] > 0
 
 
 def test_ppo_plays_the_wider_game_on_several_backends_with_the_papers_network(program):
-    ledger = ledger_of(program, 20, "ppo", [StaticIssueCycles()] * 2)
-    play("ppo", Table(program, None, ledger, seed=1, horizon=8))
-    assert ledger.spent == 20
-    assert ledger.stopped_by == "schedules"
+    budget = budget_of(program, 20, "ppo", [StaticIssueCycles()] * 2)
+    play("ppo", AgentContext(program, None, budget, seed=1, horizon=8))
+    assert budget.spent == 20
+    assert budget.stopped_by == "schedules"
 
 
 def test_ppos_network_goes_where_it_is_told(program, monkeypatch):
     from kernelwright.assembly import ppo as assembly_ppo
 
     told = []
-    monkeypatch.setattr(assembly_ppo, "train", lambda table, config: told.append(config.device))
-    play("ppo", Table(program, None, ledger_of(program, 20, "ppo"), network_device="cuda:1"))
+    monkeypatch.setattr(assembly_ppo, "train", lambda context, config: told.append(config.device))
+    play("ppo", AgentContext(program, None, budget_of(program, 20, "ppo"), network_device="cuda:1"))
     assert told == ["cuda:1"]
 
 
@@ -329,19 +329,19 @@ def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
     monkeypatch.setattr(assembly_ppo, "_in_turns", lambda device: (algorithm, policy))
     monkeypatch.setattr("kernelwright.judge.resolve_device", lambda device: "cpu")
     small = assembly_ppo.PpoConfig(rollout_steps=8, features=8, device="cuda:0")
-    ledger = ledger_of(program, 20, "ppo", [Watching()])
+    budget = budget_of(program, 20, "ppo", [Watching()])
     with pytest.raises(BudgetSpentError):
-        assembly_ppo.train(Table(program, None, ledger, horizon=8), small)
+        assembly_ppo.train(AgentContext(program, None, budget, horizon=8), small)
     assert {name for name, _ in worked} == {"evaluate_actions", "extract_features"}
     assert all(in_turn for _, in_turn in worked)
     assert turns == ["begin", "waited", "end"] * (len(turns) // 3)
 
 
 def test_a_network_on_a_gpu_that_is_not_there_is_an_error_before_anything_is_played(program):
-    ledger = ledger_of(program, 20, "ppo")
+    budget = budget_of(program, 20, "ppo")
     with pytest.raises(DeviceError):
-        play("ppo", Table(program, None, ledger, network_device="cuda:7"))
-    assert ledger.spent == 0
+        play("ppo", AgentContext(program, None, budget, network_device="cuda:7"))
+    assert budget.spent == 0
 
 
 class Contrary(StaticIssueCycles):
@@ -367,23 +367,23 @@ def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program,
             return simulated(schedule, move, architecture)
 
         monkeypatch.setattr(assembly_agents, "_simulated", count)
-        play("guided", Table(program, None, ledger_of(program, 60, "guided", [Contrary(sign)]), seed=0))
+        play("guided", AgentContext(program, None, budget_of(program, 60, "guided", [Contrary(sign)]), seed=0))
     assert asked[-1] < 0.8 * asked[1]
 
 
 @pytest.mark.parametrize("agent", SEARCHES)
 def test_a_search_begins_where_it_is_told(program, agent):
-    first = ledger_of(program, 150)
-    play("greedy", Table(program, None, first, seed=0))
+    first = budget_of(program, 150)
+    play("greedy", AgentContext(program, None, first, seed=0))
     (best,) = first.best(1)
     start = tuple(first.moves_to(best))
-    ledger = ledger_of(program, 30, agent)
-    play(agent, Table(program, None, ledger, seed=1, start=start))
-    assert all(tuple(ledger.moves_to(entry))[: len(start)] == start for entry in ledger.entries)
-    assert ledger.spent == 30
+    budget = budget_of(program, 30, agent)
+    play(agent, AgentContext(program, None, budget, seed=1, start=start))
+    assert all(tuple(budget.moves_to(entry))[: len(start)] == start for entry in budget.entries)
+    assert budget.spent == 30
     if agent != "random":
-        assert ledger.entries[0].digest == best.digest
-        assert ledger.best(1)[0].measurement.relative <= best.measurement.relative
+        assert budget.entries[0].digest == best.digest
+        assert budget.best(1)[0].measurement.relative <= best.measurement.relative
 
 
 def test_ppo_begins_at_the_original(program):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.assembly.arena import GpuArena, Verdict, open_game, simulated_arena
 from kernelwright.assembly.explanation import grouped, lessons, played, steps_to
 from kernelwright.assembly.search import GameSettings, optimize_kernel
+from kernelwright.assembly.testbed import Game, GpuTestbed, ScheduleVerdict, find_game, simulated_testbed
 from kernelwright.deploy.deploy import read_winner
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
@@ -31,10 +31,10 @@ def program():
     return program_of()
 
 
-def tuned(program, out, *, arena=None, **options):
+def tuned(program, out, *, testbed=None, **options):
     settings = GameSettings(**{"agents": ("greedy",), "budget": 60, "learn": False, **options})
-    arena = arena or simulated_arena("static-issue-cycles", 80)
-    return optimize_kernel(program, arena, out=out, name="row_sum", settings=settings)
+    testbed = testbed or simulated_testbed("static-issue-cycles", 80)
+    return optimize_kernel(Game("row_sum", program, testbed), out=out, settings=settings)
 
 
 def lines(path):
@@ -116,12 +116,13 @@ def target(program):
 
 
 def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program, target, tmp_path):
-    arena = GpuArena(target, program, [0, 1], launcher_on=faster_when_changed, processes=2)
+    testbed = GpuTestbed(target, program, [0, 1], launcher_on=faster_when_changed, processes=2)
     try:
         settings = GameSettings(agents=("greedy",), budget=12)
-        result = optimize_kernel(program, arena, out=tmp_path, name="row_sum", settings=settings, target=target)
+        game = Game("row_sum", program, testbed, target=target)
+        result = optimize_kernel(game, out=tmp_path, settings=settings)
     finally:
-        arena.close()
+        testbed.close()
     assert result.best.is_gain
     assert result.best.baseline == pytest.approx(ORIGINAL_US)
     assert result.best.processes == 2
@@ -142,11 +143,11 @@ def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program,
 
 
 def test_what_does_not_hold_is_no_winner(program, target, tmp_path):
-    arena = GpuArena(target, program, [0], launcher_on=never_faster, processes=1)
+    testbed = GpuTestbed(target, program, [0], launcher_on=never_faster, processes=1)
     try:
-        result = tuned(program, tmp_path, arena=arena, budget=10)
+        result = tuned(program, tmp_path, testbed=testbed, budget=10)
     finally:
-        arena.close()
+        testbed.close()
     assert result.best is None
     assert not (tmp_path / "tuned.cubin").exists()
     assert "No gain" in (tmp_path / "report.html").read_text()
@@ -156,11 +157,11 @@ def test_wrong_outputs_and_faults_are_verdicts(program, target):
     changed = Schedule(program.kernel())
     changed.play(next(changed.legal_moves()))
     original = Schedule(program.kernel())
-    arena = GpuArena(target, program, [0], launcher_on=wrong_when_changed, processes=1)
+    testbed = GpuTestbed(target, program, [0], launcher_on=wrong_when_changed, processes=1)
     try:
-        wrong, right = arena.confirm([changed, original])
+        wrong, right = testbed.confirm([changed, original])
     finally:
-        arena.close()
+        testbed.close()
     assert wrong.wrong is not None
     assert (wrong.speedup, wrong.is_gain) == (None, False)
     assert right.wrong is None
@@ -169,12 +170,12 @@ def test_wrong_outputs_and_faults_are_verdicts(program, target):
 
 
 class Lucky:
-    """An arena whose search sees gains that its re-measurement does not confirm."""
+    """A testbed whose search sees gains that its re-measurement does not confirm."""
 
     is_simulated = True
 
     def __init__(self):
-        self.inner = simulated_arena("static-issue-cycles", 80)
+        self.inner = simulated_testbed("static-issue-cycles", 80)
         self.backends = self.inner.backends
         self.confirmed = 0
 
@@ -183,20 +184,20 @@ class Lucky:
 
     def confirm(self, schedules):
         self.confirmed += len(schedules)
-        return [Verdict(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)] * len(schedules)
+        return [ScheduleVerdict(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)] * len(schedules)
 
     def weigh(self, schedule):
-        return Verdict(1.02, 1.01, 1.03, 0.001, 20.0, None, 1)
+        return ScheduleVerdict(1.02, 1.01, 1.03, 0.001, 20.0, None, 1)
 
     def describe(self):
         return {}
 
 
 def test_luck_in_the_search_is_not_a_gain(program, tmp_path):
-    arena = Lucky()
-    result = tuned(program, tmp_path, arena=arena)
+    testbed = Lucky()
+    result = tuned(program, tmp_path, testbed=testbed)
     assert result.best is None
-    assert arena.confirmed == 2
+    assert testbed.confirmed == 2
     assert result.summary["agents"]["greedy"]["confirmed"] is None
     assert result.summary["agents"]["greedy"]["best_in_search"] > 1
 
@@ -204,10 +205,10 @@ def test_luck_in_the_search_is_not_a_gain(program, tmp_path):
 @pytest.mark.parametrize(
     ("verdict", "gain"),
     [
-        (Verdict(1.1, 1.05, 1.2, 0.02, 1.0, None, 5), True),
-        (Verdict(1.1, 1.02, 1.2, 0.02, 1.0, None, 5), False),
-        (Verdict(1.1, 1.05, 1.2, 0.02, 1.0, "output 0 differs", 5), False),
-        (Verdict(None, None, None, None, None, "fault", 5), False),
+        (ScheduleVerdict(1.1, 1.05, 1.2, 0.02, 1.0, None, 5), True),
+        (ScheduleVerdict(1.1, 1.02, 1.2, 0.02, 1.0, None, 5), False),
+        (ScheduleVerdict(1.1, 1.05, 1.2, 0.02, 1.0, "output 0 differs", 5), False),
+        (ScheduleVerdict(None, None, None, None, None, "fault", 5), False),
     ],
 )
 def test_a_gain_is_right_and_clears_the_noise(verdict, gain):
@@ -230,9 +231,9 @@ def test_the_steps_to_a_schedule_lead_there(which, seed, moves):
 
 
 def test_leaving_out_the_move_that_matters_loses_the_gain(program):
-    arena = simulated_arena("static-issue-cycles", 80)
+    testbed = simulated_testbed("static-issue-cycles", 80)
     original = Schedule(program.kernel())
-    cost = arena.backends[0].cost
+    cost = testbed.backends[0].cost
     costs = []
     for move in original.legal_moves(max_distance=6):
         twin = original.copy()
@@ -240,7 +241,7 @@ def test_leaving_out_the_move_that_matters_loses_the_gain(program):
         costs.append((cost(twin), (move.source, move.target), twin))
     schedule = min(costs, key=lambda found: found[:2])[2]
     assert cost(schedule) < cost(original)
-    found = lessons(schedule, lambda s: arena.weigh(s).to_json())
+    found = lessons(schedule, lambda s: testbed.weigh(s).to_json())
     assert len(found) == 1
     assert found[0]["without"]["speedup"] == 1.0
     change = found[0]["changes"][0]
@@ -278,10 +279,10 @@ def test_no_schedule_falls_below_the_simulated_bound(name, architecture):
 def test_a_bare_cubin_can_be_played_but_not_timed(program, tmp_path, monkeypatch):
     path = tmp_path / "kernel.cubin"
     path.write_bytes(program.image.data)
-    game = open_game(str(path), "simulated-issue")
+    game = find_game(str(path), "simulated-issue")
     assert load(path.read_bytes(), disassemble).kernel().name == game.program.kernel().name
     monkeypatch.setattr("kernelwright.gpu.driver.gpu_identity", lambda device: None)
     with pytest.raises(UsageError, match="bare cubin"):
-        open_game(str(path))
+        find_game(str(path))
     with pytest.raises(UsageError, match="wanted a backend"):
-        open_game(str(path), "guesses")
+        find_game(str(path), "guesses")

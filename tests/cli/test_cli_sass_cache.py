@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.cli import main
-from kernelwright.deploy.cache import CacheEntry, CacheKey, Measurement, Proof, TunedCache
+from kernelwright.deploy.cache import CacheEntry, CacheKey, ConfirmedSpeedup, Proof, TunedCache
 
 ENTRY_CONTRACT = ["key", "kernel", "architecture", "gpu", "signature", "moved"]
 ENTRY_CONTRACT += ["speedup", "speedup_low", "speedup_high", "driver", "run"]
@@ -17,7 +17,7 @@ ENTRY_CONTRACT += ["speedup", "speedup_low", "speedup_high", "driver", "run"]
 
 def put(root: Path, identity: str, *, measured: bool) -> str:
     cubin = identity.encode()
-    found = Measurement(
+    found = ConfirmedSpeedup(
         speedup=1.05,
         speedup_low=1.03,
         speedup_high=1.07,

@@ -189,7 +189,7 @@ def test_where_no_schedule_was_faster_nothing_was_measured_again(cubin, tmp_path
 
 @pytest.mark.parametrize("names", [["config.json", "original.cubin"], ["config.json", "schedules.jsonl"]])
 def test_an_interrupted_search_says_and_keeps_what_was_measured(names, cubin, tmp_path, monkeypatch, capsys):
-    def interrupted(program, arena, *, out, **arguments):
+    def interrupted(game, *, out, **arguments):
         for name in names:
             (out / name).touch()
         raise KeyboardInterrupt

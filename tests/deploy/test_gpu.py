@@ -32,7 +32,8 @@ from kernelwright.judge.schedules.contained import (
     ScheduleFailedError,
     ScheduleFailure,
 )
-from kernelwright.judge.schedules.measure import Confirmation, GpuBackend, Status, confirm
+from kernelwright.judge.schedules.measure import Confirmation, GpuBackend, confirm
+from kernelwright.judge.schedules.measurement import Status
 from kernelwright.records import Candidate, Task
 from kernelwright.records.intervals import Interval
 from kernelwright.sass.code.identity import code_of

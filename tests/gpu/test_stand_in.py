@@ -17,7 +17,8 @@ from kernelwright.gpu.launch_spec import TensorArgument
 from kernelwright.gpu.launcher import CudaLauncher
 from kernelwright.gpu.target import load_target
 from kernelwright.judge.schedules.contained import TURNS_VARIABLE, ContainedLauncher, Plan
-from kernelwright.judge.schedules.measure import GpuBackend, Status
+from kernelwright.judge.schedules.measure import GpuBackend
+from kernelwright.judge.schedules.measurement import Status
 from kernelwright.sass import Schedule, load
 from tests.gpu import stand_in
 from tests.gpu.fakes import SPEC, who_samples_when

@@ -1,7 +1,7 @@
-"""Who plays the assembly game: searches that need nothing but chance, and one interface for all.
+"""Searches that play the assembly game, and one interface for all agents; PPO is in `kernelwright.assembly.ppo`.
 
-An agent plays until its ledger's budget is spent. What it does follows from its seed and from the costs it
-is told, so that a run which is repeated on the same records repeats itself. PPO is in `assembly_ppo`.
+An agent plays until its budget is spent. What it does follows from its seed and the costs alone, so a run that is repeated
+on the same records repeats itself.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from kernelwright.assembly.budget import Ledger
+from kernelwright.assembly.context import AgentContext
 from kernelwright.errors import BudgetSpentError, UsageError
-from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
+from kernelwright.sass import AnyMove, Schedule
 from kernelwright.sass.scheduling.sweeps import play_sweep
 from kernelwright.sass.simulator import simulate
 
-PAPER_HORIZON = 32
-"""Moves of an episode in CuAsmRL's code."""
 PAPER_TEMPERATURE = 1.0
 PAPER_COOLING = 0.003
 PAPER_LAST_TEMPERATURE = 0.05
@@ -33,58 +30,10 @@ _IDLE_ROUNDS = 256
 had paid for is new to the one that goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What an agent sits down to.
-
-    Attributes:
-        program: the cubin.
-        kernel_name: which of its kernels, when there are several.
-        ledger: where schedules are measured, and the budget.
-        seed: where chance starts.
-        moves: `paper` for the swaps of memory instructions of CuAsmRL, `beyond` for moves of every kind.
-        horizon: moves of an episode, for agents that play episodes.
-        directory: where an agent may keep files of its own; None keeps none.
-        start: moves from the original to the schedule where every search begins; PPO begins at the original.
-        network_device: where PPO's network is, as torch names devices.
-    """
-
-    program: Program
-    kernel_name: str | None
-    ledger: Ledger
-    seed: int = 0
-    moves: str = "beyond"
-    horizon: int = PAPER_HORIZON
-    directory: Path | None = None
-    start: tuple[AnyMove, ...] = ()
-    network_device: str = "cpu"
-
-    @property
-    def neighbourhood(self) -> Neighbourhood:
-        """The moves that searches without a numbering of actions may make."""
-        return NEIGHBOURHOODS[self.moves]
-
-    def schedule(self) -> Schedule:
-        """Return the schedule where a search begins."""
-        schedule = Schedule(self.program.kernel(self.kernel_name))
-        for move in self.start:
-            schedule.play(move)
-        return schedule
-
-
-_OFTENER = ("move", "cluster")
-NEIGHBOURHOODS = {
-    "paper": Neighbourhood(kinds=("move",), max_distance=1, memory_only=True, hot_share=0.0),
-    "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
-}
-"""Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
-gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
-
-
 class Agent(Protocol):
     """Plays until the budget is spent or nothing more comes to its mind."""
 
-    def __call__(self, table: Table) -> None:
+    def __call__(self, context: AgentContext) -> None:
         """Play.
 
         Raises:
@@ -93,7 +42,7 @@ class Agent(Protocol):
         ...
 
 
-def play(name: str, table: Table) -> None:
+def play(name: str, context: AgentContext) -> None:
     """Let the agent of this name play until its budget is spent.
 
     Raises:
@@ -102,7 +51,7 @@ def play(name: str, table: Table) -> None:
     """
     agent = agent_named(name)
     try:
-        agent(table)
+        agent(context)
     except BudgetSpentError:
         return
 
@@ -124,10 +73,10 @@ def agent_named(name: str) -> Agent:
     return _SEARCHES[name]
 
 
-def _play_ppo(table: Table) -> None:
+def _play_ppo(context: AgentContext) -> None:
     from kernelwright.assembly.ppo import PpoConfig, train
 
-    train(table, PpoConfig(device=table.network_device))
+    train(context, PpoConfig(device=context.network_device))
 
 
 @dataclass(slots=True)
@@ -142,59 +91,59 @@ class _Chain:
     is_guided: bool = False
 
 
-def _chains(table: Table) -> list[_Chain]:
-    return [_Chain(random.Random(f"{table.seed}/{lane}"), table.schedule()) for lane in range(table.ledger.lanes)]
+def _chains(context: AgentContext) -> list[_Chain]:
+    return [_Chain(random.Random(f"{context.seed}/{lane}"), context.schedule()) for lane in range(context.budget.lanes)]
 
 
-def play_randomly(table: Table) -> None:
+def play_randomly(context: AgentContext) -> None:
     """Episodes of random legal moves from the start on, every schedule on the way measured."""
-    chains = _chains(table)
+    chains = _chains(context)
     idle = 0
     while idle < _IDLE_ROUNDS:
-        before = table.ledger.asked
+        before = context.budget.asked
         for chain in chains:
             move = None
-            if len(chain.schedule.history) - len(table.start) < table.horizon:
-                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+            if len(chain.schedule.history) - len(context.start) < context.horizon:
+                move = context.neighbourhood.draw(chain.schedule, chain.rng)
             if move is None:
-                chain.schedule = table.schedule()
-                move = table.neighbourhood.draw(chain.schedule, chain.rng)
+                chain.schedule = context.schedule()
+                move = context.neighbourhood.draw(chain.schedule, chain.rng)
             if move is None:
                 return
             chain.schedule.play(move)
-        table.ledger.measured_all([chain.schedule for chain in chains])
-        idle = 0 if table.ledger.asked > before else idle + 1
+        context.budget.measure_all([chain.schedule for chain in chains])
+        idle = 0 if context.budget.asked > before else idle + 1
 
 
-def climb(table: Table) -> None:
+def climb(context: AgentContext) -> None:
     """Hill climbing: keep a random move if the schedule is cheaper for it, take it back otherwise.
 
     After `_PATIENCE` moves in vain, some more are played without looking at the cost.
     """
-    _walk(table, _is_cheaper, kicks=True)
+    _walk(context, _is_cheaper, kicks=True)
 
 
 def _is_cheaper(chain: _Chain, relative: float) -> bool:
     return relative < chain.relative
 
 
-def _play_one(table: Table, chain: _Chain) -> int:
+def _play_one(context: AgentContext, chain: _Chain) -> int:
     """Play a random move and return 1, or 0 where there is none."""
-    move = table.neighbourhood.draw(chain.schedule, chain.rng)
+    move = context.neighbourhood.draw(chain.schedule, chain.rng)
     if move is None:
         return 0
     chain.schedule.play(move)
     return 1
 
 
-def climb_guided(table: Table) -> None:
+def climb_guided(context: AgentContext) -> None:
     """Hill climbing whose moves are often those, out of several random ones each, that a model thinks cheapest.
 
     The model is the simulated issue. Its opinion costs no budget, and only what is measured decides: also how often the
     model is asked, since on some kernels it knows better than chance and on others worse.
     """
-    architecture = table.program.image.architecture
-    asked = {True: _Record(), False: _Record()}
+    architecture = context.program.image.architecture
+    asked = {True: _KeepRate(), False: _KeepRate()}
 
     def judge(chain: _Chain, relative: float) -> bool:
         better = relative < chain.relative
@@ -205,18 +154,18 @@ def climb_guided(table: Table) -> None:
         share = asked[True].rate / (asked[True].rate + asked[False].rate)
         chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
         if not chain.is_guided:
-            return _play_one(table, chain)
-        drawn = (table.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
+            return _play_one(context, chain)
+        drawn = (context.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
         moves = list(dict.fromkeys(move for move in drawn if move is not None))
         if not moves:
             return 0
         chain.schedule.play(min(moves, key=lambda move: _simulated(chain.schedule, move, architecture)))
         return 1
 
-    _walk(table, judge, kicks=True, propose=propose)
+    _walk(context, judge, kicks=True, propose=propose)
 
 
-def climb_in_sweeps(table: Table) -> None:
+def climb_in_sweeps(context: AgentContext) -> None:
     """Hill climbing in which every other proposal treats a stretch of like instructions alike; see `play_sweep`.
 
     A sweep is several moves and one schedule of the budget. CuAsmRL's game has none, so with its moves this is `climb`.
@@ -224,15 +173,15 @@ def climb_in_sweeps(table: Table) -> None:
 
     def propose(chain: _Chain) -> int:
         played = 0
-        if table.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
+        if context.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
             played = play_sweep(chain.schedule, chain.rng)
-        return played or _play_one(table, chain)
+        return played or _play_one(context, chain)
 
-    _walk(table, _is_cheaper, kicks=True, propose=propose)
+    _walk(context, _is_cheaper, kicks=True, propose=propose)
 
 
 @dataclass(slots=True)
-class _Record:
+class _KeepRate:
     """How often moves of one origin were kept, as if one of two had been before any was tried."""
 
     kept: int = 1
@@ -262,7 +211,7 @@ _SWEEPS_SHARE = 0.5
 """Of the proposals of `climb_in_sweeps`. These five are our choice."""
 
 
-def anneal(table: Table) -> None:
+def anneal(context: AgentContext) -> None:
     """Simulated annealing with CuAsmRL's temperatures.
 
     Whenever the last temperature is reached, it goes on at half the first one.
@@ -278,11 +227,11 @@ def anneal(table: Table) -> None:
             temperature = PAPER_TEMPERATURE / 2
         return accepted
 
-    _walk(table, judge, kicks=False)
+    _walk(context, judge, kicks=False)
 
 
 def _walk(
-    table: Table,
+    context: AgentContext,
     judge: Callable[[_Chain, float], bool],
     kicks: bool,
     propose: Callable[[_Chain], int] | None = None,
@@ -291,27 +240,27 @@ def _walk(
 
     A proposal plays moves and returns how many; none ends the walk.
     """
-    propose = propose or functools.partial(_play_one, table)
-    chains = _chains(table)
+    propose = propose or functools.partial(_play_one, context)
+    chains = _chains(context)
     # The original is measured already, and free.
-    begin = table.ledger.measured(chains[0].schedule).relative or 1.0
+    begin = context.budget.measure(chains[0].schedule).relative or 1.0
     for chain in chains:
         chain.relative = begin
-    best: tuple[float, Schedule] = (begin, table.schedule())
+    best: tuple[float, Schedule] = (begin, context.schedule())
     idle = 0
     while idle < _IDLE_ROUNDS:
-        before = table.ledger.asked
+        before = context.budget.asked
         for chain in chains:
             if kicks and chain.misses >= _PATIENCE:
                 chain.schedule, chain.relative, chain.misses = best[1].copy(), math.inf, 0
                 for _ in range(_KICK_MOVES - 1):
-                    kick = table.neighbourhood.draw(chain.schedule, chain.rng)
+                    kick = context.neighbourhood.draw(chain.schedule, chain.rng)
                     if kick is not None:
                         chain.schedule.play(kick)
             chain.proposed = propose(chain)
             if not chain.proposed:
                 return
-        for chain, measurement in zip(chains, table.ledger.measured_all([c.schedule for c in chains]), strict=True):
+        for chain, measurement in zip(chains, context.budget.measure_all([c.schedule for c in chains]), strict=True):
             relative = measurement.relative
             if relative is None or not judge(chain, relative):
                 for _ in range(chain.proposed):
@@ -322,7 +271,7 @@ def _walk(
             chain.relative = relative
             if relative < best[0]:
                 best = (relative, chain.schedule.copy())
-        idle = 0 if table.ledger.asked > before else idle + 1
+        idle = 0 if context.budget.asked > before else idle + 1
 
 
 _SEARCHES: dict[str, Agent] = {

@@ -1,92 +1,80 @@
-"""What a schedule costs: the interface of backends, those that need no GPU, and one spelling of their answers.
+"""Says what a schedule costs: the interface of backends, and those that need no GPU.
 
-The backend that measures on a GPU is `kernelwright.judge.schedules.measure.GpuBackend`. Costs of the backends here
-are no times: each names its unit, and `is_time` says it once more.
+The backend that measures on a GPU is `kernelwright.judge.schedules.measure.GpuBackend`. The costs of models are no times.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from kernelwright.errors import UsageError
+from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Kernel, Schedule
 from kernelwright.sass.simulator import simulate
 
-MEASURED = "measured"
-"""The status of a schedule that has a cost. Every other status says why one has none."""
 
-
-@runtime_checkable
 class Backend(Protocol):
-    """Says what a schedule costs.
+    """Says what a schedule costs, or why it has no cost."""
 
-    Attributes:
-        name: what is measured or simulated.
-        unit: unit of the cost.
-    """
+    @property
+    def name(self) -> str:
+        """What is measured or simulated."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of the cost."""
+
+    def measure(self, schedule: Schedule) -> Measurement:
+        """Return a schedule's cost beside the original's."""
+
+
+class CostFunction(ABC):
+    """A backend that gives every schedule a cost; subclasses define `cost`."""
 
     name: str
     unit: str
+    _baseline: tuple[Kernel, float] | None = None
 
+    @abstractmethod
     def cost(self, schedule: Schedule) -> float:
         """Return the cost of a schedule, more than zero; less is better."""
-        ...
+
+    def measure(self, schedule: Schedule) -> Measurement:
+        """Return the cost of a schedule beside that of its kernel's original."""
+        known = self._baseline
+        if known is None or known[0] is not schedule.kernel:
+            known = self._baseline = schedule.kernel, self.cost(Schedule(schedule.kernel))
+        return Measurement(Status.MEASURED, self.cost(schedule), known[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What a backend says of one schedule.
-
-    Attributes:
-        status: `MEASURED`, or why there is no cost: `wrong-output`, `fault`, `hang`, `crash`.
-        cost: in the backend's unit; None unless measured.
-        baseline: cost of the original on the same scale; None unless measured.
-        detail: why there is no cost, in words.
-    """
-
-    status: str
-    cost: float | None = None
-    baseline: float | None = None
-    detail: str = ""
-
-    @property
-    def relative(self) -> float | None:
-        """Cost in units of the original's; less is better; None without a cost."""
-        if self.cost is None or self.baseline is None:
-            return None
-        return self.cost / self.baseline
-
-
-class StaticIssueCycles:
-    """Sum of stall counts: cycles in which one warp issues each instruction once. Not a time of any GPU.
+class StaticIssueCycles(CostFunction):
+    """Sum of stall counts: cycles in which one warp issues each instruction once.
 
     It knows neither loops, waits for memory nor other warps. It is for tests and for sorting moves.
     """
 
     name = "static-issue-cycles"
     unit = "issue cycles"
-    is_time = False
 
     def cost(self, schedule: Schedule) -> float:
         """Return the sum of stall counts."""
         return float(schedule.issue_cycles)
 
 
-class SimulatedIssue:
-    """Cycles of a simulated in-order scheduler (`kernelwright.sass.simulator`). Not a time of any GPU.
+class SimulatedIssue(CostFunction):
+    """Cycles of a simulated in-order scheduler (`kernelwright.sass.simulator`).
 
     Args:
         architecture: compute capability times ten.
-        warps: that one scheduler holds.
+        warps: number of warps of one scheduler.
         iterations: passes through each loop.
     """
 
     name = "simulated-issue"
     unit = "simulated cycles"
-    is_time = False
 
     def __init__(self, architecture: int, warps: int = 4, iterations: int = 4) -> None:
         self.architecture = architecture
@@ -98,12 +86,11 @@ class SimulatedIssue:
         return float(simulate(schedule, self.architecture, self.warps, self.iterations))
 
 
-class RecordedTimings:
+class RecordedTimings(CostFunction):
     """Times measured earlier, by the digest of the schedule's code; see `schedule_digest`."""
 
     name = "recorded-timings"
     unit = "us"
-    is_time = True
 
     def __init__(self, times_us: Mapping[str, float]) -> None:
         self.times_us = dict(times_us)
@@ -126,40 +113,3 @@ class RecordedTimings:
 def schedule_digest(schedule: Schedule) -> str:
     """Return the SHA-256 of a schedule's instruction words, in hexadecimal."""
     return hashlib.sha256(b"".join(word.to_bytes(16, "little") for word in schedule.words())).hexdigest()
-
-
-def measure(backend: Any, schedule: Schedule) -> Measurement:
-    """Return what a backend says of a schedule, in one spelling for all of them.
-
-    A backend that tells why a schedule has no cost, as the one for GPUs does, has a method `measure` whose
-    result has `status`, `detail`, `cost_us` and `speedup`; any other has `cost` alone.
-    """
-    if isinstance(backend, _Measuring):
-        return backend.measured(schedule)
-    if not hasattr(backend, "measure"):
-        return Measurement(MEASURED, backend.cost(schedule), backend.cost(_original(schedule.kernel)))
-    verdict = backend.measure(schedule)
-    if verdict.cost_us is None or verdict.speedup is None:
-        return Measurement(str(verdict.status), detail=verdict.detail)
-    return Measurement(MEASURED, verdict.cost_us, verdict.cost_us * verdict.speedup, verdict.detail)
-
-
-@runtime_checkable
-class _Measuring(Protocol):
-    """A backend that answers in this module's own spelling, such as a ledger."""
-
-    def measured(self, schedule: Schedule) -> Measurement:
-        """Return what the backend says of a schedule."""
-        ...
-
-
-_originals: dict[int, tuple[Kernel, Schedule]] = {}
-
-
-def _original(kernel: Kernel) -> Schedule:
-    """Return the kernel's own schedule, made once."""
-    known = _originals.get(id(kernel))
-    if known is None or known[0] is not kernel:
-        _originals.clear()
-        known = _originals[id(kernel)] = (kernel, Schedule(kernel))
-    return known[1]

@@ -1,14 +1,12 @@
-"""The purse of a search: every schedule that is paid for, once, with what it cost.
+"""Measurement cache and budget of a search.
 
-The unit of every budget is a schedule measured. The same schedule is never measured twice in one ledger, a
-finished measurement is on disk before its cost is used, and a search that is run again with the same ledger
-finds what it had paid for: since agents follow from their seed and the costs alone, it goes on where it was.
+The unit of a budget is one measured schedule. No schedule is measured twice, and a measurement is written before its cost is
+used. An agent follows from its seed and the costs alone, so a search that is run again goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.assembly.backends import Measurement, measure, schedule_digest
+from kernelwright.assembly.backends import Backend, schedule_digest
 from kernelwright.errors import BudgetSpentError, UsageError
-from kernelwright.records import not_written, read_objects
+from kernelwright.judge.schedules.measurement import Measurement, Status
+from kernelwright.records import append_lines, not_written, read_objects
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
 
 
@@ -29,8 +28,8 @@ class Entry:
 
     Attributes:
         number: 1 for the agent's first.
-        agent: who wanted to know.
-        digest: of the schedule; see `schedule_digest`.
+        agent: agent that asked.
+        digest: SHA-256 of the schedule; see `schedule_digest`.
         parent: number of the entry from which `moves` lead to this one; 0 is the original.
         moves: what was played since then.
         measurement: what the backend said.
@@ -62,7 +61,7 @@ class Entry:
         """Return the entry that an object spells.
 
         Raises:
-            KeyError, UsageError: it spells none.
+            KeyError, ValueError, UsageError: it spells none.
         """
         return cls(
             value["number"],
@@ -70,17 +69,17 @@ class Entry:
             value["digest"],
             value["parent"],
             tuple(move_from_json(move) for move in value["moves"]),
-            Measurement(value["status"], value["cost"], value["baseline"], value["detail"]),
+            Measurement(Status(value["status"]), value["cost"], value["baseline"], value["detail"]),
         )
 
 
-class Ledger:
-    """A budget of schedules for one agent.
+class Budget:
+    """A number of schedules that one agent may measure, and what was measured.
 
     Args:
         kernel: the kernel that is played on.
         backends: what measures, one for each GPU; a schedule goes to any one of them.
-        budget: schedules to measure, those already on disk included.
+        schedules: number of schedules to measure, those already on disk included.
         agent: whose budget it is.
         path: JSON lines file; entries of this agent in it count as paid for. None keeps nothing.
         limit_s: seconds after which the budget counts as spent, too; None sets no limit.
@@ -99,18 +98,20 @@ class Ledger:
     def __init__(
         self,
         kernel: Kernel,
-        backends: Sequence[Any],
-        budget: int,
+        backends: Sequence[Backend],
+        schedules: int,
         agent: str,
         path: Path | None = None,
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_entry: Callable[[Entry], None] | None = None,
     ) -> None:
-        if budget < 1 or not backends:
-            raise UsageError(f"wanted a budget of at least one schedule and a backend, found {budget} and {len(backends)}")
+        if schedules < 1 or not backends:
+            raise UsageError(
+                f"wanted a budget of at least one schedule and a backend, found {schedules} and {len(backends)}"
+            )
         self.kernel = kernel
-        self.budget = budget
+        self.schedules = schedules
         self.agent = agent
         self.entries: list[Entry] = []
         self.stopped_by: str | None = None
@@ -129,7 +130,7 @@ class Ledger:
         self._on_entry = on_entry
         original = Schedule(kernel)
         self._original_digest = schedule_digest(original)
-        self.original = measure(backends[0], original)
+        self.original = backends[0].measure(original)
         self._nodes: dict[tuple[int, AnyMove], int] = {}
         self._number_at: dict[int, int] = {0: 0}
         self._node_of: dict[int, int] = {0: 0}
@@ -151,31 +152,19 @@ class Ledger:
 
     @property
     def asked(self) -> int:
-        """Different schedules, the original aside, that were asked for since this ledger was opened, paid for or not."""
+        """Different schedules, the original aside, that were asked for since this budget was opened, paid for or not."""
         return len(self._asked)
 
     @property
     def spent_by(self) -> str | None:
         """What is used up, `schedules` or `time`; None while another schedule may be measured."""
-        if self._taken >= self.budget:
+        if self._taken >= self.schedules:
             return "schedules"
         if self._deadline is not None and self._clock() >= self._deadline:
             return "time"
         return None
 
-    def cost(self, schedule: Schedule) -> float:
-        """Return the cost of a schedule relative to the original's.
-
-        Raises:
-            BudgetSpentError: it was not measured yet and there is no budget left.
-            UsageError: it has no cost.
-        """
-        relative = self.measured(schedule).relative
-        if relative is None:
-            raise UsageError("wanted a schedule that has a cost, found one that failed; use `measured`")
-        return relative
-
-    def measured(self, schedule: Schedule) -> Measurement:
+    def measure(self, schedule: Schedule) -> Measurement:
         """Return what the backend says of a schedule, and pay for it if it is new. The original is free.
 
         Raises:
@@ -206,16 +195,16 @@ class Ledger:
         mine.set_result(result)
         return result
 
-    def measured_all(self, schedules: Sequence[Schedule]) -> list[Measurement]:
+    def measure_all(self, schedules: Sequence[Schedule]) -> list[Measurement]:
         """Return what the backends say of several schedules, measured side by side, in the order given.
 
         Raises:
             BudgetSpentError: there was not enough budget for all; those before it ended are on record.
         """
         if self.lanes == 1 or len(schedules) == 1:
-            return [self.measured(schedule) for schedule in schedules]
+            return [self.measure(schedule) for schedule in schedules]
         with ThreadPoolExecutor(self.lanes) as pool:
-            futures = [pool.submit(self.measured, schedule) for schedule in schedules]
+            futures = [pool.submit(self.measure, schedule) for schedule in schedules]
         return [future.result() for future in futures]
 
     def best(self, count: int = 1) -> list[Entry]:
@@ -244,7 +233,7 @@ class Ledger:
             with self._lock:
                 lane = self._free.pop(0)
             try:
-                return measure(self._backends[lane], schedule)
+                return self._backends[lane].measure(schedule)
             finally:
                 with self._lock:
                     self._free.append(lane)
@@ -282,18 +271,13 @@ class Ledger:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON object as a line; a line torn by an earlier kill does not swallow it.
+    """Append one JSON object as a line; a kill of this process does not lose it.
 
     Raises:
         InfrastructureError: it cannot be written.
     """
     try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write((json.dumps(value, separators=(",", ":")) + "\n").encode())
+        append_lines(path, [json.dumps(value, separators=(",", ":"))], sync=False)
     except OSError as error:
         raise not_written(path, error) from error
 

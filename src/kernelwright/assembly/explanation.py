@@ -22,7 +22,7 @@ _CROSSED_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Change:
     """One change of one instruction, spelled so that it can be played whatever was played before.
 
     Attributes:
@@ -63,7 +63,7 @@ class Step:
         return Move(slot, first)
 
 
-def steps_to(schedule: Schedule) -> list[Step]:
+def steps_to(schedule: Schedule) -> list[Change]:
     """Return few steps that lead from the original to a schedule, moves first, in an order that can be played.
 
     Returns:
@@ -71,7 +71,7 @@ def steps_to(schedule: Schedule) -> list[Step]:
     """
     remaining = _moved(schedule)
     trial = Schedule(schedule.kernel)
-    found: list[Step] = []
+    found: list[Change] = []
     while remaining:
         left: list[int] = []
         unplaced = set(remaining)
@@ -98,7 +98,7 @@ def steps_to(schedule: Schedule) -> list[Step]:
     return found if trial.words() == schedule.words() else []
 
 
-def _placing(schedule: Schedule, index: int, unplaced: set[int]) -> Step:
+def _placing(schedule: Schedule, index: int, unplaced: set[int]) -> Change:
     """Return the step that puts an instruction between the nearest two that have their place already."""
     slot = schedule.slot_of(index)
     block = _block_of(schedule, index)
@@ -106,7 +106,7 @@ def _placing(schedule: Schedule, index: int, unplaced: set[int]) -> Step:
     later = (schedule.order[s] for s in range(slot + 1, block.stop))
     behind = next((i for i in earlier if i not in unplaced), None)
     ahead = next((i for i in later if i not in unplaced), None)
-    return Step(index, "move", behind, ahead)
+    return Change(index, "move", behind, ahead)
 
 
 def _block_of(schedule: Schedule, index: int) -> Block:
@@ -144,19 +144,19 @@ def _longest_rising(order: Sequence[int]) -> list[int]:
     return rising[::-1]
 
 
-def _edits(schedule: Schedule) -> list[Step]:
+def _edits(schedule: Schedule) -> list[Change]:
     steps = []
     for index in schedule.order:
         edit = schedule.edit_of(index)
         if edit.extra_stall:
-            steps.append(Step(index, "stall", amount=edit.extra_stall))
+            steps.append(Change(index, "stall", amount=edit.extra_stall))
         if edit.flips_yield:
-            steps.append(Step(index, "yield"))
-        steps += [Step(index, "reuse", amount=k) for k in OPERAND_SLOTS if edit.flips_reuse >> k & 1]
+            steps.append(Change(index, "yield"))
+        steps += [Change(index, "reuse", amount=k) for k in OPERAND_SLOTS if edit.flips_reuse >> k & 1]
     return steps
 
 
-def played(schedule: Schedule, steps: Sequence[Step]) -> tuple[Schedule, int]:
+def played(schedule: Schedule, steps: Sequence[Change]) -> tuple[Schedule, int]:
     """Return a fresh schedule with these steps played on it, and how many were not legal and left out."""
     fresh = Schedule(schedule.kernel)
     refused = 0
@@ -171,9 +171,9 @@ def played(schedule: Schedule, steps: Sequence[Step]) -> tuple[Schedule, int]:
     return fresh, refused
 
 
-def grouped(steps: Sequence[Step], limit: int = MOST_GROUPS) -> list[list[Step]]:
+def grouped(steps: Sequence[Change], limit: int = MOST_GROUPS) -> list[list[Change]]:
     """Join steps of instructions that travel together, and then neighbours until there are at most `limit` groups."""
-    groups: list[list[Step]] = []
+    groups: list[list[Change]] = []
     for step in steps:
         last = groups[-1][-1] if groups else None
         together = last is not None and step.kind == last.kind == "move" and step.behind == last.index
@@ -210,7 +210,7 @@ def lessons(schedule: Schedule, weigh: Weigh) -> list[dict[str, Any]]:
     return found
 
 
-def _described(schedule: Schedule, group: Sequence[Step]) -> dict[str, Any]:
+def _described(schedule: Schedule, group: Sequence[Change]) -> dict[str, Any]:
     """Say in data what a group of steps does."""
     kernel = schedule.kernel
     inside = loop_slots(kernel)

@@ -64,15 +64,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from kernelwright.assembly.backends import (
-    Backend,
-    Measurement,
-    RecordedTimings,
-    SimulatedIssue,
-    StaticIssueCycles,
-    measure,
-    schedule_digest,
-)
+from kernelwright.assembly.backends import Backend, RecordedTimings, SimulatedIssue, StaticIssueCycles, schedule_digest
+from kernelwright.assembly.context import PAPER_HORIZON
 from kernelwright.errors import UsageError
 from kernelwright.sass import (
     AnyMove,
@@ -100,7 +93,6 @@ __all__ = [
     "AssemblyGameEnv",
     "Backend",
     "BeyondGameEnv",
-    "Measurement",
     "RecordedTimings",
     "SimulatedIssue",
     "StaticIssueCycles",
@@ -112,8 +104,6 @@ ENVIRONMENT_ID = "kernelwright/AssemblyGame-v0"
 BEYOND_ID = "kernelwright/BeyondAssemblyGame-v0"
 """A name of its own: a higher version would make Gymnasium call the paper's game out of date."""
 PAPER_OFFSETS = (-1, 1)
-PAPER_HORIZON = 32
-"""Moves of an episode in CuAsmRL's code."""
 FAILED_REWARD = -1.0
 """Reward of a schedule that fails its test, in CuAsmRL's code."""
 BEYOND = (
@@ -223,7 +213,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         self.action_space = gymnasium.spaces.Discrete(self.stop_action + 1)
         self._constant = self._constant_columns()
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, self._constant.shape, np.float32)
-        self._initial = self._now = measure(self.backend, self.schedule)
+        self._initial = self._now = self.backend.measure(self.schedule)
         if self._initial.relative is None:
             raise UsageError(f"wanted a cost of the original, found {self._initial.status}: {self._initial.detail}")
         self._steps = 0
@@ -257,7 +247,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         if move is None:
             return self._observation(), 0.0, True, truncated, self._info()
         self.schedule.play(move)
-        before, self._now = self._now, measure(self.backend, self.schedule)
+        before, self._now = self._now, self.backend.measure(self.schedule)
         if self._now.relative is None or before.relative is None:
             return self._observation(), FAILED_REWARD, True, truncated, self._info()
         reward = self._reward(before.relative, self._now.relative)

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.assembly.budget import Ledger
+from kernelwright.assembly.budget import Budget
+from kernelwright.assembly.context import AgentContext
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge.schedules.contained import turn_on_gpu
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import torch
     from sb3_contrib import MaskablePPO
 
-    from kernelwright.assembly.agents import Table
 
 PACKAGES = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib")
 
@@ -80,10 +80,10 @@ def require_ppo_packages() -> None:
         )
 
 
-def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
-    """Train a policy on one kernel until the ledger's budget is spent, and return it.
+def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO:
+    """Train a policy on one kernel until the budget is spent, and return it.
 
-    Keeps `ppo.jsonl` (one line an update: returns, entropy, losses) and `policy.zip` in the table's directory.
+    Keeps `ppo.jsonl` (one line an update: returns, entropy, losses) and `policy.zip` in the context's directory.
 
     Raises:
         BudgetSpentError: the ordinary end.
@@ -94,8 +94,8 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
     config = config or PpoConfig()
     device = resolve_device(config.device)
     algorithm, policy = _in_turns(device)
-    envs = _vectorised([_maker(table) for _ in range(table.ledger.lanes)], table.seed)
-    steps = max(config.rollout_steps, round(config.steps_per_schedule * table.ledger.budget))
+    envs = _vectorised([_maker(context) for _ in range(context.budget.lanes)], context.seed)
+    steps = max(config.rollout_steps, round(config.steps_per_schedule * context.budget.schedules))
     model = algorithm(
         policy,
         envs,
@@ -113,17 +113,17 @@ def train(table: Table, config: PpoConfig | None = None) -> MaskablePPO:
         max_grad_norm=config.gradient_norm,
         target_kl=None,
         policy_kwargs=_policy_arguments(config),
-        seed=table.seed,
+        seed=context.seed,
         device=device,
         verbose=0,
     )
-    log = None if table.directory is None else table.directory / "ppo.jsonl"
+    log = None if context.directory is None else context.directory / "ppo.jsonl"
     try:
-        model.learn(steps, callback=_curve(log, table.ledger))
+        model.learn(steps, callback=_curve(log, context.budget))
     finally:
-        if table.directory is not None:
-            (table.directory / "ppo.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
-            model.save(table.directory / "policy.zip")
+        if context.directory is not None:
+            (context.directory / "ppo.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
+            model.save(context.directory / "policy.zip")
     return model
 
 
@@ -146,7 +146,7 @@ def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
             yield
             torch.cuda.synchronize(device)
 
-    class Policy(MaskableActorCriticPolicy):
+    class TurnTakingPolicy(MaskableActorCriticPolicy):
         def forward(self, *values: Any, **named: Any) -> Any:
             with turn():
                 return super().forward(*values, **named)
@@ -155,21 +155,21 @@ def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
             with turn():
                 return super().predict_values(obs)
 
-    class Algorithm(MaskablePPO):
+    class TurnTakingPpo(MaskablePPO):
         def train(self) -> None:
             with turn():
                 super().train()
 
-    return Algorithm, Policy
+    return TurnTakingPpo, TurnTakingPolicy
 
 
-def _maker(table: Table) -> Callable[[], Any]:
+def _maker(context: AgentContext) -> Callable[[], Any]:
     from kernelwright.assembly.game import AssemblyGameEnv, BeyondGameEnv
 
     def make() -> Any:
-        kind: type[AssemblyGameEnv] = AssemblyGameEnv if table.moves == "paper" else BeyondGameEnv
-        options: dict[str, Any] = {"horizon": table.horizon, "may_stop": False}
-        return kind(table.program, table.kernel_name, table.ledger, **options)
+        kind: type[AssemblyGameEnv] = AssemblyGameEnv if context.moves == "paper" else BeyondGameEnv
+        options: dict[str, Any] = {"horizon": context.horizon, "may_stop": False}
+        return kind(context.program, context.kernel_name, context.budget, **options)
 
     return make
 
@@ -238,7 +238,7 @@ def _policy_arguments(config: PpoConfig) -> dict[str, Any]:
     }
 
 
-def _curve(path: Path | None, ledger: Ledger) -> Any:
+def _curve(path: Path | None, budget: Budget) -> Any:
     """A callback that writes one line an update: what the paper plots (return, entropy, divergence)."""
     import numpy as np
     from stable_baselines3.common.callbacks import BaseCallback
@@ -261,7 +261,7 @@ def _curve(path: Path | None, ledger: Ledger) -> Any:
             losses = self.model.logger.name_to_value
             line = {
                 "steps": self.num_timesteps,
-                "schedules": ledger.spent,
+                "schedules": budget.spent,
                 "episodes": len(self.returns),
                 "mean_return": float(np.mean(self.returns)) if self.returns else None,
                 "entropy": _number(losses.get("train/entropy_loss"), -1.0),

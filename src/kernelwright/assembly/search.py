@@ -1,4 +1,4 @@
-"""Tuning the schedule of one kernel: play, re-measure, prove, say what was learnt.
+"""Tunes the schedule of one kernel: play, re-measure, prove, say what was learnt.
 
 A search ends with a maximum over noise. So its best schedules are weighed side by side, the most promising are
 measured again in fresh processes, and a winner is only one whose interval's lower end is above 1 + the A/A
@@ -24,25 +24,25 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kernelwright
-from kernelwright.assembly.agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, Table, agent_named, play
-from kernelwright.assembly.arena import Arena, Verdict
-from kernelwright.assembly.budget import Entry, Ledger, append_line
+from kernelwright.assembly.agents import AGENTS, agent_named, play
+from kernelwright.assembly.budget import Budget, Entry, append_line
+from kernelwright.assembly.context import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
+from kernelwright.assembly.testbed import Game, ScheduleVerdict
+from kernelwright.deploy.deploy import Winner, write_winner
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
-from kernelwright.sass import AnyMove, Program, Schedule, check_report, move_to_json
+from kernelwright.sass import AnyMove, Schedule, check_report, move_to_json
 from kernelwright.sass.simulator import ideal_cycles, simulate
-
-if TYPE_CHECKING:
-    from kernelwright.gpu.launch_spec import Target
 
 WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
@@ -104,7 +104,7 @@ class AssemblyResult:
     """
 
     run: Path
-    best: Verdict | None
+    best: ScheduleVerdict | None
     agent: str | None
     summary: dict[str, Any]
 
@@ -113,26 +113,14 @@ Tell = Callable[[str], None]
 
 
 def optimize_kernel(
-    program: Program,
-    arena: Arena,
-    *,
-    out: Path,
-    name: str,
-    settings: GameSettings | None = None,
-    kernel_name: str | None = None,
-    target: Target | None = None,
-    tell: Tell | None = None,
+    game: Game, *, out: Path, settings: GameSettings | None = None, tell: Tell | None = None
 ) -> AssemblyResult:
     """Tune one kernel's schedule; run again with the same `out`, it goes on where it was.
 
     Args:
-        program: the cubin.
-        arena: where schedules are measured.
+        game: the kernel, and the testbed that measures its schedules.
         out: the run directory.
-        name: of the kernel, for people.
         settings: how it is tuned.
-        kernel_name: which kernel of the cubin, when there are several.
-        target: how the kernel is launched, for deploying the winner; None with a model.
         tell: told about progress.
 
     Raises:
@@ -140,97 +128,219 @@ def optimize_kernel(
         InfrastructureError: this machine cannot measure, or the checker refuses what the game produced.
     """
     settings = settings or GameSettings()
-    say = tell or (lambda message: None)
     for agent in settings.agents:
         agent_named(agent)
-    kernel = program.kernel(kernel_name)
-    if not Schedule(kernel).movable_slots:
-        raise UsageError(f"wanted something to move in {kernel.name}, found nothing; choose another kernel")
-    run = RunDirectory(out)
-    _claim(run, program, arena, name, kernel.name, settings)
-    ledgers: dict[str, Ledger] = {}
-    for agent in settings.agents:
-        say(f"{agent} plays for {settings.budget} schedules")
-        ledgers[agent] = _let_play(run, program, arena, agent, kernel.name, settings, say)
-    tried = _confirm(run, arena, ledgers, say)
-    chosen = _proven_winner(run, program, tried)
-    summary = _summary(run, program, arena, name, kernel.name, settings, ledgers, tried, chosen)
+    if not Schedule(game.kernel).movable_slots:
+        raise UsageError(f"wanted something to move in {game.kernel.name}, found nothing; choose another kernel")
+    search = _Search(RunDirectory(out), game, settings, tell or (lambda message: None))
+    search.claim()
+    budgets = {agent: search.play(agent) for agent in settings.agents}
+    tried = search.confirm(budgets)
+    chosen = search.proven_winner(tried)
+    summary = search.summary(budgets, tried, chosen)
     if chosen is not None:
-        _write_winner(run, program, arena, chosen, settings, target, say)
-    run.write_json("summary.json", summary)
-    write_moves_report(run, run.path / "report.html")
+        search.write_winner(chosen)
+    search.run.write_json("summary.json", summary)
+    write_moves_report(search.run, search.run.path / "report.html")
     if chosen is None:
-        return AssemblyResult(run.path, None, None, summary)
-    return AssemblyResult(run.path, chosen.verdict, chosen.agent, summary)
+        return AssemblyResult(search.run.path, None, None, summary)
+    return AssemblyResult(search.run.path, chosen.verdict, chosen.agent, summary)
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Finalist:
     agent: str
     entry: Entry
     schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen(_Candidate):
-    verdict: Verdict
+class _ConfirmedFinalist(_Finalist):
+    verdict: ScheduleVerdict
 
 
-def _claim(run: RunDirectory, program: Program, arena: Arena, name: str, kernel: str, settings: GameSettings) -> None:
-    """Write what this run is, or see that the directory is of the same run."""
-    config = {
-        "kind": KIND,
-        "name": name,
-        "kernel": kernel,
-        "original_sha256": hashlib.sha256(program.image.data).hexdigest(),
-        "architecture": program.image.architecture,
-        "agents": list(settings.agents),
-        "budget": settings.budget,
-        "seed": settings.seed,
-        "moves": settings.moves,
-        "horizon": settings.horizon,
-        "limit_s": settings.limit_s,
-        "start": [move_to_json(move) for move in settings.start] or None,
-        "backend": arena.backends[0].name,
-        "unit": arena.backends[0].unit,
-        "simulated": arena.is_simulated,
-        "kernelwright": kernelwright.__version__,
-    }
-    run.claim(config, same=_CLAIMED, device="cpu" if arena.is_simulated else "cuda")
-    run.write_bytes("original.cubin", program.image.data)
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One run of `optimize_kernel`, step by step."""
 
+    run: RunDirectory
+    game: Game
+    settings: GameSettings
+    tell: Tell
 
-def _let_play(
-    run: RunDirectory, program: Program, arena: Arena, agent: str, kernel: str, settings: GameSettings, say: Tell
-) -> Ledger:
-    best = 1.0
-    watch = _Stopwatch(run, agent)
+    def claim(self) -> None:
+        """Write what this run is, or see that the directory is of the same run."""
+        game, settings = self.game, self.settings
+        image = game.program.image
+        config = {
+            "kind": KIND,
+            "name": game.name,
+            "kernel": game.kernel.name,
+            "original_sha256": hashlib.sha256(image.data).hexdigest(),
+            "architecture": image.architecture,
+            "agents": list(settings.agents),
+            "budget": settings.budget,
+            "seed": settings.seed,
+            "moves": settings.moves,
+            "horizon": settings.horizon,
+            "limit_s": settings.limit_s,
+            "start": [move_to_json(move) for move in settings.start] or None,
+            **self._measured_by(),
+            "kernelwright": kernelwright.__version__,
+        }
+        self.run.claim(config, same=_CLAIMED, device="cpu" if game.testbed.is_simulated else "cuda")
+        self.run.write_bytes("original.cubin", image.data)
 
-    def see(entry: Entry) -> None:
-        nonlocal best
-        watch.note(entry.number)
-        relative = entry.measurement.relative
-        if relative is not None and relative < best:
-            best = relative
-            say(f"{agent} {entry.number}/{settings.budget}: {1 / relative:.4f}x in the search, not confirmed yet")
+    def _measured_by(self) -> dict[str, Any]:
+        backend = self.game.testbed.backends[0]
+        return {"backend": backend.name, "unit": backend.unit, "simulated": self.game.testbed.is_simulated}
 
-    limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - watch.earlier_s)
-    path = run.path / _SCHEDULES
-    ledger = Ledger(program.kernel(kernel), arena.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=see)
-    if ledger.spent:
-        say(f"{agent} resumes after {ledger.spent} schedules")
-    if ledger.spent_by is None:
-        arena.begin_search()
-        directory = run.path / agent
-        if agent == "ppo":
-            directory.mkdir(exist_ok=True)
-        table = Table(
-            program, kernel, ledger, settings.seed, settings.moves, settings.horizon, directory, settings.start,
-            settings.network_device,
-        )  # fmt: skip
-        play(agent, table)
-        watch.note(ledger.spent, now=True)
-    return ledger
+    def play(self, agent: str) -> Budget:
+        """Let one agent play until its budget is spent."""
+        game, settings = self.game, self.settings
+        self.tell(f"{agent} plays for {settings.budget} schedules")
+        best = 1.0
+        watch = _Stopwatch(self.run, agent)
+
+        def see(entry: Entry) -> None:
+            nonlocal best
+            watch.note(entry.number)
+            relative = entry.measurement.relative
+            if relative is not None and relative < best:
+                best = relative
+                self.tell(f"{agent} {entry.number}/{settings.budget}: {1 / relative:.4f}x in the search, not confirmed yet")
+
+        limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - watch.earlier_s)
+        path = self.run.path / _SCHEDULES
+        budget = Budget(game.kernel, game.testbed.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=see)
+        if budget.spent:
+            self.tell(f"{agent} resumes after {budget.spent} schedules")
+        if budget.spent_by is None:
+            game.testbed.begin_search()
+            directory = self.run.path / agent
+            if agent == "ppo":
+                directory.mkdir(exist_ok=True)
+            context = AgentContext(
+                game.program, game.kernel.name, budget, settings.seed, settings.moves, settings.horizon, directory,
+                settings.start, settings.network_device,
+            )  # fmt: skip
+            play(agent, context)
+            watch.note(budget.spent, now=True)
+        return budget
+
+    def confirm(self, budgets: dict[str, Budget]) -> list[_ConfirmedFinalist]:
+        """Measure the most promising schedules of every agent again, and return them with what that said."""
+        known = _known_confirmations(self.run)
+        found = [
+            _Finalist(agent, entry, budget.schedule_of(entry))
+            for agent, budget in budgets.items()
+            for entry in self._most_promising(agent, budget)
+        ]
+        # Two agents may have found the same schedule; it is measured once.
+        owed = list({one.entry.digest: one for one in found if one.entry.digest not in known}.values())
+        if owed:
+            self.tell(f"confirming {len(owed)} schedules in fresh processes")
+            for one, verdict in zip(owed, self.game.testbed.confirm([one.schedule for one in owed]), strict=True):
+                known[one.entry.digest] = verdict
+                line = {"agent": one.agent, "number": one.entry.number, "digest": one.entry.digest}
+                append_line(self.run.path / _CONFIRMATIONS, line | verdict.to_json())
+        return [_ConfirmedFinalist(one.agent, one.entry, one.schedule, known[one.entry.digest]) for one in found]
+
+    def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
+        """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
+        noted = self.run.read_json(_WEIGHED) or {}
+        # A search that its time limit ended may have gone on since.
+        if noted.get(agent, {}).get("schedules") != budget.spent:
+            best = budget.best(WEIGHED)
+            self.tell(f"weighing the best {len(best)} schedules of {agent}")
+            found = [(entry.number, self.game.testbed.weigh(budget.schedule_of(entry)).speedup) for entry in best]
+            seemed = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
+            noted[agent] = {"schedules": budget.spent, "best": seemed}
+            self.run.write_json(_WEIGHED, noted)
+        ranked = sorted(noted[agent]["best"], key=lambda pair: (-pair[1], pair[0]))
+        return [budget.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
+
+    def proven_winner(self, tried: Sequence[_ConfirmedFinalist]) -> _ConfirmedFinalist | None:
+        """Return the best that held, proven to be a legal re-schedule."""
+        chosen = _best_held(tried)
+        if chosen is None:
+            return None
+        program = self.game.program
+        report = check_report(program.image.data, chosen.schedule.cubin(program), disassemble)
+        if not report.legal:
+            raise InfrastructureError(
+                f"wanted a legal schedule from legal moves, found {report.violations[0]}; "
+                f"keep {self.run.path} and report this"
+            )
+        return chosen
+
+    def summary(
+        self, budgets: dict[str, Budget], tried: Sequence[_ConfirmedFinalist], chosen: _ConfirmedFinalist | None
+    ) -> dict[str, Any]:
+        """Return what `summary.json` holds."""
+        times = self.run.read_json(_TIMES) or {}
+        statuses = Counter(str(entry.measurement.status) for budget in budgets.values() for entry in budget.entries)
+        schedules = sum(budget.spent for budget in budgets.values())
+        seconds = sum(times.get(agent, {}).get("seconds", 0.0) for agent in budgets)
+        architecture = self.game.program.image.architecture
+        bound = ideal_cycles(self.game.kernel, architecture)
+        cycles = simulate(Schedule(self.game.kernel), architecture)
+        return {
+            "kind": KIND,
+            "name": self.game.name,
+            "kernel": self.game.kernel.name,
+            **self._measured_by(),
+            "best": None
+            if chosen is None
+            else {"agent": chosen.agent, "digest": chosen.entry.digest, **chosen.verdict.to_json()},
+            "agents": {
+                agent: _agent_summary(budget, [one for one in tried if one.agent == agent])
+                for agent, budget in budgets.items()
+            },
+            "statuses": dict(statuses),
+            "wrong_outputs": statuses["wrong-output"],
+            "schedules_run": schedules,
+            "schedules_per_second": schedules / seconds if seconds > 0 else None,
+            "budget": self.settings.budget,
+            "simulated_bound": {
+                "simulated_cycles": cycles,
+                "no_schedule_below": bound.cycles,
+                "gain_at_most": cycles / bound.cycles,
+                "limited_by": bound.limited_by,
+                "limits": bound.limits,
+            },
+            "measured_on": self.game.testbed.describe(),
+        }
+
+    def write_winner(self, chosen: _ConfirmedFinalist) -> None:
+        """Write the winner's cubin and what it is made of; what each move is worth is measured once."""
+        testbed, target = self.game.testbed, self.game.target
+        moves = shortest_moves(chosen.schedule)
+        earlier = self.run.read_json("winner.json")
+        worth: list[dict[str, Any]] | None = None
+        if earlier is not None and earlier.get("digest") == chosen.entry.digest:
+            worth = earlier["lessons"]
+        if worth is None and self.settings.learn:
+            self.tell("leaving the winner's moves out one by one")
+            worth = lessons(chosen.schedule, lambda schedule: testbed.weigh(schedule).to_json())
+        self.run.write_json(
+            "winner.json",
+            {
+                "agent": chosen.agent,
+                "digest": chosen.entry.digest,
+                "verdict": chosen.verdict.to_json(),
+                "moves": moves,
+                "moved": chosen.schedule.moved,
+                "lessons": worth,
+                "blocks": side_by_side(chosen.schedule),
+            },
+        )
+        tuned = chosen.schedule.cubin(self.game.program)
+        if testbed.is_simulated or target is None:
+            self.run.write_bytes("simulated.cubin", tuned)
+            return
+        provenance = {"run": self.run.path.name, "agent": chosen.agent, "moves": moves, "speedup": chosen.verdict.to_json()}
+        write_winner(self.run.path, Winner(target, tuned, provenance))
 
 
 class _Stopwatch:
@@ -253,167 +363,28 @@ class _Stopwatch:
         self._run.write_json(_TIMES, times)
 
 
-def _confirm(run: RunDirectory, arena: Arena, ledgers: dict[str, Ledger], say: Tell) -> list[_Chosen]:
-    """Measure the most promising schedules of every agent again, and return them with what that said."""
-    known = _known_confirmations(run)
-    found = [
-        _Candidate(agent, entry, ledger.schedule_of(entry))
-        for agent, ledger in ledgers.items()
-        for entry in _most_promising(run, arena, agent, ledger, say)
-    ]
-    # Two agents may have found the same schedule; it is measured once.
-    owed = list({candidate.entry.digest: candidate for candidate in found if candidate.entry.digest not in known}.values())
-    if owed:
-        say(f"confirming {len(owed)} schedules in fresh processes")
-        for candidate, verdict in zip(owed, arena.confirm([c.schedule for c in owed]), strict=True):
-            known[candidate.entry.digest] = verdict
-            line = {"agent": candidate.agent, "number": candidate.entry.number, "digest": candidate.entry.digest}
-            append_line(run.path / _CONFIRMATIONS, line | verdict.to_json())
-    return [_Chosen(c.agent, c.entry, c.schedule, known[c.entry.digest]) for c in found]
-
-
-def _best_held(tried: Sequence[_Chosen]) -> _Chosen | None:
+def _best_held(tried: Sequence[_ConfirmedFinalist]) -> _ConfirmedFinalist | None:
     """Return the one with the highest lower end among those that are gains."""
-    held = [candidate for candidate in tried if candidate.verdict.is_gain]
-    return max(held, key=lambda candidate: candidate.verdict.low or 0.0, default=None)
+    held = [one for one in tried if one.verdict.is_gain]
+    return max(held, key=lambda one: one.verdict.low or 0.0, default=None)
 
 
-def _proven_winner(run: RunDirectory, program: Program, tried: Sequence[_Chosen]) -> _Chosen | None:
-    """Return the best that held, proven to be a legal re-schedule."""
-    chosen = _best_held(tried)
-    if chosen is None:
-        return None
-    report = check_report(program.image.data, chosen.schedule.cubin(program), disassemble)
-    if not report.legal:
-        raise InfrastructureError(
-            f"wanted a legal schedule from legal moves, found {report.violations[0]}; keep {run.path} and report this"
-        )
-    return chosen
-
-
-def _most_promising(run: RunDirectory, arena: Arena, agent: str, ledger: Ledger, say: Tell) -> list[Entry]:
-    """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
-    noted = run.read_json(_WEIGHED) or {}
-    # A search that its time limit ended may have gone on since.
-    if noted.get(agent, {}).get("schedules") != ledger.spent:
-        best = ledger.best(WEIGHED)
-        say(f"weighing the best {len(best)} schedules of {agent}")
-        found = [(entry.number, arena.weigh(ledger.schedule_of(entry)).speedup) for entry in best]
-        seemed = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
-        noted[agent] = {"schedules": ledger.spent, "best": seemed}
-        run.write_json(_WEIGHED, noted)
-    ranked = sorted(noted[agent]["best"], key=lambda pair: (-pair[1], pair[0]))
-    return [ledger.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
-
-
-def _known_confirmations(run: RunDirectory) -> dict[str, Verdict]:
+def _known_confirmations(run: RunDirectory) -> dict[str, ScheduleVerdict]:
     found = {}
     for line in read_objects(run.path / _CONFIRMATIONS):
-        values: dict[str, Any] = {name: line.get(name) for name in Verdict.__slots__}
-        found[line["digest"]] = Verdict(**values)
+        values: dict[str, Any] = {name: line.get(name) for name in ScheduleVerdict.__slots__}
+        found[line["digest"]] = ScheduleVerdict(**values)
     return found
 
 
-def _summary(
-    run: RunDirectory,
-    program: Program,
-    arena: Arena,
-    name: str,
-    kernel: str,
-    settings: GameSettings,
-    ledgers: dict[str, Ledger],
-    tried: Sequence[_Chosen],
-    chosen: _Chosen | None,
-) -> dict[str, Any]:
-    times = run.read_json(_TIMES) or {}
-    statuses: dict[str, int] = {}
-    for ledger in ledgers.values():
-        for entry in ledger.entries:
-            statuses[entry.measurement.status] = statuses.get(entry.measurement.status, 0) + 1
-    schedules = sum(ledger.spent for ledger in ledgers.values())
-    seconds = sum(times.get(agent, {}).get("seconds", 0.0) for agent in ledgers)
-    architecture = program.image.architecture
-    original = Schedule(program.kernel(kernel))
-    bound = ideal_cycles(original.kernel, architecture)
-    cycles = simulate(original, architecture)
-    return {
-        "kind": KIND,
-        "name": name,
-        "kernel": kernel,
-        "backend": arena.backends[0].name,
-        "unit": arena.backends[0].unit,
-        "simulated": arena.is_simulated,
-        "best": None
-        if chosen is None
-        else {"agent": chosen.agent, "digest": chosen.entry.digest, **chosen.verdict.to_json()},
-        "agents": {
-            agent: _agent_summary(ledger, [candidate for candidate in tried if candidate.agent == agent])
-            for agent, ledger in ledgers.items()
-        },
-        "statuses": statuses,
-        "wrong_outputs": statuses.get("wrong-output", 0),
-        "schedules_run": schedules,
-        "schedules_per_second": schedules / seconds if seconds > 0 else None,
-        "budget": settings.budget,
-        "simulated_bound": {
-            "simulated_cycles": cycles,
-            "no_schedule_below": bound.cycles,
-            "gain_at_most": cycles / bound.cycles,
-            "limited_by": bound.limited_by,
-            "limits": bound.limits,
-        },
-        "measured_on": arena.describe(),
-    }
-
-
-def _agent_summary(ledger: Ledger, tried: Sequence[_Chosen]) -> dict[str, Any]:
-    best = ledger.best(1)
+def _agent_summary(budget: Budget, tried: Sequence[_ConfirmedFinalist]) -> dict[str, Any]:
+    best = budget.best(1)
     held = _best_held(tried)
     relative = best[0].measurement.relative if best else None
     return {
-        "schedules": ledger.spent,
-        "stopped_by": ledger.stopped_by or ledger.spent_by or "exhausted",
+        "schedules": budget.spent,
+        "stopped_by": budget.stopped_by or budget.spent_by or "exhausted",
         "best_in_search": None if relative is None else 1.0 / relative,
         "confirmed": None if held is None else {"number": held.entry.number, **held.verdict.to_json()},
         "tried": len(tried),
     }
-
-
-def _write_winner(
-    run: RunDirectory,
-    program: Program,
-    arena: Arena,
-    chosen: _Chosen,
-    settings: GameSettings,
-    target: Target | None,
-    say: Tell,
-) -> None:
-    """Write the winner's cubin and what it is made of; what each move is worth is measured once."""
-    moves = shortest_moves(chosen.schedule)
-    earlier = run.read_json("winner.json")
-    worth: list[dict[str, Any]] | None = None
-    if earlier is not None and earlier.get("digest") == chosen.entry.digest:
-        worth = earlier["lessons"]
-    if worth is None and settings.learn:
-        say("leaving the winner's moves out one by one")
-        worth = lessons(chosen.schedule, lambda schedule: arena.weigh(schedule).to_json())
-    run.write_json(
-        "winner.json",
-        {
-            "agent": chosen.agent,
-            "digest": chosen.entry.digest,
-            "verdict": chosen.verdict.to_json(),
-            "moves": moves,
-            "moved": chosen.schedule.moved,
-            "lessons": worth,
-            "blocks": side_by_side(chosen.schedule),
-        },
-    )
-    tuned = chosen.schedule.cubin(program)
-    if arena.is_simulated or target is None:
-        run.write_bytes("simulated.cubin", tuned)
-        return
-    from kernelwright.deploy.deploy import Winner, write_winner
-
-    provenance = {"run": run.path.name, "agent": chosen.agent, "moves": moves, "speedup": chosen.verdict.to_json()}
-    write_winner(run.path, Winner(target, tuned, provenance))

@@ -38,11 +38,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
-class _Record(BaseModel):
+class _StoredModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class CacheKey(_Record):
+class CacheKey(_StoredModel):
     """What a tuned kernel replaces, and where."""
 
     identity: str
@@ -60,7 +60,7 @@ class CacheKey(_Record):
         return sha256_of(self.model_dump())
 
 
-class Proof(_Record):
+class Proof(_StoredModel):
     """That the tuned cubin is a legal re-schedule of the original."""
 
     checker: str
@@ -69,7 +69,7 @@ class Proof(_Record):
     """Instructions that are not in their original slot."""
 
 
-class Measurement(_Record):
+class ConfirmedSpeedup(_StoredModel):
     """What fresh processes said of the tuned cubin."""
 
     speedup: float
@@ -82,7 +82,7 @@ class Measurement(_Record):
     driver: str
 
 
-class CacheEntry(_Record):
+class CacheEntry(_StoredModel):
     """A tuned kernel without its bytes."""
 
     version: Literal[1] = 1
@@ -92,7 +92,7 @@ class CacheEntry(_Record):
     original_sha256: str
     tuned_sha256: str
     proof: Proof
-    measurement: Measurement | None = None
+    measurement: ConfirmedSpeedup | None = None
     """None when it was put here without a GPU."""
     deterministic: bool = True
     rtol: float = 0.0

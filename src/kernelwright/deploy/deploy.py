@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 import kernelwright
 from kernelwright.config import build
-from kernelwright.deploy.cache import CacheEntry, Measurement, Proof, Tuned, TunedCache, key_of
+from kernelwright.deploy.cache import CacheEntry, ConfirmedSpeedup, Proof, Tuned, TunedCache, key_of
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
@@ -218,10 +218,10 @@ def find_tuned(cache: TunedCache, cubin: bytes, architecture: int, gpu: str, sig
         return None
 
 
-def _measurement(confirmation: Confirmation | None) -> Measurement | None:
+def _measurement(confirmation: Confirmation | None) -> ConfirmedSpeedup | None:
     if confirmation is None:
         return None
-    return Measurement(
+    return ConfirmedSpeedup(
         speedup=confirmation.speedup.estimate,
         speedup_low=confirmation.speedup.low,
         speedup_high=confirmation.speedup.high,

@@ -21,7 +21,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error)
 """What opening and reading a file, packed or not, may raise."""
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
+def append_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
     """Append lines to a file and wait until they are on disk.
 
     A line torn by an earlier kill swallows none of them, and a lock keeps writers of several processes apart. Half a
@@ -30,6 +30,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     Args:
         path: The file; made, with its folder, when missing.
         lines: Without their newlines.
+        sync: Whether to wait until the disk has them; without, they outlive this process but no power cut.
 
     Raises:
         OSError: it cannot be written.
@@ -44,7 +45,8 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
                 text = "\n" + text
         file.write(text.encode("utf-8", "replace"))
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
 
 
 def files_of(path: Path) -> list[Path]:

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from kernelwright.deploy.compose import KernelLaunch, capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
-from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.sass import load
 
 TECHNIQUE = "tuned-schedule"
 
@@ -105,26 +103,13 @@ def play_with(agent: str, budget: int, seed: int) -> Tune:
         UsageError: there is no such agent.
     """
     from kernelwright.assembly.search import GameSettings, optimize_kernel
+    from kernelwright.assembly.testbed import open_game
 
     settings = GameSettings((agent,), budget, seed)
 
     def tune(target: Target, out: Path) -> bytes | None:
-        from kernelwright.assembly.arena import GpuArena
-
-        program = load(target.cubin, disassemble)
-        arena = GpuArena(target, program, range(1))
-        try:
-            result = optimize_kernel(
-                program,
-                arena,
-                out=out,
-                name=target.spec.name,
-                settings=settings,
-                kernel_name=target.spec.entry,
-                target=target,
-            )
-        finally:
-            arena.close()
+        with open_game(target) as game:
+            result = optimize_kernel(game, out=out, settings=settings)
         return (out / "tuned.cubin").read_bytes() if result.best is not None else None
 
     return tune

@@ -8,7 +8,8 @@ from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.judge.schedules.contained import Plan
-from kernelwright.judge.schedules.measure import GpuBackend, ScheduleRejectedError, Status, confirm
+from kernelwright.judge.schedules.measure import GpuBackend, confirm
+from kernelwright.judge.schedules.measurement import Status
 from kernelwright.sass import Schedule, load
 from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
 
@@ -42,9 +43,9 @@ def backend():
 
 
 def test_a_cost_is_on_the_scale_of_the_originals_own_time(backend):
-    assert backend.cost(Bytes(b"original")) == backend.control().original_us == pytest.approx(ORIGINAL_US, rel=0.02)
-    assert backend.cost(Bytes(b"us=10")) == pytest.approx(backend.control().original_us / 2, rel=0.01)
-    assert backend.cost(Bytes(b"us=40")) == pytest.approx(2 * backend.control().original_us, rel=0.01)
+    assert backend.measure(Bytes(b"original")).cost == backend.control().original_us == pytest.approx(ORIGINAL_US, rel=0.02)
+    assert backend.measure(Bytes(b"us=10")).cost == pytest.approx(backend.control().original_us / 2, rel=0.01)
+    assert backend.measure(Bytes(b"us=40")).cost == pytest.approx(2 * backend.control().original_us, rel=0.01)
 
 
 def test_a_slower_schedule_is_given_up_early_and_a_new_best_is_checked(backend):
@@ -75,11 +76,10 @@ def test_what_was_only_lucky_is_no_new_best(tmp_path, monkeypatch):
         (b"hang", Status.HANG),
     ],
 )
-def test_a_schedule_without_a_cost_is_rejected_with_its_verdict(backend, cubin, status):
-    with pytest.raises(ScheduleRejectedError) as rejected:
-        backend.cost(Bytes(cubin))
-    assert rejected.value.verdict.status is status
-    assert rejected.value.verdict.cost_us is None
+def test_a_schedule_that_fails_has_no_cost_and_says_why(backend, cubin, status):
+    found = backend.measure(Bytes(cubin))
+    assert found.status is status
+    assert (found.cost, found.baseline, found.speedup) == (None, None, None)
     assert backend.counts == {status: 1}
     assert backend.best_speedup == 1.0
 

@@ -260,8 +260,8 @@ def optimize(
     TARGET is a launch file (.toml or .json), a Python file with kernel specs (FILE.py:NAME), corpus:NAME, or,
     for a model only, a bare cubin. Without a GPU this ends with 3 unless --backend names a model.
     """
-    from kernelwright.assembly.arena import GPU_BACKEND, open_game
     from kernelwright.assembly.search import GameSettings, optimize_kernel
+    from kernelwright.assembly.testbed import GPU_BACKEND, find_game
     from kernelwright.judge import resolve_device
 
     agents = agents or ("ppo",)
@@ -270,24 +270,9 @@ def optimize(
     if network_device != "cpu":
         resolve_device(network_device)  # before anything is begun
     settings = GameSettings(agents, budget, seed, moves, limit_s=limit_s, network_device=network_device)
-    game = open_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name)
-    try:
-        with (
-            run_directory(out, "sass", game.name) as path,
-            says_what_was_kept(lambda: _kept_in(path)),
-        ):
-            result = optimize_kernel(
-                game.program,
-                game.arena,
-                out=path,
-                name=game.name,
-                settings=settings,
-                kernel_name=game.kernel_name,
-                target=game.target,
-                tell=say,
-            )
-    finally:
-        game.arena.close()
+    with find_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name) as game:
+        with run_directory(out, "sass", game.name) as path, says_what_was_kept(lambda: _kept_in(path)):
+            result = optimize_kernel(game, out=path, settings=settings, tell=say)
     if as_json:
         emit_json(_optimize_json(target, result))
     else:

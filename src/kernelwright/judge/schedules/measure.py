@@ -13,11 +13,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.errors import InfrastructureError, InternalError
+from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
@@ -28,6 +27,7 @@ from kernelwright.judge.schedules.contained import (
     ScheduleFailure,
     ScheduleSamples,
 )
+from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Program, Schedule
 
 if TYPE_CHECKING:
@@ -42,49 +42,7 @@ _CHECKS_OF_A_DRAW = 100
 """Schedules that are compared on the same inputs where every one is compared; our choice."""
 
 
-class Status(StrEnum):
-    """What became of a schedule."""
-
-    MEASURED = "measured"
-    WRONG_OUTPUT = "wrong-output"
-    FAULT = "fault"
-    HANG = "hang"
-    CRASH = "crash"
-
-
 _STATUS_OF = {ScheduleFailure.FAULT: Status.FAULT, ScheduleFailure.HANG: Status.HANG, ScheduleFailure.CRASH: Status.CRASH}
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleVerdict:
-    """What running a schedule gave.
-
-    Attributes:
-        status: whether it ran and gave the right outputs.
-        detail: why not, in words.
-        speedup: time of the original / time of the schedule, median over blocks; None unless measured.
-        cost_us: time of the schedule on the scale of the original's own time; None unless measured.
-        blocks: how many blocks were timed.
-        checked: whether its outputs were compared with the original's.
-    """
-
-    status: Status
-    detail: str = ""
-    speedup: float | None = None
-    cost_us: float | None = None
-    blocks: int = 0
-    checked: bool = False
-
-
-class ScheduleRejectedError(InternalError):
-    """A schedule has no cost because it did not run or gave wrong outputs.
-
-    Not an error of the infrastructure: what to do with such a schedule is the game's business.
-    """
-
-    def __init__(self, verdict: ScheduleVerdict) -> None:
-        super().__init__(f"{verdict.status}: {verdict.detail}")
-        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +101,7 @@ class GpuBackend:
         self._check_seeds = check_seeds
         self._check_all = check_all
         self._child = ContainedLauncher(target.spec, target.cubin, factory, limit_s)
-        self._known: dict[bytes, ScheduleVerdict] = {}
+        self._known: dict[bytes, Measurement] = {}
         self._seed = _FIRST_CHECK_SEED
         self._drawn_for = 0
         self._control: Control | None = None
@@ -181,19 +139,7 @@ class GpuBackend:
             self._control = Control(statistics.median(t for run in runs for t in run.original_us), floor)
         return self._control
 
-    def cost(self, schedule: Schedule) -> float:
-        """Return a schedule's time in microseconds.
-
-        Raises:
-            ScheduleRejectedError: it faults, hangs or gives wrong outputs.
-            DeviceError: the machine is at fault.
-        """
-        verdict = self.measure(schedule)
-        if verdict.cost_us is None:
-            raise ScheduleRejectedError(verdict)
-        return verdict.cost_us
-
-    def measure(self, schedule: Schedule) -> ScheduleVerdict:
+    def measure(self, schedule: Schedule) -> Measurement:
         """Run a schedule and say what became of it; the same schedule is run once.
 
         Raises:
@@ -201,7 +147,8 @@ class GpuBackend:
         """
         cubin = schedule.cubin(self.program)
         if cubin == self.target.cubin:
-            return ScheduleVerdict(Status.MEASURED, "the original", 1.0, self.control().original_us, checked=True)
+            control_us = self.control().original_us
+            return Measurement(Status.MEASURED, control_us, control_us, "the original", checked=True)
         key = hashlib.sha256(cubin).digest()
         if key not in self._known:
             self._known[key] = self._run(cubin)
@@ -212,7 +159,7 @@ class GpuBackend:
         """End the child."""
         self._child.close()
 
-    def _run(self, cubin: bytes) -> ScheduleVerdict:
+    def _run(self, cubin: bytes) -> Measurement:
         control = self.control()
         try:
             samples = self._child.time(cubin, replace(self._plan, wanted=self.best_speedup))
@@ -224,14 +171,14 @@ class GpuBackend:
             is_best = speedup > self.best_speedup
             wrong = self._difference(cubin, anew=is_best) if is_best or self._check_all else None
         except ScheduleFailedError as failed:
-            return ScheduleVerdict(_STATUS_OF[failed.failure], failed.detail)
+            return Measurement(_STATUS_OF[failed.failure], detail=failed.detail)
         if wrong is not None:
-            return ScheduleVerdict(Status.WRONG_OUTPUT, wrong, blocks=len(samples.ratios), checked=True)
+            return Measurement(Status.WRONG_OUTPUT, detail=wrong, blocks=len(samples.ratios), checked=True)
         self.best_speedup = max(self.best_speedup, speedup)
-        return ScheduleVerdict(
+        return Measurement(
             Status.MEASURED,
-            speedup=speedup,
-            cost_us=control.original_us / speedup,
+            control.original_us / speedup,
+            control.original_us,
             blocks=len(samples.ratios),
             checked=is_best or self._check_all,
         )

@@ -1,7 +1,7 @@
-"""Where schedules are measured: on GPUs through `kernelwright.deploy`, or by a model that gives no times.
+"""Measures schedules: on GPUs in contained processes, or by a model that gives no times.
 
-An arena has the backends that a search measures with, one for each GPU, and the independent re-measurement
-that decides at its end.
+A testbed has the backends that a search measures with, one for each GPU, and the independent re-measurement that decides at
+the end of the search.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles, measure
+from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles
 from kernelwright.errors import UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
-from kernelwright.gpu import disassemble
+from kernelwright.gpu import disassemble, driver
+from kernelwright.gpu.launch_spec import LaunchSpec, Target
+from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
+from kernelwright.gpu.target import find_target
 from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError
+from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.records.intervals import noise_floor, ratio_interval
-from kernelwright.sass import Program, Schedule, load
+from kernelwright.sass import Kernel, Program, Schedule, load
 from kernelwright.sass.code.elf import naming_file
-
-if TYPE_CHECKING:
-    from kernelwright.gpu.launch_spec import LaunchSpec, Target
-    from kernelwright.gpu.launcher import Launcher
 
 SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
 """Backends that need no GPU and give no times."""
@@ -40,7 +40,7 @@ _LONG_PLAN = Plan.steady(40)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScheduleVerdict:
     """What an independent re-measurement says of one schedule.
 
     Attributes:
@@ -71,8 +71,8 @@ class Verdict:
         return {**asdict(self), "is_gain": self.is_gain}
 
 
-class Arena(Protocol):
-    """Where schedules are measured."""
+class Testbed(Protocol):
+    """Measures schedules for a search, and again for its decision."""
 
     @property
     def backends(self) -> Sequence[Backend]:
@@ -86,13 +86,12 @@ class Arena(Protocol):
 
     def begin_search(self) -> None:
         """Forget what earlier searches found, so that the next one is measured as the first was."""
-        ...
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
         """Measure schedules again, in fresh processes where there are any: what decides."""
         ...
 
-    def weigh(self, schedule: Schedule) -> Verdict:
+    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
         """Measure a schedule carefully, but in one process only: what comparisons among its variants need."""
         ...
 
@@ -105,8 +104,8 @@ class Arena(Protocol):
         ...
 
 
-class SimulatedArena:
-    """An arena of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
+class SimulatedTestbed:
+    """A testbed of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
 
     Args:
         backend: the model.
@@ -123,17 +122,17 @@ class SimulatedArena:
     def begin_search(self) -> None:
         """There is nothing to forget."""
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
         """Return the model's ratios once more; no process is started."""
         return [self.weigh(schedule) for schedule in schedules]
 
-    def weigh(self, schedule: Schedule) -> Verdict:
+    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
         """Return the model's ratio."""
-        found = measure(self.backends[0], schedule)
+        found = self.backends[0].measure(schedule)
         if found.relative is None:
-            return Verdict(None, None, None, None, None, found.detail or found.status, 0)
+            return ScheduleVerdict(None, None, None, None, None, found.detail or str(found.status), 0)
         speedup = 1.0 / found.relative
-        return Verdict(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
+        return ScheduleVerdict(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's name."""
@@ -143,8 +142,8 @@ class SimulatedArena:
         """Nothing was started."""
 
 
-class GpuArena:
-    """An arena of GPUs, each with a process of its own that runs schedules.
+class GpuTestbed:
+    """A testbed of GPUs, each with a process of its own that runs schedules.
 
     Args:
         target: the kernel and how to launch it.
@@ -164,21 +163,16 @@ class GpuArena:
         target: Target,
         program: Program,
         devices: Sequence[int] = (0,),
-        launcher_on: Callable[[int, LaunchSpec], Launcher] | None = None,
+        launcher_on: Callable[[int, LaunchSpec], Launcher] = cuda_launcher_on,
         processes: int = PROCESSES,
     ) -> None:
-        from kernelwright.gpu.launcher import cuda_launcher_on
-        from kernelwright.judge.schedules.measure import GpuBackend
-
-        # Not from this module: what unpickles it is the process that runs schedules, which must start without torch.
-        chosen = launcher_on or cuda_launcher_on
         self._target = target
         self._program = program
         self._processes = processes
         self._scale: ContainedLauncher | None = None
         self._null: list[float] | None = None
         self._original_us = 0.0
-        self._factories = [functools.partial(chosen, device) for device in devices]
+        self._factories = [functools.partial(launcher_on, device) for device in devices]
         self._gpus = [GpuBackend(program, target, factory=factory) for factory in self._factories]
         self.backends = self._gpus
         # The first question is answered by a process that has found its GPU, or by an error that says why not.
@@ -189,7 +183,7 @@ class GpuArena:
         for backend in self._gpus:
             backend.best_speedup = 1.0
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[Verdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
         """Time schedules in fresh processes of the first GPU, with an A/A control in each, and compare their outputs.
 
         All of them share the processes, since starting one takes longer than timing in it. A schedule that fails in
@@ -209,7 +203,7 @@ class GpuArena:
                     findings.add(child, cubin, seeds)
         return [findings.verdict(nulls, originals) for findings in found]
 
-    def weigh(self, schedule: Schedule) -> Verdict:
+    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
         """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
         if self._scale is None:
             self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
@@ -261,25 +255,25 @@ class _Findings:
         except ScheduleFailedError as failed:
             self.wrong = str(failed)
 
-    def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> Verdict:
+    def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> ScheduleVerdict:
         """Return what they say together."""
         if self.wrong is not None:
-            return Verdict(None, None, None, None, None, self.wrong, len(nulls))
+            return ScheduleVerdict(None, None, None, None, None, self.wrong, len(nulls))
         ratio = ratio_interval(self.ratios)
         floor = noise_floor(nulls)
-        return Verdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
+        return ScheduleVerdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
 
 
-def simulated_arena(name: str, architecture: int, lanes: int = 1) -> SimulatedArena:
-    """Return the arena of a model by its name.
+def simulated_testbed(name: str, architecture: int, lanes: int = 1) -> SimulatedTestbed:
+    """Return the testbed of a model by its name.
 
     Raises:
         UsageError: there is no such model.
     """
     if name == StaticIssueCycles.name:
-        return SimulatedArena(StaticIssueCycles(), architecture, lanes)
+        return SimulatedTestbed(StaticIssueCycles(), architecture, lanes)
     if name == SimulatedIssue.name:
-        return SimulatedArena(SimulatedIssue(architecture), architecture, lanes)
+        return SimulatedTestbed(SimulatedIssue(architecture), architecture, lanes)
     raise UsageError(f"wanted a backend out of {', '.join((GPU_BACKEND, *SIMULATED_BACKENDS))}, found {name!r}")
 
 
@@ -290,28 +284,61 @@ class Game:
     Attributes:
         name: of the kernel, for people.
         program: the cubin, disassembled.
-        arena: where schedules are measured.
+        testbed: measures its schedules.
         kernel_name: which kernel of the cubin, where that must be said.
         target: how it is launched; None with a model and a bare cubin.
     """
 
     name: str
     program: Program
-    arena: Arena
+    testbed: Testbed
     kernel_name: str | None = None
     target: Target | None = None
 
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that is played on."""
+        return self.program.kernel(self.kernel_name)
 
-def open_game(
+    def __enter__(self) -> Game:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.testbed.close()
+
+
+def open_game(target: Target, backend: str = GPU_BACKEND, gpus: int = 1) -> Game:
+    """Set up the game on a target.
+
+    Args:
+        target: the kernel and how to launch it.
+        backend: `gpu`, or one of `SIMULATED_BACKENDS`.
+        gpus: number of GPUs that measure side by side.
+
+    Raises:
+        UsageError: there is no such backend.
+        DeviceError: there is no GPU.
+        ToolchainError: the disassembler is missing.
+    """
+    program = load(target.cubin, disassemble)
+    testbed: Testbed
+    if backend == GPU_BACKEND:
+        testbed = GpuTestbed(target, program, range(gpus))
+    else:
+        testbed = simulated_testbed(backend, target.architecture, gpus)
+    return Game(target.spec.name, program, testbed, target.spec.entry, target)
+
+
+def find_game(
     text: str, backend: str = GPU_BACKEND, architecture: int | None = None, gpus: int = 1, kernel_name: str | None = None
 ) -> Game:
-    """Find what a target's name means and set up where it is measured.
+    """Set up the game on the target that a name stands for.
 
     Args:
         text: a target as `kernelwright.gpu.target` spells them; with a model also a bare cubin.
         backend: `gpu`, or one of `SIMULATED_BACKENDS`.
         architecture: compute capability times ten to compile for; the GPU's own, or 90 with a model, when None.
-        gpus: how many GPUs measure side by side.
+        gpus: number of GPUs that measure side by side.
         kernel_name: which kernel of a bare cubin, when there are several.
 
     Raises:
@@ -320,39 +347,31 @@ def open_game(
         DeviceError: there is no GPU.
         ToolchainError: a compiler or disassembler is missing.
     """
-    path = Path(text)
     if not has_text_name(text):
         raise UsageError(f"Wanted a target with a name of UTF-8 text, found {text!a}, which no record can hold. Rename it.")
+    if Path(text).suffix == ".cubin":
+        return _game_of_cubin(text, backend, architecture, gpus, kernel_name)
+    # A mistyped name is told wherever it is typed, also where there is no GPU.
+    build = find_target(text)
+    default = driver.gpu_identity(0).architecture if backend == GPU_BACKEND else DEFAULT_ARCHITECTURE
+    return open_game(_as_asked(build(architecture or default), text, architecture, kernel_name), backend, gpus)
+
+
+def _game_of_cubin(text: str, backend: str, architecture: int | None, gpus: int, kernel_name: str | None) -> Game:
     if backend == GPU_BACKEND:
-        from kernelwright.gpu.driver import gpu_identity
-        from kernelwright.gpu.target import find_target
-
-        if path.suffix == ".cubin":
-            raise UsageError(
-                f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
-                f"file (docs/deploy.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
-            )
-        # A mistyped name is told wherever it is typed, also where there is no GPU.
-        build = find_target(text)
-        identity = gpu_identity(0)
-        target = _as_asked(build(architecture or identity.architecture), text, architecture, kernel_name)
-        program = load(target.cubin, disassemble)
-        return Game(target.spec.name, program, GpuArena(target, program, range(gpus)), target.spec.entry, target)
-    if path.suffix == ".cubin":
-        try:
-            data = read_regular(path, BINARY_LIMIT_BYTES)
-        except OSError as error:
-            raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
-        with naming_file(text):
-            program = load(data, disassemble)
-        _require_architecture(program.image.architecture, text, architecture)
-        arena = simulated_arena(backend, program.image.architecture, gpus)
-        return Game(path.stem, program, arena, kernel_name)
-    from kernelwright.gpu.target import load_target
-
-    arena = simulated_arena(backend, architecture or DEFAULT_ARCHITECTURE, gpus)
-    target = _as_asked(load_target(text, arena.architecture), text, architecture, kernel_name)
-    return Game(target.spec.name, load(target.cubin, disassemble), arena, target.spec.entry, target)
+        raise UsageError(
+            f"Wanted a target that can be launched, found the bare cubin {text}. Describe its launch in a .toml "
+            f"file (docs/deploy.md), or choose a backend out of {', '.join(SIMULATED_BACKENDS)}."
+        )
+    try:
+        data = read_regular(Path(text), BINARY_LIMIT_BYTES)
+    except OSError as error:
+        raise UsageError(f"Wanted a cubin at {text}, found: {error.strerror}. Check the path.") from error
+    with naming_file(text):
+        program = load(data, disassemble)
+    found = program.image.architecture
+    _require_architecture(found, text, architecture)
+    return Game(Path(text).stem, program, simulated_testbed(backend, found, gpus), kernel_name)
 
 
 def _as_asked(target: Target, text: str, architecture: int | None, kernel_name: str | None) -> Target:
