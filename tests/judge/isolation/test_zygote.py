@@ -17,7 +17,7 @@ import pytest
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox, zygote
 from kernelwright.judge.isolation.zygote import Ending, Zygote, _Watched
-from kernelwright.judge.worker import harness as worker
+from kernelwright.judge.worker import serving
 from kernelwright.judge.worker.channel import Channel
 from tests.judge.snippets import RELU, candidate
 
@@ -277,9 +277,9 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, m
     monkeypatch.setattr(sandbox, "die_with_parent", lambda: order.append("bound"))
     monkeypatch.setattr(zygote.os, "dup2", lambda source, target: order.append(target))
     monkeypatch.setattr(zygote.signal, "signal", lambda number, action: None)
-    monkeypatch.setattr(worker, "prepare_directories", lambda private, build: order.append((private, build)))
+    monkeypatch.setattr(serving, "prepare_directories", lambda private, build: order.append((private, build)))
     monkeypatch.setattr(sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit)))
-    monkeypatch.setattr(worker, "serve", lambda connection, config, files: order.append(("serve", files)))
+    monkeypatch.setattr(serving, "serve", lambda connection, config, files: order.append(("serve", files)))
     private, build = tmp_path, tmp_path / "build"
     config = {
         "private": str(private),

@@ -6,7 +6,7 @@ import socket
 
 import torch
 
-from kernelwright.judge.worker import harness as worker
+from kernelwright.judge.worker import serving
 from kernelwright.judge.worker.channel import Channel
 
 SOURCE = """
@@ -49,7 +49,7 @@ def error_of(tmp_path, source=SOURCE, how="library"):
         channel = Channel(ours)
         channel.send({"nonce": "0", "op": "build", "arguments": {"list": [{"value": how}]}, "seed": 0})
         ours.shutdown(socket.SHUT_WR)
-        worker.serve(theirs, config, [])
+        serving.serve(theirs, config, [])
         return channel.receive()["error"]
 
 

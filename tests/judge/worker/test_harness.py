@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kernelwright.judge.worker import clocks, serving
 from kernelwright.judge.worker import harness as worker
 from kernelwright.judge.worker.arena import SharedArena, TensorSpec, plan
 from kernelwright.judge.worker.channel import Channel
@@ -482,7 +483,7 @@ def test_the_trace_names_operators_that_compute(bench):
     bench.ready()
     operators = bench.harness.op_trace({"layout": 0})["operators"]
     assert "aten::linear" in operators
-    assert not set(operators) & worker._FREE_OPERATORS
+    assert not set(operators) & worker.FREE_OPERATORS
 
 
 def test_the_host_clock_measures_what_lies_between():
@@ -511,7 +512,7 @@ class FakeRuntime:
 
 def device_clock(monkeypatch, refuse=()):
     runtime = FakeRuntime(refuse)
-    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: runtime)
+    monkeypatch.setattr(clocks.ctypes, "CDLL", lambda name: runtime)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return worker._DeviceClock(), runtime
 
@@ -583,7 +584,7 @@ def conversation(config, files, *messages):
     for number, message in enumerate(messages):
         channel.send({"nonce": str(number), **message})
     ours.shutdown(socket.SHUT_WR)
-    worker.serve(theirs, config, files)
+    serving.serve(theirs, config, files)
     answers = [channel.receive() for _ in messages]
     ours.close()
     return answers
@@ -654,7 +655,7 @@ def test_a_parent_that_hangs_up_ends_the_loop(config):
     ours, theirs = socket.socketpair()
     Channel(ours).send({"op": "release", "nonce": "0"})
     ours.close()
-    worker.serve(theirs, config, [])
+    serving.serve(theirs, config, [])
     theirs.close()
 
 
@@ -663,7 +664,7 @@ def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, 
     monkeypatch.setattr(torch.nn.functional, "left_behind", None, raising=False)
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    thread = threading.Thread(target=worker.serve, args=(theirs, config, []))
+    thread = threading.Thread(target=serving.serve, args=(theirs, config, []))
     thread.start()
 
     def ask(op, handles=(), **fields):
@@ -698,7 +699,7 @@ def test_directories_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin"})
     monkeypatch.chdir(tmp_path)
     private, build = tmp_path / "private", tmp_path / "build"
-    worker.prepare_directories(private, build)
+    serving.prepare_directories(private, build)
     assert os.getcwd() == str(private)
     assert os.environ["HOME"] == str(private / "home")
     assert os.environ["TMPDIR"] == str(private / "tmp")

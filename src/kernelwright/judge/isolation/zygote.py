@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import SandboxError
+from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.worker import serving  # imports torch once, for all workers that are forked off
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError
 
 _WATCH_S = 0.05
@@ -154,10 +156,6 @@ class _Watched:
 
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
-    # The point of this process: a worker that is forked off has imported torch, which the harness does.
-    from kernelwright.judge.isolation import sandbox
-    from kernelwright.judge.worker import harness  # noqa: F401
-
     sandbox.adopt_orphans()
     channel = Channel(socket.socket(fileno=handle))
     watched: dict[int, _Watched] = {}
@@ -199,9 +197,6 @@ def _fork(channel: Channel, message: dict[str, Any]) -> int:
 
 
 def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
-    from kernelwright.judge.isolation import sandbox
-    from kernelwright.judge.worker import harness as worker
-
     # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
     os.setsid()
     sandbox.die_with_parent()
@@ -214,11 +209,11 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
     os.close(log)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    worker.prepare_directories(private, Path(config["build"]))
+    serving.prepare_directories(private, Path(config["build"]))
     # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than one
     # without them, so both sides must stand behind the same.
     sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
-    worker.serve(socket.socket(fileno=files[0]), config, files[1:])
+    serving.serve(socket.socket(fileno=files[0]), config, files[1:])
 
 
 def _watch(one: _Watched) -> None:

@@ -1,0 +1,107 @@
+"""Takes a call's result apart: its structure, its tensors, and whose memory they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+_stride = torch.Tensor.stride
+_storage = torch.Tensor.untyped_storage
+_Tensor = torch.Tensor
+_type = type
+
+_TRAITS = ("asking for gradients", "made in inference mode", "negated when it is read", "conjugated when it is read")
+"""What a plain tensor may be beside its values. With one of these its user cannot do all that can be done with another."""
+
+
+class OutputMetadata(NamedTuple):
+    """Output metadata, captured before its memory is reused. It is taken while the parent's clock runs, so it is small."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    device: torch.device
+    start: int
+    stop: int
+    """Of its storage, as addresses; equal where it has none."""
+    traits: tuple[bool, ...]
+    """As in `_TRAITS`."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> OutputMetadata:
+        """The metadata of a tensor as it is now."""
+        device = tensor.device
+        storage = _storage(tensor) if device.type != "meta" and tensor.layout is torch.strided else None
+        start = 0 if storage is None else storage.data_ptr()
+        stop = start if storage is None else start + storage.nbytes()
+        traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj())
+        return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop, traits)
+
+    def overlaps(self, other: OutputMetadata) -> bool:
+        """Whether both storages share memory."""
+        return max(self.start, other.start) < min(self.stop, other.stop)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the parent is told; see `replies.Output`."""
+        return {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+            "device": str(self.device),
+            "traits": [name for name, has in zip(_TRAITS, self.traits, strict=True) if has],
+        }
+
+
+class Delivered(NamedTuple):
+    """A call's outputs, which lie in their region now."""
+
+    skeleton: Any
+    strange: list[str]
+    marks: list[OutputMetadata]
+    earlier: tuple[OutputMetadata, ...]
+    """Of outputs of other calls that were in use still."""
+
+
+def walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:
+    """The structure of a result, its tensors in `flat`; what has no business in one goes to `strange`.
+
+    Not a closure: one that calls itself is a cycle, which would keep every output alive until the garbage collector
+    comes by, and each call would allocate anew.
+    """
+    kind = _type(item)
+    if kind is _Tensor:
+        if item.__dict__:
+            strange.append("a torch.Tensor with attributes of its own")
+        if item.layout is not torch.strided:
+            strange.append(f"a tensor of layout {item.layout}")
+            return None
+        flat.append(item)
+        return {"tensor": len(flat) - 1}
+    if kind is list or kind is tuple:
+        return {kind.__name__: [walk(part, flat, strange) for part in item]}
+    if kind is dict:
+        return {"dict": {str(key): walk(part, flat, strange) for key, part in item.items()}}
+    if item is None or kind in (bool, int, float, str):
+        return {"value": item}
+    strange.append(f"{kind.__module__}.{kind.__qualname__}")
+    return None
+
+
+def aliases_of(
+    output: OutputMetadata,
+    arenas: Mapping[str, torch.Tensor],
+    state: Collection[OutputMetadata],
+    others: Collection[OutputMetadata],
+    earlier: Collection[OutputMetadata],
+) -> list[str]:
+    """Which of the module's inputs, state and outputs share memory with an output."""
+    shared = {
+        "input": [OutputMetadata.of(arenas["inputs"])],
+        "harness": [OutputMetadata.of(arenas["outputs"])],  # such an output need not be copied, which would save time
+        "state": state,
+        "other output": others,
+        "earlier output": earlier,
+    }
+    return [name for name, owners in shared.items() if any(output.overlaps(owner) for owner in owners)]

@@ -1,0 +1,92 @@
+"""Answers the parent's requests from inside a worker process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from kernelwright.judge.worker.channel import Channel, ChannelClosedError
+from kernelwright.judge.worker.harness import Harness
+
+_AWAKE_S = 2e-3
+"""Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
+
+
+def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -> None:
+    """Answer the parent until it hangs up. Exceptions of the module become answers."""
+    channel = Channel(connection)
+    harness: Harness | None = None
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosedError:
+            return
+        try:
+            if message["op"] == "forget":
+                answer: dict[str, Any] = {"clean": harness is None or harness.forget()}
+                harness = None
+            elif message["op"] == "adopt":
+                config, files = config | message["config"], channel.receive_files(message["files"])
+                answer = {}
+            else:
+                harness = harness or Harness(config, files)
+                answer = getattr(harness, f"op_{message['op']}")(message)
+        except SystemExit as error:
+            answer = {"error": {"type": "SystemExit", "message": f"exit status {error.code}", "trace": ""}}
+        except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            answer = {"error": _error(error, config)}
+        answer["nonce"] = message["nonce"]
+        try:
+            channel.send(answer)
+        except ChannelClosedError:
+            return
+        if message["op"] == "repeat":
+            channel.watch(_AWAKE_S)
+
+
+def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
+    """What is told of an exception: its words, and where the module's own code was, its file by name only.
+
+    Frames of this harness and of libraries say nothing about the candidate, and their paths are this machine's.
+    """
+    name = f"{config['role']}.py"
+    path = str(Path(config["private"]) / name)
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
+        text = "(no message)"
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
+    trace = "".join(traceback.StackSummary.extract(iter(own[-6:])).format())
+    return {
+        "type": type(error).__name__,
+        "message": text.replace(path, name)[:2000],
+        "trace": trace.replace(path, name)[-4000:],
+    }
+
+
+def prepare_directories(private: Path, build: Path) -> None:
+    """Point every cache and temporary file of this process into its private directory."""
+    for name in ("home", "tmp"):
+        (private / name).mkdir(parents=True, exist_ok=True)
+    for module in ("statistics", "numpy", "json"):
+        importlib.import_module(module)
+    os.environ |= {
+        "HOME": str(private / "home"),
+        "TMPDIR": str(private / "tmp"),
+        "XDG_CACHE_HOME": str(private / "home/.cache"),
+        "TORCH_EXTENSIONS_DIR": str(build / "torch_extensions"),
+        "TRITON_CACHE_DIR": str(build / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"),
+        "CUDA_CACHE_PATH": str(build / "cuda"),
+        "MPLCONFIGDIR": str(private / "home"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+    tempfile.tempdir = None  # some module imported before the fork may have asked for it already
+    os.chdir(private)
