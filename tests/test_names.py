@@ -14,7 +14,6 @@ STILL_LONG_FUNCTIONS: set[str] = {
     "train_self_supervised",
 }
 STILL_LONG_FILES: set[str] = {
-    "judge/worker/harness.py",
 }
 
 
