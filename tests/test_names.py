@@ -13,7 +13,8 @@ STILL_TWICE: set[str] = set()
 STILL_LONG_FUNCTIONS: set[str] = {
     "train_self_supervised",
 }
-STILL_LONG_FILES: set[str] = set()
+STILL_LONG_FILES: set[str] = {
+}
 
 
 def class_names() -> dict[str, list[str]]:
