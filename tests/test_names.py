@@ -13,8 +13,7 @@ STILL_TWICE: set[str] = set()
 STILL_LONG_FUNCTIONS: set[str] = {
     "train_self_supervised",
 }
-STILL_LONG_FILES: set[str] = {
-}
+STILL_LONG_FILES: set[str] = set()
 
 
 def class_names() -> dict[str, list[str]]:
