@@ -50,7 +50,8 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.rewrites.baselines import ALL_BASELINES
 from kernelwright.search.bench import SAME, Agenda, BenchEvent, Spread, bench, config_of, owed_in, write_tasks
 from kernelwright.search.bench_summary import summarise
-from kernelwright.tasks.suites import Suite, SuiteEntry, load_suite
+from kernelwright.tasks.entries import Suite, SuiteEntry
+from kernelwright.tasks.suites import load_suite
 
 SETTINGS = Settings(
     # References judged against themselves (results/2026-11-21-judge-throughput-h200): 2 processes of 6 blocks miss 1 by 8 %

@@ -52,7 +52,7 @@ FOUND = exceptions_of(
         name: bases
         for path in PACKAGE.rglob("*.py")
         for name, bases in bases_of(path.read_text(encoding="utf-8")).items()
-        if path.parent.name != "suite"
+        if path.parent.name != "data"
     }
 )
 

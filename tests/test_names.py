@@ -7,7 +7,7 @@ import collections
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "kernelwright"
-SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if "suite" not in path.parts}
+SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if path.parent.name != "data"}
 
 STILL_TWICE: set[str] = set()
 STILL_LONG_FUNCTIONS: set[str] = {

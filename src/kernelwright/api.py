@@ -17,7 +17,8 @@ from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
 from kernelwright.tasks import load_task, read_source
-from kernelwright.tasks.suites import Suite, load_suite
+from kernelwright.tasks.entries import Suite
+from kernelwright.tasks.suites import load_suite
 
 
 def evaluate(

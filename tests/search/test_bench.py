@@ -15,7 +15,7 @@ from kernelwright.judge import Settings
 from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.search import bench as module
-from kernelwright.tasks.suites import Suite, SuiteEntry
+from kernelwright.tasks.entries import Suite, SuiteEntry
 
 SETTINGS = Settings.quick(threads=1, timed=False)
 LATER = module.Agenda(deadline=lambda: True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kernelwright.errors import TaskError
-from kernelwright.tasks.suites import Suite, load_suite
+from kernelwright.tasks.entries import Suite
+from kernelwright.tasks.suites import load_suite
 
 TASK = "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"
 

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.tasks.families import family_of, family_tasks, variations
 from kernelwright.tasks.family_parts import POINTWISE, SOURCES, TAILS
-from kernelwright.tasks.loading import check_task_source
+from kernelwright.tasks.source import check_task_source
 
 TASKS = family_tasks(400, seed=1)
 

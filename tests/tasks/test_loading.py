@@ -11,7 +11,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life, load_task, read_source, seed_generators, task_from_file
-from kernelwright.tasks.loading import check_task_source
+from kernelwright.tasks.source import check_task_source
 
 CPU = torch.device("cpu")
 

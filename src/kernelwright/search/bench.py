@@ -27,7 +27,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
 from kernelwright.search.bench_summary import BenchResult, is_strict, summarise
-from kernelwright.tasks.suites import Suite
+from kernelwright.tasks.entries import Suite
 
 W = TypeVar("W")
 J = TypeVar("J", Job, RotationJob)

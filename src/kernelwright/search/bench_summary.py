@@ -12,7 +12,7 @@ from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import TableRow, Tally, TaskResult, baseline_table, bench_table, render_markdown, tally
-from kernelwright.tasks.suites import Suite, SuiteEntry
+from kernelwright.tasks.entries import Suite, SuiteEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 from kernelwright.errors import TaskError
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import Candidate, Task
-from kernelwright.tasks.loading import check_task_source
-from kernelwright.tasks.suites import SuiteEntry
+from kernelwright.tasks.entries import SuiteEntry
+from kernelwright.tasks.source import check_task_source
 
 COLUMNS = ("level_id", "task_id", "ref_code", "custom_code")
 SCORE_PREFIX = "score_"

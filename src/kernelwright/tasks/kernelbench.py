@@ -9,8 +9,8 @@ from typing import Any
 
 from kernelwright.errors import InfrastructureError, TaskError
 from kernelwright.records import Task
-from kernelwright.tasks.loading import check_task_source, read_source
-from kernelwright.tasks.suites import SuiteEntry
+from kernelwright.tasks.entries import SuiteEntry
+from kernelwright.tasks.source import check_task_source, read_source
 
 HUB_DATASET = "ScalingIntelligence/KernelBench"
 HUB_COLUMNS = ("problem_id", "code")

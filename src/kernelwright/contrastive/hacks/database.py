@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from importlib import resources
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -193,7 +192,7 @@ def packaged_patterns() -> tuple[Pattern, ...]:
         InfrastructureError: they are not there or not valid.
     """
     try:
-        text = resources.files("kernelwright.contrastive.hacks").joinpath(_PACKAGED).read_text(encoding="utf-8")
+        text = Path(__file__).with_name(_PACKAGED).read_text(encoding="utf-8")
         return tuple(Pattern.model_validate_json(line) for line in text.splitlines())
     except (OSError, ValidationError) as error:
         raise InfrastructureError(

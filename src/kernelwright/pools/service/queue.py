@@ -30,8 +30,8 @@ from kernelwright.pools.local import Job, Outcome
 from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
 from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Candidate, Evaluation, Task, sha256_of
-from kernelwright.tasks.loading import check_task_source
-from kernelwright.tasks.suites import builtin_task
+from kernelwright.tasks.builtin import builtin_task
+from kernelwright.tasks.source import check_task_source
 
 FAILURES_KEPT = 1000
 """Ids of failed evaluations that `get` can still explain. A failure is never an answer to a new request."""
