@@ -1,0 +1,303 @@
+"""Products of float32 matrices at float32's accuracy on tensor cores, as a template that emits Triton source.
+
+Each row of A and each column of B is scaled by a power of two, then each value is written as a sum of two float16:
+`high = f16(x)` and `low = f16((x - high) * gain)`. The product is `high*high + (high*low + low*high) / gain`, with the
+products accumulated in float32 on tensor cores; `low*low` lies below float32's precision and is left out.
+
+- The tensor core's accumulator truncates, so that its error grows with K. It is added to a second accumulator every
+  `chunk` of K.
+- A row or column that holds Inf or NaN, or whose range is too wide for two float16, is marked while it is split. Every
+  output tile that it touches is computed again with float32 multiply-adds.
+- Small products, other types and other devices go to `torch.matmul`.
+
+The emitted module imports torch and triton alone. It defines `product(a, b, ...)`, where `a` is (..., M, K) and `b` holds
+the *columns* of the right operand as rows, (N, K) or (batch, N, K): a Linear's weight as it is, or `b.mT` of a plain
+matmul. Any strides are taken. This module itself imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from string import Template
+
+SOURCE = Path(__file__).with_name("split_product.triton.txt")
+"""Text of the emitted module, with `$` places for knobs and the epilogue."""
+CUDA_SOURCE = Path(__file__).with_name("split_product.cu")
+"""CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_text` writes."""
+LEAST_WORK = 1 << 29
+"""Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast."""
+LEAST_SIDE = 32
+"""Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a thread block can have on an H100 or H200."""
+FORMS = ("inline", "mixed", "split", "tma", "wgmma")
+"""Where operands are split: both in the kernel, only A in the kernel, both by a pass before it (read through pointers,
+through the tensor memory accelerator, or by a kernel in CUDA C++ for Hopper alone)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What a search may change about the kernel; every choice computes the same product.
+
+    Attributes:
+        form: one of `FORMS`.
+        block_m: rows of an output tile.
+        block_n: columns of an output tile.
+        block_k: length of K that one step reads.
+        num_warps: warps of a thread block.
+        num_stages: depth of the software pipeline.
+        group: tiles of M that neighbouring programs walk through before the next tile of N.
+        chunk: length of K after which the tensor core's accumulator is added to the second one.
+        joint: whether one accumulator takes all three products (gain 1), else the small ones have their own (gain 2048).
+        flat: whether chunks end by a condition in one loop, else by a nested loop.
+        split_k: slices of K that are computed by different programs and then added.
+        persistent: whether as many programs as multiprocessors walk over all tiles.
+        specialised: whether Triton gives loading to warps of its own; two groups of `num_warps` then multiply.
+        cluster: thread blocks that share the loads of a tile of B, in the form `wgmma`.
+        max_registers: bound on the registers of a thread, so that two thread blocks fit on a multiprocessor.
+    """
+
+    form: str = "split"
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    group: int = 8
+    chunk: int = 256
+    joint: bool = True
+    flat: bool = False
+    split_k: int = 1
+    persistent: bool = False
+    specialised: bool = False
+    cluster: int = 1
+    max_registers: int | None = None
+
+    @property
+    def gain(self) -> int:
+        """Factor of the low half."""
+        return 1 if self.joint else 2048
+
+    @property
+    def shared_bytes(self) -> int:
+        """Least shared memory of the pipeline's stages, in bytes."""
+        return self.num_stages * (self.block_m + self.block_n) * self.block_k * 4
+
+    @property
+    def registers(self) -> int:
+        """Registers that each thread's accumulators take."""
+        sets = 2 if self.joint else 3
+        warps = 2 * self.num_warps if self.specialised else self.num_warps
+        return sets * self.block_m * self.block_n // (32 * warps)
+
+
+SPACE: dict[str, tuple[object, ...]] = {
+    "form": FORMS,
+    "block_m": (64, 128, 256),
+    "block_n": (64, 128, 256),
+    "block_k": (32, 64, 128),
+    "num_warps": (4, 8, 16),
+    "num_stages": (2, 3, 4, 5),
+    "group": (4, 8, 16),
+    "chunk": (32, 64, 128, 256, 512, 1024),
+    "joint": (True, False),
+    "flat": (True, False),
+    "split_k": (1, 2, 4, 8, 16, 32, 64),
+    "persistent": (False, True),
+    "specialised": (False, True),
+    "cluster": (1, 2),
+    "max_registers": (None, 128),
+}
+"""Values of each knob that are worth a trial."""
+WGMMA_CHOICES = tuple(
+    {"block_m": 128, "block_n": n, "block_k": k, "chunk": k, "num_warps": 12, "num_stages": stages, "cluster": c, "group": g}
+    for n, k, stages in ((128, 64, 3), (128, 32, 6), (192, 64, 2), (192, 32, 5), (64, 64, 4), (160, 64, 3))
+    for c in (1, 2)
+    for g in (4, 8)
+)
+"""Knobs of the form `wgmma` that fit: a block has one warpgroup that loads and two that multiply."""
+
+
+def unfit(knobs: Knobs) -> str | None:
+    """Why a choice of knobs cannot run on an H100 or H200, or cannot be exact; none if it can."""
+    if knobs.form not in FORMS:
+        return f"wanted a form out of {', '.join(FORMS)}, found {knobs.form}"
+    if knobs.form == "wgmma":
+        return _unfit_for_wgmma(knobs)
+    if knobs.cluster > 1:
+        return "only the form in CUDA C++ has clusters"
+    if knobs.chunk % knobs.block_k:
+        return "a chunk is a multiple of block_k"
+    if knobs.chunk > 1024 or (knobs.joint and knobs.chunk > 256):
+        return "the accumulator's truncation exceeds float32's error over such a chunk"
+    if knobs.shared_bytes > SHARED_BYTES:
+        return f"its stages need {knobs.shared_bytes} bytes of shared memory, of {SHARED_BYTES}"
+    if knobs.registers > min(192, 57344 // (32 * knobs.num_warps)):
+        return f"its accumulators need {knobs.registers} registers a thread"
+    if knobs.block_m < 16 * knobs.num_warps and knobs.block_m * knobs.block_n < 2048 * knobs.num_warps:
+        return "its warps have too little to do"
+    if (knobs.persistent or knobs.specialised) and knobs.form != "tma":
+        return "only the form that reads through the tensor memory accelerator is persistent or specialised"
+    if knobs.specialised and knobs.num_warps != 4:
+        return "Triton specialises kernels of four warps"
+    if knobs.persistent and knobs.split_k > 1:
+        return "a persistent kernel takes all of K"
+    if knobs.flat and knobs.chunk == knobs.block_k:
+        return "with one step a chunk both loops are the same"
+    return None
+
+
+def _unfit_for_wgmma(knobs: Knobs) -> str | None:
+    if (knobs.block_m, knobs.num_warps, knobs.chunk, knobs.joint) != (128, 12, knobs.block_k, True):
+        return "wgmma: tiles have 128 rows, blocks 12 warps, each step is a chunk in one accumulator"
+    if knobs.block_n % (8 * knobs.cluster) or knobs.block_n > 192 or knobs.block_k not in (32, 64):
+        return "wgmma: at most 192 columns, in eights for each block of the cluster, and steps of 32 or 64"
+    # Tiles begin at a multiple of 1,024 bytes; each stage has two barriers.
+    if knobs.shared_bytes + 1024 + 16 * knobs.num_stages > SHARED_BYTES:
+        return f"wgmma: its stages need {knobs.shared_bytes} bytes of shared memory, of {SHARED_BYTES}"
+    if knobs.flat or knobs.persistent or knobs.specialised or knobs.max_registers:
+        return "wgmma: the kernel is persistent and specialised as it is"
+    return None
+
+
+def space(**fixed: object) -> Iterator[Knobs]:
+    """All choices of knobs that fit, with some of them fixed."""
+    names = [field.name for field in fields(Knobs)]
+    for values in itertools.product(*((fixed[name],) if name in fixed else SPACE[name] for name in names)):
+        knobs = Knobs(**dict(zip(names, values, strict=True)))  # type: ignore[arg-type]
+        if unfit(knobs) is None:
+            yield knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """One step of the epilogue.
+
+    Attributes:
+        kernel: Triton statement on `out`, the float32 tile; `row`, `col`, `inside` and `batch` are at hand.
+        eager: the same on the tensor `out` in PyTorch, for the fall-back.
+        tensor: name of the tensor that it reads, if any: float32, of `shape`.
+        shape: "columns" (N values) or "output" (as the output).
+    """
+
+    kernel: str
+    eager: str
+    tensor: str = ""
+    shape: str = ""
+
+
+def bias(name: str = "bias") -> Fragment:
+    """Add a value to each column."""
+    return Fragment(
+        kernel=f"out += tl.load({name} + col, mask=col < n, other=0.0)[None, :]",
+        eager=f"out = out + {name}",
+        tensor=name,
+        shape="columns",
+    )
+
+
+def residual(name: str = "residual") -> Fragment:
+    """Add a contiguous tensor of the output's shape."""
+    return Fragment(
+        kernel=f"out += tl.load({name} + (batch * m + row)[:, None] * n + col[None, :], mask=inside, other=0.0)",
+        eager=f"out = out + {name}",
+        tensor=name,
+        shape="output",
+    )
+
+
+def scale(factor: float) -> Fragment:
+    """Multiply by a number."""
+    return Fragment(kernel=f"out = out * {factor!r}", eager=f"out = out * {factor!r}")
+
+
+def leaky_relu(slope: float = 0.01) -> Fragment:
+    """Multiply what is negative by a slope."""
+    return Fragment(
+        kernel=f"out = tl.where(out < 0, out * {slope!r}, out)",
+        eager=f"out = torch.nn.functional.leaky_relu(out, {slope!r})",
+    )
+
+
+# NaN fails every comparison, so that these let it through as PyTorch does; `tl.maximum` would not.
+RELU = Fragment(kernel="out = tl.where(out < 0, 0.0, out)", eager="out = torch.relu(out)")
+GELU = Fragment(
+    kernel="out = 0.5 * out * (1.0 + tl.math.erf(out * 0.7071067811865476))", eager="out = torch.nn.functional.gelu(out)"
+)
+SIGMOID = Fragment(kernel="out = 1.0 / (1.0 + tl.exp(-out))", eager="out = torch.sigmoid(out)")
+
+
+def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", differentiable: bool = False) -> str | None:
+    """Why the template does not take a product of these sizes; none if it does.
+
+    Args:
+        m: rows of an output.
+        n: columns of an output.
+        k: length of its sums.
+        batch: how many products.
+        dtype: type of both operands.
+        differentiable: whether gradients flow through the product.
+    """
+    if dtype != "float32":
+        return f"wanted float32 operands, found {dtype}"
+    if differentiable:
+        return "the kernel has no backward"
+    if min(m, n, k) < LEAST_SIDE:
+        return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
+    if batch * m * n * k < LEAST_WORK:
+        return f"wanted at least {LEAST_WORK} multiply-adds, found {batch * m * n * k}; cuBLAS is as fast"
+    return None
+
+
+def cuda_text(knobs: Knobs) -> str:
+    """CUDA C++ of the form `wgmma` for these knobs."""
+    size = knobs.block_n // 2
+    registers = ", ".join(f"%{i}" for i in range(size))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(size))
+    defined = {"BN": knobs.block_n, "BK": knobs.block_k, "STAGES": knobs.num_stages, "CLUSTER": knobs.cluster}
+    lines = [f"#define {name} {value}" for name, value in {**defined, "GROUP": knobs.group}.items()]
+    lines += [
+        "#include <stdint.h>",
+        f"__device__ __forceinline__ void multiply(float (&d)[{size}], uint64_t a, uint64_t b, int add) {{",
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{size + 2}, 0;\\n"',
+        f'        "wgmma.mma_async.sync.aligned.m64n{knobs.block_n}k16.f32.f16.f16 "',
+        f'        "{{{registers}}}, "',
+        f'        "%{size}, %{size + 1}, p, 1, 1, 0, 0;\\n}}"',
+        f'        : {outputs} : "l"(a), "l"(b), "r"(add));',
+        "}",
+    ]
+    return "\n".join(lines) + "\n" + CUDA_SOURCE.read_text(encoding="utf-8")
+
+
+def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LEAST_WORK) -> str:
+    """Text of a module that defines `product(a, b, *tensors)`, where `tensors` are those of the epilogue in their order.
+
+    Raises:
+        ValueError: the knobs do not fit, or two fragments read a tensor of one name.
+    """
+    if why := unfit(knobs):
+        raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
+    tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
+    if len(set(tensors)) < len(tensors):
+        raise ValueError(f"wanted another name for each tensor of the epilogue, found {tensors}")
+    indented = "".join(f"    {fragment.kernel}\n" for fragment in epilogue)
+    expected = {"columns": "(n,)", "output": "(*a.shape[:-1], n)"}
+    return Template(SOURCE.read_text(encoding="utf-8")).substitute(
+        knobs=repr(asdict(knobs)),
+        cuda=f'r"""\n{cuda_text(knobs)}"""' if knobs.form == "wgmma" else "None",
+        gain=repr(float(knobs.gain)),
+        # Below this a scaled value keeps fewer than 22 bits in its two halves.
+        narrow=repr(2.0**-3 if knobs.joint else 2.0**-14),
+        least_work=repr(least_work),
+        least_side=repr(LEAST_SIDE),
+        tensors="".join(f"{name}, " for name in tensors),
+        has_epilogue=repr(bool(epilogue)),
+        epilogue=indented.rstrip("\n") or "    # No epilogue.",
+        eager="".join(f"    {fragment.eager}\n" for fragment in epilogue).rstrip("\n") or "    # No epilogue.",
+        fits="".join(
+            f" and fits({fragment.tensor}, {expected[fragment.shape]})" for fragment in epilogue if fragment.tensor
+        ),
+    )
