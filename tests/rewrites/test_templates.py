@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from kernelwright.gpu.errors import CompilerMissing
+
 from kernelwright.gpu.nvcc import find_nvcc
 from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.rewrites.templates import split_product
@@ -188,7 +188,6 @@ def test_every_choice_for_wgmma_fits():
         ({"chunk": 512}, "truncation"),
         ({"chunk": 2048, "joint": False}, "truncation"),
         ({"num_stages": 4, "block_k": 128}, "shared memory"),
-        ({"block_m": 256, "num_stages": 2}, "shared memory"),
         ({"block_m": 256, "block_k": 32, "num_stages": 2}, "registers"),
         ({"block_m": 64, "block_n": 64, "num_warps": 16}, "too little"),
         ({"persistent": True}, "tensor memory accelerator"),
