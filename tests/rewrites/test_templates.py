@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kernelwright.gpu.errors import CompilerMissing
 
+from kernelwright.errors import CompilerMissingError
 from kernelwright.gpu.nvcc import find_nvcc
 from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.rewrites.templates import split_product
@@ -157,7 +157,7 @@ def test_kernels_compile_for_hopper_with_wgmma(form, tmp_path, monkeypatch):
 def test_the_kernel_in_cuda_compiles_without_spilling(cluster, tmp_path):
     try:
         nvcc = find_nvcc()
-    except CompilerMissing as missing:
+    except CompilerMissingError as missing:
         pytest.skip(str(missing))
     choice = next(choice for choice in split_product.WGMMA_CHOICES if choice["cluster"] == cluster)
     (tmp_path / "kernel.cu").write_text(split_product.cuda_text(Knobs(form="wgmma", **choice)))
