@@ -25,7 +25,7 @@ from kernelwright.judge.isolation.replies import Described
 from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
-from tests.exploits.corpus import load_cases, load_corpus_task, source_in_mode
+from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, source_in_mode
 
 Patch = pytest.MonkeyPatch
 HACKS = {case.name: case for folder in ("hacks", "unseen") for case in load_cases(folder)}
@@ -253,7 +253,19 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.hack}-{mutation.defence}")
+def marks(hack: str) -> list[pytest.MarkDecorator]:
+    """`make test` runs a mutation or two of each defence."""
+    return [] if hack in QUICK.mutations else [pytest.mark.exhaustive]
+
+
+def by_hack(*hacks: str) -> list[object]:
+    return [pytest.param(hack, marks=marks(hack)) for hack in hacks]
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [pytest.param(one, id=f"{one.hack}-{one.defence}", marks=marks(one.hack)) for one in MUTATIONS],
+)
 def test_a_cheat_passes_without_its_defence(judge: Judge, monkeypatch: Patch, mutation: Mutation) -> None:
     found = evaluate(judge, mutation.hack)
     assert not found.accepted
@@ -373,6 +385,10 @@ def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Pat
 # --- timing ---------------------------------------------------------------------------------------
 
 
+TIMED = frozenset({"t20_busy_process", "t11_clock_detour", "settled_weights"})
+"""Cheats of the tests that follow."""
+
+
 @pytest.fixture
 def timed(judge: Judge) -> Judge:
     judge.settings = Settings.quick(threads=1, processes_min=1, processes_max=1)
@@ -418,6 +434,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     assert found.accepted, found.detail
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fresh", [True, False])
 def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check_looks(
     timed: Judge, monkeypatch: Patch, fresh: bool
@@ -431,7 +448,7 @@ def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check
     assert found.accepted, found.detail
 
 
-@pytest.mark.parametrize("hack", ["settled_weights", "settings_after_many_calls"])
+@pytest.mark.parametrize("hack", by_hack("settled_weights", "settings_after_many_calls"))
 def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_timed(
     timed: Judge, monkeypatch: Patch, hack: str
 ) -> None:
@@ -442,6 +459,7 @@ def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_ti
     assert found.accepted, found.detail
 
 
+@pytest.mark.exhaustive
 def test_without_another_held_output_late_calls_share_their_memory_where_nothing_else_is_kept(
     timed: Judge, monkeypatch: Patch
 ) -> None:
@@ -483,7 +501,10 @@ def open_judge() -> Iterator[Judge]:
         yield judge
 
 
-@pytest.mark.parametrize("hack", ["h06_parent_environment", "h11_network", "h06_parent_memory"])
+WALLED = ("h06_parent_environment", "h11_network", "h06_parent_memory")
+
+
+@pytest.mark.parametrize("hack", by_hack(*WALLED))
 def test_without_the_sandbox_a_candidate_reaches_out(judge: Judge, open_judge: Judge, hack: str) -> None:
     found = evaluate(judge, hack)
     assert not found.accepted
@@ -514,7 +535,7 @@ WITHOUT = {
 }
 
 
-@pytest.mark.parametrize("what", WITHOUT)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=marks(hack)) for what, (hack, _) in WITHOUT.items()])
 def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, what: str) -> None:
     hack, heard = WITHOUT[what]
     expected = HACKS[hack]
@@ -524,3 +545,7 @@ def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, what: s
         found = evaluate(hearing, hack)
     assert found.accepted, found.detail
     assert not expected.labels & set(found.labels)
+
+
+MUTATED = frozenset(one.hack for one in MUTATIONS) | {hack for hack, _ in WITHOUT.values()} | {*WALLED} | TIMED
+"""Cheats that some test here lets pass."""
