@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import queue
 import select
 import shutil
 import signal
@@ -12,10 +13,11 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -276,46 +278,60 @@ def test_an_actor_closes_its_judge_once():
 def bare_pool(**fake):
     made = object.__new__(RayPool)
     made._ray = SimpleNamespace(exceptions=ray.exceptions, **fake)
-    made._lock, made._closing = threading.Lock(), False
-    made._members, made._idle, made._starting = set(), [], {}
+    made._lock, made._closing, made._waiting, made._slots = threading.Lock(), False, 0, 1
+    made._actors, made._starting, made._idle = set(), set(), queue.Queue()
+    made._start_limit_s = 0.0
     return made
 
 
-def test_a_thread_whose_pools_actors_all_work_for_others_looks_again_later(monkeypatch):
-    slept = []
-    monkeypatch.setattr(ray_pool.time, "sleep", slept.append)
-    assert bare_pool()._wait({}) == []
-    assert slept == [ray_pool._POLL_S]
-
-
-def test_an_actor_whose_start_another_thread_has_seen_is_not_made_idle_twice():
-    def wait(references, **options):
-        made._starting.clear()
-        return references, []
-
-    made = bare_pool(wait=wait)
-    made._starting = {"begun": ray_pool._Actor(None)}
-    assert made._settle() == ""
-    assert made._idle == []
-
-
-def test_a_job_of_a_pool_that_was_closed_waits_for_nothing():
+def test_an_actor_that_was_discarded_while_it_started_is_not_made_idle():
     made = bare_pool()
-    made._members = {ray_pool._Actor(None)}  # it works, so that a job would wait
-    assert made._hopeless(ray_pool._PendingJob(job(0))) == ""
+    made._started("gone", Future())
+    assert made._idle.empty()
+
+
+def test_a_job_waits_for_an_actor_that_works_and_no_longer_once_the_pool_is_closed():
+    made = bare_pool()
+    made._actors = {"works"}
+    made._give_up(ray_pool._Call(), 0.0)
+    with pytest.raises(ray_pool._NoActorError, match="closed"):
+        made._give_up(ray_pool._Call(is_over=True), 0.0)
     made._closing = True
-    assert "closed" in made._hopeless(ray_pool._PendingJob(job(0)))
+    with pytest.raises(ray_pool._NoActorError, match="closed"):
+        made._give_up(ray_pool._Call(), 0.0)
+
+
+def test_an_actor_is_started_for_each_job_that_waits_as_far_as_there_are_slots():
+    made = bare_pool()
+    answers = []
+
+    def start(*arguments):
+        answers.append(Future())
+        made_actor = Mock()
+        made_actor.ready.remote().future.return_value = answers[-1]
+        return made_actor
+
+    made._actor_class, made._start_arguments = SimpleNamespace(remote=start), ()
+    made._slots, made._waiting = 2, 1
+    made._start()
+    made._start()
+    assert len(answers) == 1
+    made._waiting = 3
+    made._start()
+    assert len(answers) == 2
+    answers[0].set_result(1)
+    assert made._idle.qsize() == 1
+    assert len(made._starting) == 1
 
 
 def test_an_actor_is_killed_once():
     killed = []
     made = bare_pool(kill=lambda actor, no_restart: killed.append(actor))
-    member = ray_pool._Actor("it")
-    made._members, made._idle = {member}, [member]
-    made._discard(member)
-    made._discard(member)
+    made._actors = {"it"}
+    made._discard("it")
+    made._discard("it")
     assert killed == ["it"]
-    assert (made._members, made._idle) == (set(), [])
+    assert made._actors == set()
 
 
 # --- on a Ray -------------------------------------------------------------------------------------
@@ -484,10 +500,10 @@ def test_the_real_judge_works_in_an_actor_and_leaves_nothing_when_it_is_killed(c
         assert [outcome.accepted for outcome in found] == [True, False, False], found
         assert found[1].reason == "wrong-output"
         assert "Permission denied" in found[2].detail
-        (member,) = pool._members
-        handles = descendants(ray.get(member.actor.ready.remote()))
+        (one,) = pool._actors
+        handles = descendants(ray.get(one.ready.remote()))
         assert len(handles) >= 2  # the actor and its fork server
-        ray.kill(member.actor)
+        ray.kill(one)
         wait_until_gone(handles)
 
 

@@ -1,7 +1,8 @@
-"""A model behind an OpenAI-compatible endpoint: OpenAI, DeepSeek, Qwen, vLLM, llama.cpp, `transformers serve`.
+"""Asks a model behind an OpenAI-compatible endpoint: OpenAI, DeepSeek, Qwen, vLLM, llama.cpp, `transformers serve`.
 
 The key comes from the environment, goes into the SDK's client and nowhere else: no setting, record, log line, exception
-or `repr` has it. Not covered: functions that a model may call, images, and the older completions endpoint.
+or `repr` has it. The SDK's own retries are off: they sleep where nothing can interrupt them, their limits are fixed and
+differ between its versions, and a 429 would not hold back the other requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kernelwright.models.accounting import Meter, Prices, Usage
 from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.faults import Fault, fault_of, redacted, transport_errors
-from kernelwright.models.replies import ApiReply, content_type, read_stream, read_whole
+from kernelwright.models.replies import ApiReply, content_type
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class ApiModel:
             PolicyError: the endpoint refuses all work; or nothing but faults came back: the first request to run out of
                 attempts before any was answered, or as many in a row as may be in flight (at least `FEWEST_FAULTS`).
         """
-        outages = _Outages(max(self.settings.concurrency, FEWEST_FAULTS))
+        answered, faults_in_a_row = False, 0
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.settings.concurrency, thread_name_prefix="kernelwright-api")
         asked: dict[Future[ApiReply | Fault], tuple[int, list[int]]] = {}
@@ -173,7 +174,11 @@ class ApiModel:
                         without_n.add(prompt)
                         submit(prompt, numbers)
                         continue
-                    outages.note(outcome, self)
+                    if isinstance(outcome, ApiReply):
+                        answered, faults_in_a_row = True, 0
+                    else:
+                        faults_in_a_row += outcome.retried
+                        self._check_endpoint(outcome, faults_in_a_row, answered)
                     found = self._answers(outcome, prompt, numbers)
                     yield from found
                     if isinstance(outcome, ApiReply) and outcome.cause is None:
@@ -184,6 +189,18 @@ class ApiModel:
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _check_endpoint(self, fault: Fault, faults_in_a_row: int, answered: bool) -> None:
+        """Raise `PolicyError` where there is no point in going on; one unlucky request is none."""
+        if fault.hopeless:
+            raise PolicyError(_what_to_do(fault, self))
+        patience = max(self.settings.concurrency, FEWEST_FAULTS) if answered else 1
+        if fault.retried and faults_in_a_row >= patience:
+            raise PolicyError(
+                f"Wanted answers of {self!r}; after {self.settings.attempts} attempts: {fault.text}. See whether the "
+                "endpoint is up and the address is right; for `rate-limited`, lower `concurrency` or set "
+                "`requests_per_minute`."
+            )
 
     def _may_be_for_n(self, outcome: ApiReply | Fault, numbers: list[int]) -> bool:
         """Whether a request was refused, and might not be if it asked for one answer."""
@@ -209,7 +226,7 @@ class ApiModel:
         sleep = self._sleep or stop.wait
         for attempt in range(1, self.settings.attempts + 1):
             self._pacer.wait(sleep)
-            outcome = self._attempt(self._body(prompt, n, sampling, number), n, stop)
+            outcome = self._attempt(self._body(prompt, n, sampling, number), stop)
             if isinstance(outcome, ApiReply) or not outcome.retried or attempt == self.settings.attempts:
                 break
             wait_s = outcome.retry_after_s
@@ -228,19 +245,19 @@ class ApiModel:
                 sleep(wait_s)
         return outcome
 
-    def _attempt(self, body: dict[str, Any], n: int, stop: threading.Event) -> ApiReply | Fault:
+    def _attempt(self, body: dict[str, Any], stop: threading.Event) -> ApiReply | Fault:
         """One attempt. What arrives before a fault is kept as an answer cut short."""
-        reply = ApiReply(n)
+        reply = ApiReply()
         try:
             answer = self._client.chat.completions.create(**body)
             if self.settings.stream:
                 deadline_s = self._clock() + self.settings.answer_timeout_s
-                read_stream(answer, reply, lambda: stop.is_set() or self._clock() > deadline_s)
+                reply.read_stream(answer, lambda: stop.is_set() or self._clock() > deadline_s)
                 if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
                     came = redacted(kind, self._key) or "something of no type"
                     reply.cut(CompletionFailure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
             else:
-                read_whole(answer, reply)
+                reply.read_whole(answer)
         except transport_errors() as error:
             fault = fault_of(error, self._key)
             if not reply.has_text:
@@ -287,36 +304,6 @@ class _Pacer:
     def hold(self, wait_s: float) -> None:
         with self._lock:
             self._next_s = max(self._next_s, self._clock() + wait_s)
-
-
-class _Outages:
-    """Tells one unlucky request from an endpoint that is not there."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._in_a_row = 0
-        self._answered = False
-
-    def note(self, outcome: ApiReply | Fault, model: ApiModel) -> None:
-        """Count an outcome.
-
-        Raises:
-            PolicyError: there is no point in going on.
-        """
-        if isinstance(outcome, ApiReply):
-            self._answered, self._in_a_row = True, 0
-            return
-        if outcome.hopeless:
-            raise PolicyError(_what_to_do(outcome, model))
-        if not outcome.retried:
-            return
-        self._in_a_row += 1
-        if not self._answered or self._in_a_row >= self._patience:
-            raise PolicyError(
-                f"Wanted answers of {model!r}; after {model.settings.attempts} attempts: {outcome.text}. See whether the "
-                "endpoint is up and the address is right; for `rate-limited`, lower `concurrency` or set "
-                "`requests_per_minute`."
-            )
 
 
 def _what_to_do(fault: Fault, model: ApiModel) -> str:

@@ -1,4 +1,4 @@
-"""What can go wrong between here and an endpoint, sorted by what to do about it. No text made here contains the key."""
+"""Sorts what goes wrong with an endpoint by what to do about it. No text made here contains the key."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Sampling many answers of one decoder at once, with a GPU kept busy.
+"""Samples many answers of one decoder at once, with a GPU kept busy.
 
-Plain `generate` reads a batch until its longest answer ends, computes a prompt once for each of its answers, launches
-every kernel from Python, and, with padded prompts, copies grouped keys and values out to all heads at each step. Here a
-fixed number of slots is filled with prompts and refilled as answers end; a prompt is computed once and copied to all its
+A fixed number of slots is filled with prompts and refilled as answers end; a prompt is computed once and copied to all its
 slots; one step of all slots is one CUDA graph; and grouped heads are attended to as they lie. On a CPU the same code runs
-without graphs.
+without graphs. transformers' `generate` does none of this. Its continuous batching gives the same greedy answers, but on one
+H100 (transformers 5.17, the shape of Qwen2.5-Coder 0.5B, 512 answers of 256 tokens) it had not ended after 140 s, where this
+sampler takes 3 s.
 
 Covered: decoders of transformers whose layers all have full attention (Qwen 2 and 3, Llama, DeepSeek-Coder, ...), with or
 without a LoRA. Not covered: sliding windows, state-space layers, several GPUs for one model.

@@ -13,6 +13,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -30,7 +31,8 @@ JUDGES_PER_GPU = 6
 """Building and checking of some overlap with the timing of another: six did 84 % of the evaluations that timing alone would
 (results/2026-11-22-judge-throughput-3-h200), four 60 %. Each takes about 3 GiB of the GPU for contexts alone."""
 
-W = TypeVar("W", "Job", "RotationJob")
+W = TypeVar("W")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,24 @@ Outcome = Evaluation | KernelwrightError
 _Found = list[Evaluation] | KernelwrightError
 
 
+def spread(
+    work: Iterable[W], slots: int, submit: Callable[[W], Future[R]], stop: Callable[[], bool] | None
+) -> Iterator[tuple[W, R]]:
+    """Keep slots busy: take work as they become free, until there is none or `stop` says so; yields each as it ends."""
+    waiting = iter(work)
+    running: dict[Future[R], W] = {}
+    while True:
+        while len(running) < slots and not (stop is not None and stop()):
+            one = next(waiting, None)
+            if one is None:
+                break
+            running[submit(one)] = one
+        if not running:
+            return
+        ended = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
+        yield running.pop(ended), ended.result()
+
+
 class JudgePool:
     """Judges in processes of their own.
 
@@ -81,8 +101,7 @@ class JudgePool:
         self._settings = settings
         self._cores = cores or {}
         self._slots = [device for _ in range(per_device) for device in devices]
-        self._jobs: queue.SimpleQueue[tuple[int, Job | RotationJob] | None] = queue.SimpleQueue()
-        self._found: queue.SimpleQueue[tuple[int, _Found]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Job | RotationJob, Future[_Found]] | None] = queue.SimpleQueue()
         self._members: set[_JudgeProcess] = set()
         self._closing = False
         self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
@@ -101,29 +120,19 @@ class JudgePool:
             jobs: What to do; taken one by one, as slots become free.
             stop: Asked before each job; True leaves it and all that follow undone.
         """
-        for job, found in self._each(jobs, stop):
+        for job, found in spread(jobs, self.slots, self._submit, stop):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
         self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """As `evaluate`, one evaluation for each baseline of a rotation."""
-        return self._each(rotations, stop)
+        return spread(rotations, self.slots, self._submit, stop)
 
-    def _each(self, work: Iterable[W], stop: Callable[[], bool] | None) -> Iterator[tuple[W, _Found]]:
-        waiting = enumerate(work)
-        running: dict[int, W] = {}
-        while True:
-            while len(running) < self.slots and not (stop is not None and stop()):
-                entry = next(waiting, None)
-                if entry is None:
-                    break
-                running[entry[0]] = entry[1]
-                self._jobs.put(entry)
-            if not running:
-                return
-            index, found = self._found.get()
-            yield running.pop(index), found
+    def _submit(self, work: Job | RotationJob) -> Future[_Found]:
+        future: Future[_Found] = Future()
+        self._jobs.put((work, future))
+        return future
 
     def __enter__(self) -> JudgePool:
         return self
@@ -151,7 +160,7 @@ class JudgePool:
             os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
         member: _JudgeProcess | None = None
         while (entry := self._jobs.get()) is not None:
-            index, job = entry
+            job, future = entry
             found: _Found = InfrastructureError("not tried")
             for _ in range(_TRIES):
                 if self._closing:
@@ -170,7 +179,7 @@ class JudgePool:
                         f"Wanted an evaluation of {job.task.id} on {device}; its judge died (status {status}, {error!r}) "
                         f"{_TRIES} times. Is there memory left?"
                     )
-            self._found.put((index, found))
+            future.set_result(found)
         if member is not None:
             member.end()
 

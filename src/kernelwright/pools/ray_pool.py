@@ -13,19 +13,21 @@ with all it started.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.local import _TRIES, Job, Outcome
+from kernelwright.pools.local import _TRIES, Job, Outcome, spread
 from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.records import Candidate, Evaluation, Task
 
@@ -36,7 +38,7 @@ _ANSWER_LIMIT_S = 20.0
 """An actor that does nothing answers in milliseconds."""
 
 _POLL_S = 1.0
-"""How often a wait looks whether an actor has become free elsewhere, or has taken too long to start."""
+"""How often a job that waits for an actor looks whether that is still of use."""
 
 
 class JudgeLike(Protocol):
@@ -58,7 +60,7 @@ MakeJudge = Callable[[str, Settings], JudgeLike]
 class RayPool:
     """Judges in Ray actors.
 
-    Several threads may use it at a time, as long as all of them together have no more jobs at work than it has slots.
+    Several threads may use it at a time.
 
     Args:
         settings: Of jobs that bring none.
@@ -117,12 +119,17 @@ class RayPool:
         # One task at a time, and no restart that we do not see.
         self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(_JudgeActor)
         self._start_arguments = (device, settings.model_dump_json(), make_judge)
+        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="kernelwright-ray")
         self._lock = threading.Lock()
-        """Held while the three below change; each actor is in `_members`, and in at most one of the others."""
-        self._members: set[_Actor] = set()
-        self._idle: list[_Actor] = []
-        self._starting: dict[Any, _Actor] = {}
+        """Held while the four below change."""
+        self._actors: set[Any] = set()
+        self._starting: set[Any] = set()
+        """Those of them that have not answered yet."""
+        self._waiting = 0
+        """Jobs that wait for an actor."""
         self._closing = False
+        self._idle: queue.Queue[Any] = queue.Queue()
+        """Actors that have nothing to do, and errors of those that could not be started."""
 
     @property
     def slots(self) -> int:
@@ -139,39 +146,14 @@ class RayPool:
         Raises:
             InfrastructureError: Ray has been shut down.
         """
-        waiting = iter(jobs)
-        owed: deque[_PendingJob] = deque()
-        running: dict[Any, _RunningJob] = {}
+        call = _Call()
         try:
-            while True:
-                if not self._ray.is_initialized():
-                    raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
-                self._give(owed, running)
-                while len(running) + len(owed) < self._slots and not (self._closing or (stop is not None and stop())):
-                    job = next(waiting, None)
-                    if job is None:
-                        break
-                    owed.append(_PendingJob(job))
-                    self._give(owed, running)  # at once: to make the next job may take long
-                if not running and not owed:
-                    return
-                for reference in self._wait(running):
-                    run = running.pop(reference)
-                    outcome = self._outcome(run)
-                    if outcome is None:
-                        owed.appendleft(_PendingJob(run.owed.job, run.owed.tries + 1))
-                    else:
-                        yield run.owed.job, outcome
-                failed = self._settle()
-                if owed and (why := failed or self._hopeless(owed[0])):
-                    owed[0].tries += 1
-                    if owed[0].tries >= _TRIES or not failed:
-                        job = owed.popleft().job
-                        yield job, InfrastructureError(f"Wanted a judge for {job.task.id}; {why}")
+            yield from spread(jobs, self._slots, lambda job: self._submit(job, call), stop)
         finally:
-            # Whoever stops asking for outcomes leaves actors at work that hold the places of the next ones.
-            for run in running.values():
-                self._discard(run.member)
+            # A caller that stops asking would leave actors at work that hold the places of the next ones.
+            call.is_over = True
+            for actor in list(call.at_work):
+                self._discard(actor)
 
     def __enter__(self) -> RayPool:
         return self
@@ -182,122 +164,127 @@ class RayPool:
     def close(self, *, at_once: bool = False) -> None:
         """End the actors, once their judges have ended what they started, or now; leave Ray if we started it."""
         self._closing = True
+        if self._ray.is_initialized():  # else the actors have ended with it, and to speak to it would start another
+            if not at_once:
+                closing = [actor.close.remote() for actor in self._actors - self._starting]
+                if closing:
+                    self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
+            for actor in list(self._actors):
+                self._discard(actor)
+            self._leave_ray()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, job: Job, call: _Call) -> Future[Outcome]:
         if not self._ray.is_initialized():
-            return  # Ray has ended, and the actors with it; to speak to it would start another
-        if not at_once:
-            closing = [member.actor.close.remote() for member in self._idle]
-            if closing:
-                self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
-        for member in list(self._members):
-            self._discard(member)
-        self._leave_ray()
+            raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
+        return self._threads.submit(self._judge, job, call)
 
-    def _give(self, owed: deque[_PendingJob], running: dict[Any, _RunningJob]) -> None:
-        """Give jobs to actors that run, never to one that may find no place; for the rest, see that actors start."""
-        while owed and (member := self._living()) is not None:
-            run = self._begin(owed.popleft(), member)
-            running[run.reference] = run
-        self._start(len(owed))
-
-    def _living(self) -> _Actor | None:
-        """An idle actor that answers: one that died while it was idle, as with its machine, must not cost a job a try."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                member = self._idle.pop()
-            try:
-                self._ray.get(member.actor.ready.remote(), timeout=_ANSWER_LIMIT_S)
-                return member
-            except self._ray.exceptions.RayError:
-                self._discard(member)
-
-    def _begin(self, owed: _PendingJob, member: _Actor) -> _RunningJob:
-        job = owed.job
-        changed = job.settings and job.settings.model_dump_json()
-        reference = member.actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
-        return _RunningJob(reference, owed, member)
-
-    def _start(self, wanted: int) -> None:
-        """See that as many actors are starting, as far as there are slots."""
-        with self._lock:
-            while len(self._starting) < wanted and len(self._members) < self._slots and not self._closing:
-                actor = self._actor_class.remote(*self._start_arguments)
-                member = _Actor(actor)
-                self._members.add(member)
-                self._starting[actor.ready.remote()] = member
-
-    def _wait(self, running: dict[Any, _RunningJob]) -> list[Any]:
-        """Those of the running that have ended; returns after a while, or as soon as an actor has started, with none."""
-        with self._lock:
-            references = [*running, *self._starting]
-        if not references:
-            time.sleep(_POLL_S)  # all of the pool's actors work for other threads
-            return []
-        ended, _ = self._ray.wait(references, num_returns=1, timeout=_POLL_S)
-        return [reference for reference in ended if reference in running]
-
-    def _settle(self) -> str:
-        """Make idle what has started; returns why one could not start, if that is so."""
-        with self._lock:
-            references = list(self._starting)
-        if not references:
-            return ""
-        started, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+    def _judge(self, job: Job, call: _Call) -> Outcome:
+        """In a thread: have a job done, by another actor where the first one dies."""
         failed = ""
-        for reference in started:
-            with self._lock:
-                member = self._starting.pop(reference, None)
-            if member is None:
-                continue  # another thread has seen it
+        changed = job.settings and job.settings.model_dump_json()
+        for tries in range(1, _TRIES + 1):
             try:
-                self._ray.get(reference)
+                actor = self._actor(call)
+            except _NoActorError as error:
+                failed = f"Wanted a judge for {job.task.id}; {error}"
+                if error.is_final:
+                    break
+                continue
+            call.at_work.add(actor)
+            try:
+                kind, value = self._ray.get(
+                    actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
+                )
             except self._ray.exceptions.RayError as error:
-                self._discard(member)
-                failed = f"it could not be started ({_in_a_line(error)}). Is this package installed on every machine?"
+                self._discard(actor)
+                failed = (
+                    f"Wanted an evaluation of {job.task.id}; its judge died ({_in_a_line(error)}) {tries} times. "
+                    "Is there memory left? Ray's logs say more."
+                )
             else:
-                with self._lock:
-                    self._idle.append(member)
-        return failed
+                self._idle.put(actor)
+                return Evaluation.model_validate_json(value) if kind == "evaluation" else value
+            finally:
+                call.at_work.discard(actor)
+            if call.is_over or self._closing:
+                break
+        return InfrastructureError(failed)
 
-    def _hopeless(self, owed: _PendingJob) -> str:
-        """Why a job need not wait any longer, if that is so."""
-        if self._closing:
-            return "the pool was closed."
+    def _actor(self, call: _Call) -> Any:
+        """An actor that answers: one that died while idle, as with its machine, must not cost a job a try.
+
+        Raises:
+            _NoActorError: there is none to be had.
+        """
+        since_s = time.monotonic()
         with self._lock:
-            working = len(self._members) > len(self._starting)
-        if working or time.monotonic() - owed.since < self._start_limit_s:
-            return ""
-        return (
-            f"Ray found no place for one within {self._start_limit_s:g} s. Is a machine gone, or do others hold its GPUs? "
-            "`ray status` says."
-        )
-
-    def _outcome(self, run: _RunningJob) -> Outcome | None:
-        """What became of a job; None when its actor died and it is to be tried again."""
+            self._waiting += 1
         try:
-            kind, value = self._ray.get(run.reference)
-        except self._ray.exceptions.RayError as error:
-            self._discard(run.member)
-            tries = run.owed.tries + 1
-            if tries < _TRIES and not self._closing:
-                return None
-            return InfrastructureError(
-                f"Wanted an evaluation of {run.owed.job.task.id}; its judge died ({_in_a_line(error)}) {tries} times. "
-                "Is there memory left? Ray's logs say more."
-            )
-        with self._lock:
-            self._idle.append(run.member)
-        return Evaluation.model_validate_json(value) if kind == "evaluation" else value
+            while True:
+                self._start()
+                try:
+                    actor = self._idle.get(timeout=_POLL_S)
+                except queue.Empty:
+                    self._give_up(call, since_s)
+                    continue
+                if isinstance(actor, _NoActorError):
+                    raise actor
+                try:
+                    self._ray.get(actor.ready.remote(), timeout=_ANSWER_LIMIT_S)
+                except self._ray.exceptions.RayError:
+                    self._discard(actor)
+                else:
+                    return actor
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
-    def _discard(self, member: _Actor) -> None:
+    def _give_up(self, call: _Call, since_s: float) -> None:
+        """Raise `_NoActorError` when waiting for an actor any longer is useless."""
+        if self._closing or call.is_over:
+            raise _NoActorError("the pool was closed.", is_final=True)
         with self._lock:
-            if member not in self._members:
+            working = len(self._actors) > len(self._starting)
+        if not working and time.monotonic() - since_s >= self._start_limit_s:
+            raise _NoActorError(
+                f"Ray found no place for one within {self._start_limit_s:g} s. Is a machine gone, or do others hold its "
+                "GPUs? `ray status` says.",
+                is_final=True,
+            )
+
+    def _start(self) -> None:
+        """See that an actor is starting for each job that waits, as far as there are slots."""
+        with self._lock:
+            while len(self._starting) < self._waiting and len(self._actors) < self._slots and not self._closing:
+                if not self._idle.empty():
+                    return
+                actor = self._actor_class.remote(*self._start_arguments)
+                self._actors.add(actor)
+                self._starting.add(actor)
+                actor.ready.remote().future().add_done_callback(partial(self._started, actor))
+
+    def _started(self, actor: Any, answer: Future[int]) -> None:
+        """In a thread of Ray: an actor has answered for the first time, or could not be started."""
+        with self._lock:
+            if actor not in self._starting:
+                return  # it was discarded meanwhile
+            self._starting.discard(actor)
+            if (error := answer.exception()) is not None:
+                self._actors.discard(actor)  # it has ended; besides, Ray cannot be asked for anything in this thread
+        if error is None:
+            self._idle.put(actor)
+        else:
+            why = f"it could not be started ({_in_a_line(error)}). Is this package installed on every machine?"
+            self._idle.put(_NoActorError(why))
+
+    def _discard(self, actor: Any) -> None:
+        with self._lock:
+            if actor not in self._actors:
                 return
-            self._members.discard(member)
-            self._idle = [other for other in self._idle if other is not member]
-            self._starting = {reference: other for reference, other in self._starting.items() if other is not member}
-        self._ray.kill(member.actor, no_restart=True)
+            self._actors.discard(actor)
+            self._starting.discard(actor)
+        self._ray.kill(actor, no_restart=True)
 
     def _leave_ray(self) -> None:
         if self._owns_ray:
@@ -305,30 +292,21 @@ class RayPool:
             self._owns_ray = False
 
 
+class _NoActorError(Exception):
+    """Why a job has no actor."""
+
+    def __init__(self, why: str, *, is_final: bool = False) -> None:
+        super().__init__(why)
+        self.is_final = is_final
+
+
 @dataclass(eq=False, slots=True)
-class _Actor:
-    """An actor."""
+class _Call:
+    """One use of `evaluate`."""
 
-    actor: Any
-
-
-@dataclass(eq=False, slots=True)
-class _PendingJob:
-    """A job that no actor has yet, or not any more."""
-
-    job: Job
-    tries: int = 0
-    """Actors that died of it, or that did not start for it."""
-    since: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningJob:
-    """A job that an actor has been given."""
-
-    reference: Any
-    owed: _PendingJob
-    member: _Actor
+    at_work: set[Any] = field(default_factory=set)
+    """Actors that have one of its jobs."""
+    is_over: bool = False
 
 
 class _JudgeActor:
@@ -371,7 +349,7 @@ class _JudgeActor:
         return "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
 
 
-def _in_a_line(error: Exception) -> str:
+def _in_a_line(error: BaseException) -> str:
     """An error of Ray's, whose texts run over many lines: the first and the last say what happened."""
     lines = str(error).strip().splitlines() or [""]
     return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
