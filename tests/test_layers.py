@@ -1,11 +1,14 @@
-"""The package's import arrows point one way: a part may import only from the layers below its own."""
+"""The package's import arrows point one way: a part imports only from the layers below its own, and no two modules import
+one another, deferred, type-only and dynamic imports included."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -43,11 +46,7 @@ def imported_parts(source: str) -> set[str]:
             names.add(_part(node.module or ""))
         elif isinstance(node, ast.Import):
             names |= {_part(alias.name) for alias in node.names}
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and re.fullmatch(r"kernelwright(\.\w+)+", node.value)
-        ):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
             # A module named in a string is imported by its name at some time.
             names.add(_part(node.value))
     return names - {""}
@@ -65,7 +64,37 @@ def wrong_arrows(part: str, source: str) -> list[str]:
     return sorted(name for name in found if RANK.get(name, len(LAYERS)) >= RANK[part])
 
 
-MODULES = sorted(path for path in (SOURCES / "kernelwright").rglob("*.py"))
+MODULES = sorted(path for path in (SOURCES / "kernelwright").rglob("*.py") if path.parent.name != "data")
+FRONT_DOOR = "kernelwright"
+"""Python imports it before any module of the package. It holds the version, and names the verbs of every layer."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(source: str, known: Collection[str]) -> set[str]:
+    """Modules of the package that a text imports, wherever in it, by their full names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else str(node.module) for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
+            found.add(node.value if node.value in known else node.value.rpartition(".")[0])
+    return {name for name in found if name in known}
+
+
+def circle_in(sources: Mapping[str, str]) -> list[str]:
+    """Modules of which each imports the next and the last the first; none where there is no such circle."""
+    graph = {name: imported_modules(source, sources.keys()) - {name, FRONT_DOOR} for name, source in sources.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCES / "kernelwright")))
@@ -93,12 +122,27 @@ def test_the_test_itself_sees_arrows_that_point_upwards(part, source, wrong):
     assert wrong_arrows(part, source) == wrong
 
 
+def test_no_two_modules_import_one_another():
+    assert circle_in({module_name(path): path.read_text(encoding="utf-8") for path in MODULES}) == []
+
+
+def test_the_test_itself_sees_circles():
+    sources = {
+        "kernelwright.a": "from kernelwright import b",
+        "kernelwright.b": "if TYPE_CHECKING:\n    from kernelwright.c import D",
+        "kernelwright.c": "def f():\n    importlib.import_module('kernelwright.a')",
+    }
+    assert {*circle_in(sources)} == {*sources}
+    assert circle_in(sources | {"kernelwright.c": "import kernelwright"}) == []
+
+
+def test_a_report_reads_records_alone():
+    found = {part for path in MODULES if path.parent.name == "report" for part in imported_parts(path.read_text("utf-8"))}
+    assert found == {"report", "records", "errors", "files"}
+
+
 def test_machine_code_is_read_without_torch():
-    modules = sorted(
-        ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
-        for path in (SOURCES / "kernelwright" / "sass").rglob("*.py")
-        if "corpus" not in path.parts
-    )
+    modules = [module_name(path) for path in MODULES if path.is_relative_to(SOURCES / "kernelwright" / "sass")]
     code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"
