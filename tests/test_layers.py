@@ -146,3 +146,14 @@ def test_machine_code_is_read_without_torch():
     code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"
+
+
+TESTS = Path(__file__).parent
+NO_COUNTERPART = {"exploits"}
+"""The corpus of cheats against the judge."""
+
+
+def test_every_folder_of_tests_has_a_counterpart_in_the_package():
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    without = {str(folder) for folder in folders if not (SOURCES / "kernelwright" / folder).is_dir()}
+    assert without == NO_COUNTERPART
