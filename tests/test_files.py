@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.files import read_regular, replace_file
+from kernelwright.files import read_regular, remove_tree, replace_file
 
 
 @pytest.fixture
@@ -62,3 +62,26 @@ def test_what_is_no_file_is_not_replaced(pipe, tmp_path):
         replace_file(tmp_path, b"")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o000], ids=["deep", "without rights"])
+def test_a_tree_is_removed_however_deep_and_whatever_its_modes(tmp_path, mode):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "kept").write_text("not its own")
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path / "tree")
+        os.symlink(tmp_path / "kept", "link")
+        for _ in range(3000):
+            os.mkdir("nested")
+            os.chdir("nested")
+        os.chmod(".", mode)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    remove_tree(tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_tree_that_is_not_there_is_no_error(tmp_path):
+    remove_tree(tmp_path / "none")

@@ -6,9 +6,12 @@ wanted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 TEXT_LIMIT_BYTES = 16 << 20
@@ -59,3 +62,15 @@ def replace_file(target: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder, however deep it is and whatever modes its parts have; what cannot be deleted stays.
+
+    `shutil.rmtree` needs a Python frame and an open file for every level.
+    """
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(folder)], check=False, stderr=subprocess.DEVNULL)

@@ -104,6 +104,7 @@ WRONG: dict[str, tuple[Candidate, Reason]] = {
     "no Python": (Candidate(source="def ("), Reason.SYNTAX_ERROR),
     "null bytes": (Candidate(source="x = 1\0"), Reason.SYNTAX_ERROR),
     "too deep to parse": (Candidate(source="(" * 5000 + ")" * 5000), Reason.SYNTAX_ERROR),
+    "too many signs to parse": (Candidate(source="x = " + "-" * 30000 + "1"), Reason.SYNTAX_ERROR),
     "bad syntax in what it executes": (candidate(top="exec('def (')"), Reason.SYNTAX_ERROR),
     "no ModelNew": (Candidate(source="import torch"), Reason.NO_MODEL_NEW),
     "ModelNew is no module": (Candidate(source="class ModelNew: pass"), Reason.NO_MODEL_NEW),
@@ -431,6 +432,39 @@ def test_an_aliased_output_of_a_cuda_graph_is_a_label(judge):
     found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"))
     assert found.accepted, why(found)
     assert {Label.ALIASED_OUTPUT, Label.CUDA_GRAPH} <= set(found.labels)
+
+
+def test_a_long_sum_in_its_text_is_no_fault(judge):
+    found = judge.evaluate(RELU, candidate(top="TERMS = " + " + ".join(["os.getpid()"] * 900)))
+    assert found.accepted, why(found)
+
+
+NESTS = """
+here = os.open(".", os.O_RDONLY)
+for _ in range(3000):
+    os.mkdir("nested")
+    os.chdir("nested")
+os.fchdir(here)
+os.close(here)
+"""
+
+
+@pytest.mark.parametrize(
+    "folder", [".", "os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])"], ids=["its own", "of its builds"]
+)
+def test_folders_in_folders_are_cleaned_up(judge, tmp_path, monkeypatch, folder):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    into = "" if folder == "." else f"back = os.getcwd()\nos.chdir({folder})\n"
+    found = judge.evaluate(RELU, candidate(top=into + NESTS + ("os.chdir(back)" if into else "")))
+    assert found.accepted, why(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+
+
+def test_results_in_lists_in_lists_are_no_fault(judge):
+    deep = "y = torch.relu(self.linear(x))\nfor _ in range(DEPTH): y = [y]\nreturn y"
+    for depth in (100, 300, 400, 480, 900):
+        found = judge.evaluate(RELU, candidate(deep.replace("DEPTH", str(depth))))
+        assert found.reason in (Reason.WRONG_TYPE, Reason.RUNTIME_ERROR, Reason.PROTOCOL_VIOLATION), why(found)
 
 
 GONE = {

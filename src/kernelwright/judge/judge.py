@@ -6,7 +6,6 @@ import ast
 import contextlib
 import datetime
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from kernelwright.errors import DeviceError
+from kernelwright.files import remove_tree
 from kernelwright.gpu.device_state import device_state
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
@@ -263,7 +263,7 @@ class Judge:
                 f"{str(error).splitlines()[0]} Let fewer judges share the GPU."
             ) from error
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -274,8 +274,8 @@ class Judge:
         live = self._live_task(task)
         try:
             ast.parse(candidate.source)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise RejectionError(Reason.SYNTAX_ERROR, f"{error.__class__.__name__}: {error}") from error
+        except guard.PARSE_ERRORS as error:
+            raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
         gate = DeviceGate(self.device)
         trial = self._trial(live, candidate, directory, settings, findings, gate)
         for label in sorted(findings.labels):

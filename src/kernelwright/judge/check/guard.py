@@ -17,6 +17,8 @@ import torch
 
 from kernelwright.records import Label
 
+PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python's parser raises where a text is no module; the last two where it is nested too deeply."""
 _CUSTOM = re.compile(
     r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel"
 )
@@ -86,7 +88,7 @@ def _code_only(source: str) -> str:
     """The source without comments and docstrings; other strings stay, since CUDA code is one."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except PARSE_ERRORS:
         return source
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -94,8 +96,12 @@ def _code_only(source: str) -> str:
             first = body[0]
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
                 body[0] = ast.Pass()
-    # ast.unparse escapes newlines in strings; regular expressions over C++ code need them as they were.
-    return ast.unparse(tree).replace("\\n", "\n")
+    try:
+        text = ast.unparse(tree)
+    except RecursionError:  # it takes three frames for each term of a sum
+        return source
+    # It escapes newlines in strings; regular expressions over C++ code need them as they were.
+    return text.replace("\\n", "\n")
 
 
 _WRAPPER_NAMES = frozenset(
@@ -149,7 +155,7 @@ def _operators(source: str) -> Counter[str] | None:
     """Names called inside the classes of a module, as a measure of which operators it runs."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except PARSE_ERRORS:
         return None
     names: Counter[str] = Counter()
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import secrets
-import shutil
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from kernelwright.errors import InternalError
+from kernelwright.files import remove_tree
 from kernelwright.judge.isolation.zygote import Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import SharedArena
@@ -311,7 +311,7 @@ class Worker:
     def discard(self) -> None:
         """Close and remove the private directory."""
         self.close()
-        shutil.rmtree(self._private, ignore_errors=True)
+        remove_tree(self._private)
 
 
 def _of_the_process(settings: Settings) -> dict[str, Any]:

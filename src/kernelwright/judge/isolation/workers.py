@@ -11,7 +11,6 @@ On a processor a fork costs milliseconds, and every process is fresh.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+from kernelwright.files import remove_tree
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
@@ -90,5 +90,5 @@ class Workers:
         while self._waiting:
             self._waiting.pop().discard()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove_tree(self._directory)
             self._directory = None

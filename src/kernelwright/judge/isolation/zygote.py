@@ -202,7 +202,7 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
     sandbox.die_with_parent()
     channel.close()
     private = Path(config["private"])
-    log = os.open(private / "output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    log = os.open(private / serving.OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

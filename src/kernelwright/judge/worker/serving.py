@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError
+from kernelwright.judge.worker.diagnostics import first_errors
 from kernelwright.judge.worker.harness import Harness
 
+OUTPUT_LOG = "output.log"
+"""File in a worker's private folder that receives what it prints."""
+_MESSAGE_CHARACTERS_MAX = 4000
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
@@ -54,17 +58,17 @@ def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
 
     Frames of this harness and of libraries say nothing about the candidate, and their paths are this machine's.
     """
-    name = f"{config['role']}.py"
-    path = str(Path(config["private"]) / name)
+    name, private = f"{config['role']}.py", Path(config["private"])
+    path = str(private / name)
     try:
-        text = str(error)
+        text = first_errors(str(error), private / OUTPUT_LOG)
     except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
         text = "(no message)"
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
     trace = "".join(traceback.StackSummary.extract(iter(own[-6:])).format())
     return {
         "type": type(error).__name__,
-        "message": text.replace(path, name)[:2000],
+        "message": text.replace(path, name)[:_MESSAGE_CHARACTERS_MAX],
         "trace": trace.replace(path, name)[-4000:],
     }
 
