@@ -27,6 +27,7 @@ from typing import Any
 
 from kernelwright import config as settings
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.samplers import CONTRASTIVE
 from kernelwright.contrastive.sampling.hacks_found import write_hacks
 from kernelwright.contrastive.sampling.metrics import hack_reasons, run_metrics
 from kernelwright.contrastive.stages.config import (
@@ -55,8 +56,7 @@ FILES = {
     "contrastive": "contrastive.toml",
     "held-out": "held_out.toml",
 }
-SAMPLERS = ("random", "bucket", "island")
-TRAINED = ("sft", "self-supervised", "vanilla-grpo", *(f"contrastive-{name}" for name in SAMPLERS))
+TRAINED = ("sft", "self-supervised", "vanilla-grpo", *(f"contrastive-{name}" for name in CONTRASTIVE))
 SUMMARY = "summary"
 MEASURED = ("zero-shot", *TRAINED[:2], "evolutionary", *TRAINED[2:])
 CONTRAST_ROUNDS = 4
@@ -142,7 +142,7 @@ class Recipe:
         trained = {"zero-shot": None, "evolutionary": "self-supervised"}.get(arm, arm)
         config = settings.build(HeldOutConfig, self.tables["held-out"])
         sampler = "bucket" if arm == "evolutionary" else arm.removeprefix("contrastive-")
-        if sampler in SAMPLERS:
+        if sampler in CONTRASTIVE:
             shown = self._contrastive().exemplars.model_copy(update={"sampler": sampler, "seeds": ()})
             config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
         # Judges as of the stage that went before, so that one process uses the same ones for both.
@@ -162,7 +162,7 @@ class Recipe:
         run = RunDirectory(self.out / "held-out")
         results = {arm: found for arm in MEASURED if (found := read_result(run, arm)) is not None}
         told = summary(
-            results, {name: self._training_speedup(name) for name in SAMPLERS if self._is_done(f"contrastive-{name}")}
+            results, {name: self._training_speedup(name) for name in CONTRASTIVE if self._is_done(f"contrastive-{name}")}
         )
         trained = [name for name in TRAINED if name != "sft" and self._is_done(name)]
         told["hack_rate_in_training"] = {name: run_metrics(self.out / name).get("hack_rate", 0.0) for name in trained}

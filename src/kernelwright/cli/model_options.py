@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kernelwright.cli.options import FiniteRange, NamedPath
+from kernelwright.contrastive.samplers import SAMPLERS
 from kernelwright.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def model_options(function: Function) -> Function:
         ),
         click.option(
             "--sampler",
-            type=click.Choice(["bucket", "island", "random", "none"]),
+            type=click.Choice(list(SAMPLERS)),
             help="How earlier candidates are chosen for a prompt.  [default: bucket]",
         ),
         click.option(

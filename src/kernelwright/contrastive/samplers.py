@@ -41,7 +41,7 @@ class ExemplarSampler(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a configuration: `bucket`, `island`, `random` or `none`."""
+        """As in a configuration, such as `bucket`."""
         ...
 
     def sample(self, exemplars: Sequence[Exemplar], count: int, rng: random.Random) -> list[Exemplar]:
@@ -160,21 +160,33 @@ class NoSampler:
 SAMPLERS: Mapping[str, type[BucketSampler | IslandSampler | RandomSampler | NoSampler]] = {
     sampler.name: sampler for sampler in (BucketSampler, IslandSampler, RandomSampler, NoSampler)
 }
+"""Every sampler by its name; choices of configurations, the command line and the recipe derive from it."""
+CONTRASTIVE = tuple(name for name in SAMPLERS if name != NoSampler.name)
+"""Names of those that show exemplars."""
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Names of a sampler's options.
+
+    Raises:
+        ConfigError: there is no such sampler.
+    """
+    if name not in SAMPLERS:
+        raise ConfigError(f"Wanted an exemplar sampler, found `{name}`; known are {', '.join(SAMPLERS)}.")
+    return tuple(field.name for field in fields(SAMPLERS[name]))
 
 
 def sampler_named(name: str, **options: Any) -> ExemplarSampler:
-    """A sampler by its name.
+    """A sampler by its name in `SAMPLERS`.
 
     Args:
-        name: `bucket`, `island`, `random` or `none`.
+        name: Such as `bucket`.
         options: Its own fields, such as `temperature`.
 
     Raises:
         ConfigError: there is no such sampler, it has no such option, or a value is out of range.
     """
-    if name not in SAMPLERS:
-        raise ConfigError(f"Wanted an exemplar sampler, found `{name}`; known are {', '.join(SAMPLERS)}.")
-    known = [field.name for field in fields(SAMPLERS[name])]
+    known = options_of(name)
     for option in options:
         if option not in known:
             listed = ", ".join(known) or "none"

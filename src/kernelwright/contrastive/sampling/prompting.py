@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import Prompt, contrastive_prompt
-from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
+from kernelwright.contrastive.samplers import ExemplarSampler, options_of, sampler_named
 from kernelwright.contrastive.stages.config import ExemplarSection, PromptSection
 from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory, Task, sha256_of
@@ -82,6 +82,6 @@ def prompt_maker(
     Raises:
         ConfigError: the sampler's options are out of range.
     """
-    options = {"temperature": exemplars.temperature} if exemplars.sampler in ("bucket", "island") else {}
+    options = {"temperature": exemplars.temperature} if "temperature" in options_of(exemplars.sampler) else {}
     sampler = sampler_named(exemplars.sampler, **options)
     return PromptMaker(section, device, sampler, exemplars.count, database, seed, share)

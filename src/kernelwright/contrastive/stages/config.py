@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from kernelwright import config
+from kernelwright.contrastive.samplers import SAMPLERS
 from kernelwright.errors import ConfigError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Sampling
@@ -237,10 +238,16 @@ class SupervisedConfig(_SettingsTable):
     """Optimiser steps between checkpoints."""
 
 
+def _sampler(name: str) -> str:
+    if name not in SAMPLERS:
+        raise ValueError(f"known samplers are {', '.join(SAMPLERS)}")
+    return name
+
+
 class ExemplarSection(_SettingsTable):
     """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
 
-    sampler: Literal["bucket", "island", "random", "none"] = "bucket"
+    sampler: Annotated[str, AfterValidator(_sampler)] = "bucket"
     """`none` makes it vanilla GRPO."""
     count: int = Field(default=2, ge=1)
     """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""

@@ -250,20 +250,12 @@ def summary(results: Mapping[str, HeldOutResult], samplers_on_training_tasks: Ma
     """The summary of a whole campaign.
 
     Args:
-        results: By arm: `zero-shot`, `sft`, `self-supervised`, `evolutionary`, `vanilla-grpo`, `contrastive-random`,
-            `contrastive-bucket`, `contrastive-island`; those that are missing are left out.
+        results: By arm: `zero-shot`, `sft`, `self-supervised`, `evolutionary`, `vanilla-grpo`, and `contrastive-` with the
+            name of each sampler; those that are missing are left out.
         samplers_on_training_tasks: Geometric mean of the best speedup on training tasks, by contrastive sampler: what the
             best sampler is chosen by, so that held-out tasks choose nothing.
     """
-    keys = {
-        "sft": "speedup_sft",
-        "self-supervised": "speedup_self_supervised",
-        "evolutionary": "speedup_evolutionary",
-        "vanilla-grpo": "speedup_vanilla_grpo",
-        "contrastive-random": "speedup_contrastive_random",
-        "contrastive-bucket": "speedup_contrastive_bucket",
-        "contrastive-island": "speedup_contrastive_island",
-    }
+    keys = {arm: f"speedup_{arm.replace('-', '_')}" for arm in results if arm != "zero-shot"}
     correct = {
         "zero-shot": "correct_zero_shot",
         "sft": "correct_after_sft",
@@ -272,11 +264,10 @@ def summary(results: Mapping[str, HeldOutResult], samplers_on_training_tasks: Ma
     intervals: dict[str, list[float]] = {}
     told: dict[str, object] = {}
     for arm, key in keys.items():
-        if arm in results:
-            mean = geomean(results[arm].speedups())
-            told[key] = mean.estimate
-            intervals[key] = [mean.low, mean.high]
-            told[f"{key}_improvements_only"] = geomean(results[arm].improvements_only()).estimate
+        mean = geomean(results[arm].speedups())
+        told[key] = mean.estimate
+        intervals[key] = [mean.low, mean.high]
+        told[f"{key}_improvements_only"] = geomean(results[arm].improvements_only()).estimate
     told |= {key: results[arm].correct() for arm, key in correct.items() if arm in results}
     tried = {name: value for name, value in samplers_on_training_tasks.items() if f"contrastive-{name}" in results}
     if tried:

@@ -16,6 +16,7 @@ from pathlib import Path
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.samplers import sampler_named
 from kernelwright.contrastive.sampling.drawing import draw, drawn
+from kernelwright.contrastive.sampling.judging import JudgedRun, Say
 from kernelwright.contrastive.sampling.metrics import MetricsLog, rollout_metrics
 from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
@@ -51,7 +52,7 @@ def train_self_supervised(
     done = int(state["rounds"])
     if done >= config.rounds and final.is_dir():
         return StageResult(True, str(final), done)
-    name = model_name(config.model)
+    chat_name = model_name(config.model)
     judged = context.judged(run, timed=config.timed)
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
     if database is not None:
@@ -63,23 +64,23 @@ def train_self_supervised(
         reward_named("success"),
         form=config.prompt.answer,
         stage="self-supervised",
-        model=name,
+        model=chat_name,
         sampling=config.sampling.of(config.seed),
         database=database,
     )
     shown = prompt_maker(config.prompt, config.exemplars, device=context.device, database=database, seed=config.seed)
     plain = PromptMaker(config.prompt, context.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = context.model.load(_reached(config.model, run, done), config.seed)
-    chat = context.model.sampler(model, tokenizer, name, config.sampling.batch)
+    chat = context.model.sampler(model, tokenizer, chat_name, config.sampling.batch)
     with MetricsLog(run.path) as metrics:
         for number in range(done, config.rounds):
             if context.deadline.passed():
                 return StageResult(False, None, number)
             folder = round_folder(run, number)
-            tasks = _tasks_of_round(split.train, config, number)
             dice = random.Random(config.seed * 1_000_003 + number)
             asked = [
-                (task, (shown if dice.random() < config.exemplars_share else plain).prompt(task, number)) for task in tasks
+                (task, (shown if dice.random() < config.exemplars_share else plain).prompt(task, number))
+                for task in _tasks_of_round(split.train, config, number)
             ]
             attempts = drawn(
                 folder / "attempts.json",
@@ -88,33 +89,34 @@ def train_self_supervised(
                 ),
             )
             scored = scorer.score(attempts)
-            found = {(e.task_sha256, e.candidate_sha256): e for e in judged.evaluations()}
-            values = rollout_metrics([item.rollout for item in scored], found)
             successes = _successes(scored, config)
-            context.say(
-                f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
-                f"hack rate {values.get('hack_rate', 0.0):.3f}"
-            )
-            metrics.write(number, {f"self-supervised/{key}": value for key, value in values.items()})
+            metrics.write(number, _metrics(scored, successes, judged, number, context.say))
             if successes:
                 write_examples(folder / "examples.jsonl", successes)
                 again = dice.sample(taught, min(len(taught), round(config.rehearsal * len(successes))))
-                fit(
-                    model,
-                    tokenizer,
-                    successes + again,
-                    config.optimiser,
-                    out=folder,
-                    seed=config.seed + number,
-                    # A round is the unit of its checkpoint: its short training is not cut.
-                    context=replace(context, deadline=Deadline()),
-                )
+                # A round is the unit of its checkpoint: its short training is not cut.
+                whole = replace(context, deadline=Deadline())
+                seed = config.seed + number
+                fit(model, tokenizer, successes + again, config.optimiser, out=folder, seed=seed, context=whole)
             save_final(model, tokenizer, folder / "model")
             run.write_json("state.json", {"rounds": number + 1})
             if number:
                 shutil.rmtree(round_folder(run, number - 1) / "model", ignore_errors=True)
     save_final(model, tokenizer, final)
     return StageResult(True, str(final), config.rounds)
+
+
+def _metrics(
+    scored: Sequence[Scored], successes: Sequence[Example], judged: JudgedRun, number: int, say: Say
+) -> dict[str, float]:
+    """Metrics of a round, said and returned."""
+    found = {(e.task_sha256, e.candidate_sha256): e for e in judged.evaluations()}
+    values = rollout_metrics([item.rollout for item in scored], found)
+    say(
+        f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
+        f"hack rate {values.get('hack_rate', 0.0):.3f}"
+    )
+    return {f"self-supervised/{key}": value for key, value in values.items()}
 
 
 def round_folder(run: RunDirectory, number: int) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +80,20 @@ def grpo_loss(
     return (losses * mask).sum(-1) / counts, metrics
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Answers that are on the device at once; tensors have the shape (answers, tokens) unless they say otherwise."""
+
+    answers: Sequence[Spelled]
+    advantages: torch.Tensor
+    counted: torch.Tensor
+    """1 for answers that have a part in the loss, shape (answers,)."""
+    old: torch.Tensor | None
+    """Log-probabilities when they were sampled; None where they are updated once, from those."""
+    reference: torch.Tensor | None
+    """Log-probabilities under the reference model; None without a KL term."""
+
+
 class PolicyGradient:
     """Updates a model from batches of answers.
 
@@ -115,45 +130,41 @@ class PolicyGradient:
         self._model.train()
         order = list(range(len(answers)))
         random.Random(self._seed * 1_000_003 + self._optimiser.done).shuffle(order)
-        minibatches = [part.tolist() for part in np.array_split(order, self._settings.minibatches)]
-        several = self._settings.iterations * self._settings.minibatches > 1
-        old = self._logps(answers) if several else None
-        reference = None
-        if self._reference is not None:
-            with weights_swapped(self._optimiser.weights, self._reference):
-                reference = self._logps(answers)
+        minibatches = []
+        for part in np.array_split(order, self._settings.minibatches):
+            starts = range(0, len(part), self._micro_batch)
+            chosen = [part[start : start + self._micro_batch].tolist() for start in starts]
+            minibatches.append([self._prepared(rows, answers, advantages, counted) for rows in chosen])
         for _ in range(self._settings.iterations):
             for minibatch in minibatches:
-                metrics: list[Mapping[str, float]] = []
-                for start in range(0, len(minibatch), self._micro_batch):
-                    rows = minibatch[start : start + self._micro_batch]
-                    scores = token_scores(self._model, [answers[row] for row in rows], self._temperature)
+                yield self._update(minibatch)
 
-                    def padded(found: Sequence[torch.Tensor], rows: Sequence[int] = rows) -> torch.Tensor:
-                        tensors = [found[row].to(self._model.device) for row in rows]
-                        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    def _prepared(
+        self, rows: list[int], answers: Sequence[Spelled], advantages: Sequence[torch.Tensor], counted: Sequence[bool]
+    ) -> MicroBatch:
+        """Answers that are on the device together, with what the sampling and the reference model say of them."""
+        chosen = [answers[row] for row in rows]
+        old = reference = None
+        with torch.no_grad():
+            if self._settings.iterations * self._settings.minibatches > 1:
+                old = token_scores(self._model, chosen, self._temperature).logps
+            if self._reference is not None:
+                with weights_swapped(self._optimiser.weights, self._reference):
+                    reference = token_scores(self._model, chosen, self._temperature).logps
+        spread = torch.nn.utils.rnn.pad_sequence([advantages[row] for row in rows], batch_first=True)
+        device = self._model.device
+        kept = torch.tensor([float(counted[row]) for row in rows], device=device)
+        return MicroBatch(chosen, spread.to(device), kept, old, reference)
 
-                    mask = scores.mask * torch.tensor([counted[row] for row in rows], device=scores.mask.device)[:, None]
-                    losses, found = grpo_loss(
-                        scores,
-                        padded(old) if old is not None else scores.logps.detach(),
-                        padded(reference) if reference is not None else None,
-                        padded(advantages),
-                        mask,
-                        self._settings,
-                    )
-                    loss = losses.sum() / len(minibatch)
-                    torch.autograd.backward(loss)
-                    metrics.append(found | {"loss": loss.item() * len(minibatch) / len(rows)})
-                update = self._optimiser.step()
-                yield {name: float(np.mean([found[name] for found in metrics])) for name in metrics[0]} | update
-
-    @torch.no_grad()
-    def _logps(self, answers: Sequence[Spelled]) -> list[torch.Tensor]:
-        """Log-probabilities of each answer's tokens under the model as it is."""
-        found: list[torch.Tensor] = []
-        for start in range(0, len(answers), self._micro_batch):
-            part = answers[start : start + self._micro_batch]
-            scores = token_scores(self._model, part, self._temperature)
-            found += [row[: len(answer.answer)] for row, answer in zip(scores.logps, part, strict=True)]
-        return found
+    def _update(self, minibatch: Sequence[MicroBatch]) -> dict[str, float]:
+        """One gradient step: the mean loss over the answers of a minibatch."""
+        size = sum(len(batch.answers) for batch in minibatch)
+        metrics: list[Mapping[str, float]] = []
+        for batch in minibatch:
+            scores = token_scores(self._model, batch.answers, self._temperature)
+            old = scores.logps.detach() if batch.old is None else batch.old
+            mask = scores.mask * batch.counted[:, None]
+            losses, found = grpo_loss(scores, old, batch.reference, batch.advantages, mask, self._settings)
+            torch.autograd.backward(losses.sum() / size)
+            metrics.append(found | {"loss": losses.detach().mean().item()})
+        return {name: float(np.mean([found[name] for found in metrics])) for name in metrics[0]} | self._optimiser.step()
