@@ -295,17 +295,11 @@ def deployed(run: Path, cache: Path) -> dict[str, Any]:
     from kernelwright.deploy.deploy import deploy, read_winner
 
     done = deploy(read_winner(run), TunedCache(cache))
-    if done.confirmation is None:
+    if done.confirmation is None or done.confirmation.speedup is None:
         return {"reason": str(done.refusal), "detail": done.detail}
-    ratio = done.confirmation.speedup
-    measured = {
-        "speedup": ratio.estimate,
-        "low": ratio.low,
-        "high": ratio.high,
-        "noise_floor": done.confirmation.noise_floor,
-        "original_us": done.confirmation.original_us,
-        "processes": done.confirmation.processes,
-    }
+    numbers = done.confirmation.to_json()
+    measured = {name: numbers[name] for name in ("speedup", "low", "high", "noise_floor", "processes")}
+    measured["original_us"] = numbers["baseline"]
     if done.refusal is not None:
         return {"reason": str(done.refusal), "detail": done.detail, **measured}
     return {"deployed": True, **measured}

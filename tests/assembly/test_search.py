@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from kernelwright.assembly.explanation import grouped, lessons, played, steps_to
 from kernelwright.assembly.search import GameSettings, optimize_kernel
-from kernelwright.assembly.testbed import Game, GpuTestbed, ScheduleVerdict, find_game, simulated_testbed
+from kernelwright.assembly.testbed import Game, GpuTestbed, find_game, simulated_testbed
 from kernelwright.deploy.deploy import read_winner
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
+from kernelwright.judge.schedules.confirm import Confirmation
 from kernelwright.records import RunDirectory
 from kernelwright.report.moves import write_moves_report
 from kernelwright.sass import Schedule, check, load, move_from_json
@@ -184,10 +185,10 @@ class Lucky:
 
     def confirm(self, schedules):
         self.confirmed += len(schedules)
-        return [ScheduleVerdict(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)] * len(schedules)
+        return [Confirmation(1.02, 0.99, 1.05, 0.001, 20.0, None, 5)] * len(schedules)
 
     def weigh(self, schedule):
-        return ScheduleVerdict(1.02, 1.01, 1.03, 0.001, 20.0, None, 1)
+        return Confirmation(1.02, 1.01, 1.03, 0.001, 20.0, None, 1)
 
     def describe(self):
         return {}
@@ -205,10 +206,10 @@ def test_luck_in_the_search_is_not_a_gain(program, tmp_path):
 @pytest.mark.parametrize(
     ("verdict", "gain"),
     [
-        (ScheduleVerdict(1.1, 1.05, 1.2, 0.02, 1.0, None, 5), True),
-        (ScheduleVerdict(1.1, 1.02, 1.2, 0.02, 1.0, None, 5), False),
-        (ScheduleVerdict(1.1, 1.05, 1.2, 0.02, 1.0, "output 0 differs", 5), False),
-        (ScheduleVerdict(None, None, None, None, None, "fault", 5), False),
+        (Confirmation(1.1, 1.05, 1.2, 0.02, 1.0, None, 5), True),
+        (Confirmation(1.1, 1.02, 1.2, 0.02, 1.0, None, 5), False),
+        (Confirmation(1.1, 1.05, 1.2, 0.02, 1.0, "output 0 differs", 5), False),
+        (Confirmation(None, None, None, None, None, "fault", 5), False),
     ],
 )
 def test_a_gain_is_right_and_clears_the_noise(verdict, gain):

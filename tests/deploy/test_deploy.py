@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 
@@ -16,9 +15,8 @@ from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.judge.schedules.contained import ScheduleFailedError, ScheduleFailure
-from kernelwright.judge.schedules.measure import Confirmation, confirm
-from kernelwright.records.intervals import Interval
+from kernelwright.judge.schedules.confirm import Confirmation, confirm
+from kernelwright.judge.schedules.contained import Plan, ScheduleFailure
 from kernelwright.sass.code.identity import code_of, cubin_identity, transplant
 from tests.gpu.fakes import GPU, faster_by_every_changed_byte
 
@@ -49,7 +47,7 @@ def cache(tmp_path):
 
 def saying(low, wrong=None):
     """A re-measurement with a known result."""
-    return lambda target, tuned: Confirmation(Interval(1.1, low, 1.2), 0.01, 20.0, GPU, 5, wrong)
+    return lambda target, tuned: Confirmation(1.1, low, 1.2, 0.01, 20.0, wrong, 5, gpu=GPU)
 
 
 def test_a_winner_comes_back_from_its_run_directory(winner, tmp_path):
@@ -92,11 +90,11 @@ def test_deploying_proves_measures_keeps_and_remembers(winner, cache):
 
 
 def test_the_real_re_measurement_fits_the_hook(winner, cache):
-    remeasure = functools.partial(confirm, processes=2, blocks=3, check_seeds=1, factory=faster_by_every_changed_byte)
-    done = deploy(winner, cache, remeasure=remeasure)
+    given = {"processes": 2, "plan": Plan.steady(3), "check_seeds": 1, "factory": faster_by_every_changed_byte}
+    done = deploy(winner, cache, remeasure=lambda target, tuned: confirm(target, [tuned], **given)[0])
     assert done.refusal is None
     assert done.entry.measurement.processes == 2
-    assert math.isclose(done.confirmation.speedup.estimate, done.entry.measurement.speedup)
+    assert math.isclose(done.confirmation.speedup, done.entry.measurement.speedup)
 
 
 def broken(winner):
@@ -117,7 +115,7 @@ def test_what_is_not_legal_is_never_run(winner, cache):
 
 
 def fails(target, tuned):
-    raise ScheduleFailedError(ScheduleFailure.FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    return Confirmation.of_failure("fault: CUDA_ERROR_ILLEGAL_ADDRESS", 5, ScheduleFailure.FAULT)
 
 
 @pytest.mark.parametrize(

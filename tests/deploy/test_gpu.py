@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
 from kernelwright.gpu.launcher import CudaLauncher
 from kernelwright.gpu.target import load_target
 from kernelwright.gpu.triton_spec import TritonSpec
+from kernelwright.judge.schedules.confirm import confirm
 from kernelwright.judge.schedules.contained import (
     TURNS_VARIABLE,
     ContainedLauncher,
@@ -32,10 +34,9 @@ from kernelwright.judge.schedules.contained import (
     ScheduleFailedError,
     ScheduleFailure,
 )
-from kernelwright.judge.schedules.measure import Confirmation, GpuBackend, confirm
+from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.judge.schedules.measurement import Status
 from kernelwright.records import Candidate, Task
-from kernelwright.records.intervals import Interval
 from kernelwright.sass.code.identity import code_of
 from tests.deploy import kernels
 from tests.deploy.test_compose import CANDIDATE, TASK
@@ -69,8 +70,8 @@ def retuned(target: Target) -> bytes:
 
 def taken_for_a_gain(target, tuned):
     """A real re-measurement whose interval is raised, so that deploying can be tested without a gain."""
-    found = confirm(target, tuned, processes=2, blocks=10, check_seeds=2)
-    return Confirmation(Interval(1.5, 1.4, 1.6), 0.0, found.original_us, found.gpu, found.processes, found.wrong)
+    (found,) = confirm(target, [tuned], processes=2, plan=Plan.steady(10), check_seeds=2)
+    return dataclasses.replace(found, speedup=1.5, low=1.4, high=1.6, noise_floor=0.0)
 
 
 @pytest.mark.parametrize("name", sorted(corpus_specs()))

@@ -35,10 +35,11 @@ from kernelwright.assembly.agents import AGENTS, agent_named, play
 from kernelwright.assembly.budget import Budget, Entry, append_line
 from kernelwright.assembly.context import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
-from kernelwright.assembly.testbed import Game, ScheduleVerdict
+from kernelwright.assembly.testbed import Game
 from kernelwright.deploy.deploy import Winner, write_winner
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.gpu import disassemble
+from kernelwright.judge.schedules.confirm import Confirmation
 from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.sass import AnyMove, Schedule, check_report, move_to_json
@@ -104,7 +105,7 @@ class AssemblyResult:
     """
 
     run: Path
-    best: ScheduleVerdict | None
+    best: Confirmation | None
     agent: str | None
     summary: dict[str, Any]
 
@@ -156,7 +157,7 @@ class _Finalist:
 
 @dataclass(frozen=True, slots=True)
 class _ConfirmedFinalist(_Finalist):
-    verdict: ScheduleVerdict
+    verdict: Confirmation
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ class _Search:
             for one, verdict in zip(owed, self.game.testbed.confirm([one.schedule for one in owed]), strict=True):
                 known[one.entry.digest] = verdict
                 line = {"agent": one.agent, "number": one.entry.number, "digest": one.entry.digest}
-                append_line(self.run.path / _CONFIRMATIONS, line | verdict.to_json())
+                append_line(self.run.path / _CONFIRMATIONS, line | verdict.to_record())
         return [_ConfirmedFinalist(one.agent, one.entry, one.schedule, known[one.entry.digest]) for one in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
@@ -369,11 +370,10 @@ def _best_held(tried: Sequence[_ConfirmedFinalist]) -> _ConfirmedFinalist | None
     return max(held, key=lambda one: one.verdict.low or 0.0, default=None)
 
 
-def _known_confirmations(run: RunDirectory) -> dict[str, ScheduleVerdict]:
+def _known_confirmations(run: RunDirectory) -> dict[str, Confirmation]:
     found = {}
     for line in read_objects(run.path / _CONFIRMATIONS):
-        values: dict[str, Any] = {name: line.get(name) for name in ScheduleVerdict.__slots__}
-        found[line["digest"]] = ScheduleVerdict(**values)
+        found[line["digest"]] = Confirmation.from_json(line)
     return found
 
 

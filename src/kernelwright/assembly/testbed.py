@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +21,9 @@ from kernelwright.gpu import disassemble, driver
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
 from kernelwright.gpu.target import find_target
-from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError
+from kernelwright.judge.schedules.confirm import CONFIRMING, PROCESSES, Confirmation, ScheduleTrial, confirm
+from kernelwright.judge.schedules.contained import ContainedLauncher
 from kernelwright.judge.schedules.measure import GpuBackend
-from kernelwright.records.intervals import noise_floor, ratio_interval
 from kernelwright.sass import Kernel, Program, Schedule, load
 from kernelwright.sass.code.elf import naming_file
 
@@ -31,44 +31,6 @@ SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
 """Backends that need no GPU and give no times."""
 GPU_BACKEND = "gpu"
 DEFAULT_ARCHITECTURE = 90
-PROCESSES = 5
-"""Fresh processes of a re-measurement; our choice."""
-_CHECK_SEEDS = 2
-"""Fresh inputs on which outputs are compared in each process of a re-measurement; our choice."""
-_LONG_PLAN = Plan.steady(40)
-"""Blocks of original, schedule, schedule, original wherever a decision depends on them; our choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleVerdict:
-    """What an independent re-measurement says of one schedule.
-
-    Attributes:
-        speedup: cost of the original / cost of the schedule; None when it failed.
-        low: lower end of the 95 % interval; None when it failed.
-        high: upper end; None when it failed.
-        noise_floor: how far an A/A ratio strays from 1; None when it failed.
-        baseline: cost of the original; None when it failed.
-        wrong: how its outputs differ or how it failed; None when they are right.
-        processes: fresh processes it was measured in.
-    """
-
-    speedup: float | None
-    low: float | None
-    high: float | None
-    noise_floor: float | None
-    baseline: float | None
-    wrong: str | None
-    processes: int
-
-    @property
-    def is_gain(self) -> bool:
-        """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
-        return self.wrong is None and self.low is not None and self.low > 1.0 + (self.noise_floor or 0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
-        return {**asdict(self), "is_gain": self.is_gain}
 
 
 class Testbed(Protocol):
@@ -87,11 +49,11 @@ class Testbed(Protocol):
     def begin_search(self) -> None:
         """Forget what earlier searches found, so that the next one is measured as the first was."""
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Confirmation]:
         """Measure schedules again, in fresh processes where there are any: what decides."""
         ...
 
-    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
+    def weigh(self, schedule: Schedule) -> Confirmation:
         """Measure a schedule carefully, but in one process only: what comparisons among its variants need."""
         ...
 
@@ -122,17 +84,17 @@ class SimulatedTestbed:
     def begin_search(self) -> None:
         """There is nothing to forget."""
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Confirmation]:
         """Return the model's ratios once more; no process is started."""
         return [self.weigh(schedule) for schedule in schedules]
 
-    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
+    def weigh(self, schedule: Schedule) -> Confirmation:
         """Return the model's ratio."""
         found = self.backends[0].measure(schedule)
         if found.relative is None:
-            return ScheduleVerdict(None, None, None, None, None, found.detail or str(found.status), 0)
+            return Confirmation.of_failure(found.detail or str(found.status), 0)
         speedup = 1.0 / found.relative
-        return ScheduleVerdict(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
+        return Confirmation(speedup, speedup, speedup, 0.0, found.baseline, None, 0)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's name."""
@@ -183,37 +145,26 @@ class GpuTestbed:
         for backend in self._gpus:
             backend.best_speedup = 1.0
 
-    def confirm(self, schedules: Sequence[Schedule]) -> list[ScheduleVerdict]:
+    def confirm(self, schedules: Sequence[Schedule]) -> list[Confirmation]:
         """Time schedules in fresh processes of the first GPU, with an A/A control in each, and compare their outputs.
 
         All of them share the processes, since starting one takes longer than timing in it. A schedule that fails in
         one is not tried in the next.
         """
         cubins = [schedule.cubin(self._program) for schedule in schedules]
-        found = [_Findings() for _ in schedules]
-        nulls: list[list[float]] = []
-        originals: list[float] = []
-        for number in range(self._processes):
-            seeds = range(_CHECK_SEEDS * (number + 1), _CHECK_SEEDS * (number + 2))
-            with ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0]) as child:
-                null = child.time(self._target.cubin, _LONG_PLAN)
-                nulls.append([math.log(ratio) for ratio in null.ratios])
-                originals += null.original_us
-                for cubin, findings in zip(cubins, found, strict=True):
-                    findings.add(child, cubin, seeds)
-        return [findings.verdict(nulls, originals) for findings in found]
+        return confirm(self._target, cubins, processes=self._processes, factory=self._factories[0])
 
-    def weigh(self, schedule: Schedule) -> ScheduleVerdict:
+    def weigh(self, schedule: Schedule) -> Confirmation:
         """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
         if self._scale is None:
             self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
         if self._null is None:
-            null = self._scale.time(self._target.cubin, _LONG_PLAN)
+            null = self._scale.time(self._target.cubin, CONFIRMING)
             self._null = [math.log(ratio) for ratio in null.ratios]
             self._original_us = statistics.median(null.original_us)
-        findings = _Findings()
-        findings.add(self._scale, schedule.cubin(self._program), range(0))
-        return findings.verdict([self._null], [self._original_us])
+        trial = ScheduleTrial(CONFIRMING)
+        trial.run(self._scale, schedule.cubin(self._program), range(0))
+        return trial.confirmation([self._null], self._original_us)
 
     def describe(self) -> dict[str, Any]:
         """Return the GPU, the driver, and how often schedules ended their process or gave wrong outputs."""
@@ -236,32 +187,6 @@ class GpuTestbed:
             self._scale.close()
         for backend in self._gpus:
             backend.close()
-
-
-@dataclass(slots=True)
-class _Findings:
-    """What processes found about one schedule."""
-
-    ratios: list[list[float]] = field(default_factory=list)
-    wrong: str | None = None
-
-    def add(self, child: ContainedLauncher, cubin: bytes, seeds: Sequence[int]) -> None:
-        """Compare outputs on inputs of these seeds and time it, unless it has failed before."""
-        if self.wrong is not None:
-            return
-        try:
-            self.wrong = child.compare(cubin, seeds) if seeds else None
-            self.ratios.append([math.log(ratio) for ratio in child.time(cubin, _LONG_PLAN).ratios])
-        except ScheduleFailedError as failed:
-            self.wrong = str(failed)
-
-    def verdict(self, nulls: Sequence[Sequence[float]], originals: Sequence[float]) -> ScheduleVerdict:
-        """Return what they say together."""
-        if self.wrong is not None:
-            return ScheduleVerdict(None, None, None, None, None, self.wrong, len(nulls))
-        ratio = ratio_interval(self.ratios)
-        floor = noise_floor(nulls)
-        return ScheduleVerdict(ratio.estimate, ratio.low, ratio.high, floor, statistics.median(originals), None, len(nulls))
 
 
 def simulated_testbed(name: str, architecture: int, lanes: int = 1) -> SimulatedTestbed:

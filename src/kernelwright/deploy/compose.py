@@ -1,7 +1,7 @@
 """Both levels at once: the Triton kernels of an accepted candidate are tuned, and the candidate carries the result.
 
     launches = capture_candidate(task, candidate)            # on a GPU
-    composed = compose(candidate, launches, tune=search, remeasure=confirm)
+    composed = compose(candidate, launches, tune=search, remeasure=confirm_one)
 
 The composed candidate is a module like any other: it defines `ModelNew`, needs nothing of this package, and runs what Triton
 compiles wherever the tuned code does not fit. It is to be judged like any other, too.
@@ -28,8 +28,7 @@ from kernelwright.deploy.deploy import Remeasure
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.judge.schedules.contained import ScheduleFailedError
-from kernelwright.judge.schedules.measure import Confirmation, confirm
+from kernelwright.judge.schedules.confirm import Confirmation, confirm_one
 from kernelwright.records import Candidate, Task
 from kernelwright.sass import check
 from kernelwright.sass.code.identity import code_of, cubin_identity
@@ -90,7 +89,7 @@ Tuner = Callable[[Target], bytes | None]
 
 
 def compose(
-    candidate: Candidate, launches: Sequence[KernelLaunch], tune: Tuner, remeasure: Remeasure = confirm
+    candidate: Candidate, launches: Sequence[KernelLaunch], tune: Tuner, remeasure: Remeasure = confirm_one
 ) -> Composition:
     """Tune a candidate's kernels one after another and let it carry those that are confirmed to be faster.
 
@@ -112,7 +111,7 @@ def compose(
         done.append(found)
         if tuned is not None and launch.target is not None and found.confirmation is not None:
             carried.setdefault(launch.function, {})[cubin_identity(launch.target.cubin)] = code_of(tuned)
-            gpu = found.confirmation.gpu.name
+            gpu = found.confirmation.measured_on.name
     if not carried:
         return Composition(None, tuple(done))
     return Composition(candidate.model_copy(update={"source": carry(candidate.source, carried, gpu)}), tuple(done))
@@ -192,10 +191,7 @@ def _tuned(launch: KernelLaunch, tune: Tuner, remeasure: Remeasure) -> tuple[Tun
     violations = check(launch.target.cubin, tuned, disassemble)
     if violations:
         return TunedLaunch(launch, None, f"not a legal schedule: {violations[0]}"), None
-    try:
-        confirmation = remeasure(launch.target, tuned)
-    except ScheduleFailedError as failed:
-        return TunedLaunch(launch, None, str(failed)), None
+    confirmation = remeasure(launch.target, tuned)
     if not confirmation.is_gain:
         return TunedLaunch(launch, confirmation, confirmation.wrong or "fresh processes do not confirm a gain"), None
     return TunedLaunch(launch, confirmation), tuned

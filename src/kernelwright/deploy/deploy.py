@@ -27,8 +27,7 @@ from kernelwright.deploy.cache import CacheEntry, ConfirmedSpeedup, Proof, Tuned
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
-from kernelwright.judge.schedules.contained import ScheduleFailedError
-from kernelwright.judge.schedules.measure import Confirmation, confirm
+from kernelwright.judge.schedules.confirm import Confirmation, confirm_one
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.code.elf import naming_file, read_cubin
@@ -38,7 +37,7 @@ _log = logging.getLogger(__name__)
 TARGET_FILE, ORIGINAL_FILE, TUNED_FILE = "target.json", "original.cubin", "tuned.cubin"
 
 Remeasure = Callable[[Target, bytes], Confirmation]
-"""Times a tuned cubin again; `confirm` on a machine with a GPU."""
+"""Times a tuned cubin again; `confirm_one` on a machine with a GPU."""
 
 
 class Refusal(StrEnum):
@@ -135,7 +134,7 @@ def deploy(
     winner: Winner,
     cache: TunedCache,
     *,
-    remeasure: Remeasure | None = confirm,
+    remeasure: Remeasure | None = confirm_one,
     gpu: str | None = None,
 ) -> Deployment:
     """Prove and measure a winner again and, if it is right and faster, put it into the cache.
@@ -166,23 +165,21 @@ def deploy(
     cache.require_writable()
     confirmation: Confirmation | None = None
     if remeasure is not None:
-        try:
-            confirmation = remeasure(target, winner.tuned)
-        except ScheduleFailedError as failed:
-            return Deployment(refusal=Refusal.FAILED, detail=str(failed))
+        confirmation = remeasure(target, winner.tuned)
         if confirmation.wrong is not None:
-            return Deployment(refusal=Refusal.WRONG_OUTPUT, detail=confirmation.wrong, confirmation=confirmation)
+            refusal = Refusal.WRONG_OUTPUT if confirmation.failure is None else Refusal.FAILED
+            return Deployment(refusal=refusal, detail=confirmation.wrong, confirmation=confirmation)
         if not confirmation.is_gain:
             said = (
-                f"the speedup's interval begins at {confirmation.speedup.low:.4f}, "
-                f"wanted above {1 + confirmation.noise_floor:.4f}"
+                f"the speedup's interval begins at {confirmation.low:.4f}, "
+                f"wanted above {1 + (confirmation.noise_floor or 0.0):.4f}"
             )
             return Deployment(refusal=Refusal.NO_GAIN, detail=said, confirmation=confirmation)
     entry = CacheEntry(
         key=key_of(
             target.cubin,
             target.architecture,
-            gpu or (confirmation.gpu.name if confirmation else ""),
+            gpu or (confirmation.measured_on.name if confirmation else ""),
             target.spec.signature,
         ),
         entry=target.spec.entry,
@@ -201,7 +198,7 @@ def deploy(
     )
     path = cache.put(entry, winner.tuned)
     if confirmation is not None:
-        cache.mark_verified(entry, confirmation.gpu)
+        cache.mark_verified(entry, confirmation.measured_on)
     return Deployment(entry, path, confirmation=confirmation)
 
 
@@ -221,13 +218,15 @@ def find_tuned(cache: TunedCache, cubin: bytes, architecture: int, gpu: str, sig
 def _measurement(confirmation: Confirmation | None) -> ConfirmedSpeedup | None:
     if confirmation is None:
         return None
+    gpu = confirmation.measured_on
+    numbers = confirmation.to_json()
     return ConfirmedSpeedup(
-        speedup=confirmation.speedup.estimate,
-        speedup_low=confirmation.speedup.low,
-        speedup_high=confirmation.speedup.high,
-        noise_floor=confirmation.noise_floor,
-        original_us=confirmation.original_us,
+        speedup=numbers["speedup"],
+        speedup_low=numbers["low"],
+        speedup_high=numbers["high"],
+        noise_floor=numbers["noise_floor"],
+        original_us=numbers["baseline"],
         processes=confirmation.processes,
-        gpu=confirmation.gpu.name,
-        driver=confirmation.gpu.driver,
+        gpu=gpu.name,
+        driver=gpu.driver,
     )

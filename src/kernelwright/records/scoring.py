@@ -95,21 +95,34 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
     charges = {one.process: charge_of(_of(blocks, one.process), one) for one in series}
     charged = tuple(_charged(block, charges.get(block.process)) for block in blocks)
     candidate_us = median(value for block in charged for value in block.candidate_us)
-    speedup = ratio_interval(log_ratios(charged), looks=scoring.looks)
+    nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
+    speedup, floor = score_ratios(log_ratios(charged), nulls, scoring.looks)
     if charges:
         alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
         hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
         speedup = confirmed(speedup, ratio_interval(alone, looks=scoring.looks), hidden_share)
-    nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
     return Score(
         speedup=speedup,
-        noise_floor=noise_floor(nulls) if nulls else None,
+        noise_floor=floor,
         reference_us=median(value for block in charged for value in block.reference_us),
         candidate_us=candidate_us,
         blocks=charged,
         series=tuple(series),
         scoring=scoring,
     )
+
+
+def score_ratios(
+    ratios: Sequence[Sequence[float]], nulls: Sequence[Sequence[float]], looks: int = 1
+) -> tuple[Interval, float | None]:
+    """Interval and noise floor of modules and of schedules alike.
+
+    Args:
+        ratios: For each fresh process, the log ratio of each pair of calls.
+        nulls: The same of the reference against itself; none where that was not measured.
+        looks: As of `ratio_interval`.
+    """
+    return ratio_interval(ratios, looks=looks), noise_floor(nulls) if nulls else None
 
 
 def whole_ns(values_us: Iterable[float]) -> tuple[float, ...]:

@@ -116,7 +116,7 @@ def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
     code = (
         "import sys, threading\n"
         "from kernelwright.judge.schedules.contained import ContainedLauncher\n"
-        "from tuning.fakes import SPEC, fake_launcher\n"
+        "from tests.gpu.fakes import SPEC, fake_launcher\n"
         "if __name__ == '__main__':\n"
         "    child = ContainedLauncher(SPEC, b'original', fake_launcher, limit_s=100)\n"
         "    child.ready()\n"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.judge.schedules.contained import Plan
-from kernelwright.judge.schedules.measure import GpuBackend, confirm
+from kernelwright.judge.schedules.confirm import Confirmation, confirm
+from kernelwright.judge.schedules.contained import Plan, ScheduleFailure
+from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.judge.schedules.measurement import Status
 from kernelwright.sass import Schedule, load
 from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
@@ -116,22 +119,29 @@ def test_it_is_a_backend_of_the_game(row_sum):
 
 
 def test_confirmation_takes_fresh_processes_and_an_a_a_control():
-    seen = []
-    found = confirm(
-        Target(SPEC, b"original", 90),
-        b"us=16",
+    seen, target = [], Target(SPEC, b"original", 90)
+    found, same, wrong, faulty = confirm(
+        target,
+        [b"us=16", b"same", b"us=10 wrong", b"fault"],
         processes=2,
-        blocks=16,
+        plan=Plan.steady(16),
         factory=fake_launcher,
         on_process=lambda number, samples: seen.append((number, len(samples.ratios))),
     )
-    assert seen == [(0, 4), (1, 4)]
-    assert found.speedup.estimate == pytest.approx(1.25, rel=1e-3)
-    assert found.is_gain
-    assert not confirm(Target(SPEC, b"original", 90), b"same", processes=2, blocks=4, factory=fake_launcher).is_gain
-    wrong = confirm(Target(SPEC, b"original", 90), b"us=10 wrong", processes=1, blocks=4, factory=fake_launcher)
-    assert wrong.speedup.low > 1.5
-    assert not wrong.is_gain
+    assert seen[0] == (0, 4)
+    assert (found.processes, len(found.log_ratios), len(found.null_log_ratios)) == (2, 2, 2)
+    assert found.speedup == pytest.approx(1.25, rel=1e-3)
+    assert [one.is_gain for one in (found, same, wrong, faulty)] == [True, False, False, False]
+    assert wrong.speedup is None
+    assert (wrong.failure, faulty.failure) == (None, ScheduleFailure.FAULT)
+
+
+def test_a_confirmation_follows_from_its_own_ratios():
+    (found,) = confirm(Target(SPEC, b"original", 90), [b"us=16"], processes=3, factory=fake_launcher)
+    recorded = json.loads(json.dumps(found.to_record()))
+    again = Confirmation.of_ratios(recorded["log_ratios"], recorded["null_log_ratios"], recorded["baseline"])
+    assert again.to_json() == found.to_json()
+    assert Confirmation.from_json(recorded).to_json() == found.to_json()
 
 
 def test_the_throughput_benchmark_runs(row_sum):

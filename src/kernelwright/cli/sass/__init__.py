@@ -350,15 +350,13 @@ def deploy(context: click.Context, run_dir: Path, cache: Path | None, as_json: b
                 "reason": done.refusal,
                 "detail": done.detail,
                 "path": None if done.path is None else str(done.path),
-                "speedup": None if found is None else found.speedup.estimate,
-                "speedup_low": None if found is None else found.speedup.low,
-                "speedup_high": None if found is None else found.speedup.high,
+                "speedup": None if found is None else found.speedup,
+                "speedup_low": None if found is None else found.low,
+                "speedup_high": None if found is None else found.high,
             }
         )
     elif done.refusal is None:
-        speedup = (
-            "" if found is None else f", {format_speedup(found.speedup.estimate, found.speedup.low, found.speedup.high)}"
-        )
+        speedup = "" if found is None else f", {format_speedup(found.speedup, found.low, found.high)}"
         click.echo(f"{done.path}: deployed{speedup}")
     else:
         click.echo(f"refused: {done.refusal}, {done.detail}")

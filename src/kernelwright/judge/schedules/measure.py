@@ -1,4 +1,4 @@
-"""What a schedule costs on a GPU: the game's backend, and the re-measurement that decides.
+"""What a schedule costs on a GPU during a search: the game's backend.
 
 During a search a schedule is timed interleaved with the original by the same launcher, shortly if it is
 clearly slower and longer if it looks like a gain. What a search ends with is a maximum over noise, so nothing
@@ -11,10 +11,9 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
@@ -31,7 +30,7 @@ from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Program, Schedule
 
 if TYPE_CHECKING:
-    from kernelwright.records.intervals import Interval
+    pass
 
 _CONTROL_RUNS = 5
 _CONTROL_QUANTILE = 0.95
@@ -190,85 +189,6 @@ class GpuBackend:
             self._drawn_for = 0
         self._drawn_for += 1
         return self._child.compare(cubin, range(self._seed, self._seed + self._check_seeds))
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """What fresh processes say of a schedule.
-
-    Attributes:
-        speedup: original / schedule, with its 95 % interval.
-        noise_floor: how far an A/A ratio measured the same way strays from 1.
-        original_us: time of the original.
-        gpu: what it was measured on.
-        processes: fresh processes used.
-        wrong: how its outputs differ from the original's, or None.
-    """
-
-    speedup: Interval
-    noise_floor: float
-    original_us: float
-    gpu: GpuIdentity
-    processes: int
-    wrong: str | None = None
-
-    @property
-    def is_gain(self) -> bool:
-        """Whether the outputs are right and the interval's lower bound is above 1 + the noise floor."""
-        return self.wrong is None and self.speedup.low > 1.0 + self.noise_floor
-
-
-def confirm(
-    target: Target,
-    tuned: bytes,
-    *,
-    processes: int = 5,
-    blocks: int = 40,
-    launches: int = 4,
-    check_seeds: int = 4,
-    factory: LauncherFactory = cuda_launcher,
-    limit_s: float = 60.0,
-    on_process: Callable[[int, ScheduleSamples], Any] | None = None,
-) -> Confirmation:
-    """Time a schedule against the original in fresh processes, with an A/A control in each.
-
-    Args:
-        target: the original and how to launch it.
-        tuned: the schedule's cubin.
-        processes: fresh processes; each is one sampling unit of the interval.
-        blocks: blocks of each process, over all places of the code.
-        launches: launches of one sample.
-        check_seeds: input draws of each process on which outputs are compared.
-        factory: makes the launcher in the child.
-        limit_s: how long one request to the child may take.
-        on_process: told the number and samples of every process.
-
-    Raises:
-        ScheduleFailedError: the schedule faulted, hung or ended the process.
-        DeviceError: the machine is at fault.
-    """
-    from kernelwright.records.intervals import noise_floor, ratio_interval
-
-    plan = Plan.steady(blocks, launches)
-    ratios: list[list[float]] = []
-    nulls: list[list[float]] = []
-    originals: list[float] = []
-    wrong: str | None = None
-    gpu: GpuIdentity | None = None
-    for number in range(processes):
-        with ContainedLauncher(target.spec, target.cubin, factory, limit_s) as child:
-            gpu = child.ready().gpu
-            first = _FIRST_CHECK_SEED * (number + 2)
-            wrong = wrong or child.compare(tuned, range(first, first + check_seeds))
-            samples = child.time(tuned, plan)
-            ratios.append([math.log(ratio) for ratio in samples.ratios])
-            nulls.append([math.log(ratio) for ratio in child.time(target.cubin, plan).ratios])
-            originals += samples.original_us
-            if on_process is not None:
-                on_process(number, samples)
-    if gpu is None:
-        raise ValueError(f"wanted at least one process, found {processes}")
-    return Confirmation(ratio_interval(ratios), noise_floor(nulls), statistics.median(originals), gpu, processes, wrong)
 
 
 def _standard_error(samples: ScheduleSamples) -> float:
