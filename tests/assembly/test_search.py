@@ -20,9 +20,9 @@ from kernelwright.judge.schedules.confirm import Confirmation
 from kernelwright.records import RunDirectory
 from kernelwright.report.moves import write_moves_report
 from kernelwright.sass import Schedule, check, load, move_from_json
-from kernelwright.sass.scheduling.neighbours import play_random
 from kernelwright.sass.simulator import ideal_cycles, simulate
 from tests.assembly.support import ORIGINAL_US, faster_when_changed, never_faster, program_of, wrong_when_changed
+from tests.sass.support import play_random
 
 CONTROLS = ("greedy", "anneal", "random")
 

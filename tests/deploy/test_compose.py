@@ -171,12 +171,12 @@ def test_the_composed_candidate_needs_nothing_of_this_package(composed, tmp_path
         "print(type(module['triple']).__name__, module['ModelNew'].__name__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["CarriedKernel", "ModelNew"]
+    assert done.stdout.split() == ["EmbeddedKernel", "ModelNew"]
 
 
 def test_carrying_again_replaces_what_was_carried(composed):
     again = carry(composed.candidate.source, {"triple": {"1" * 64: {".text.triple": b"y"}}}, "Other")
-    assert again.count("install_carried(globals()") == 1
+    assert again.count("install_embedded(globals()") == 1
     assert again.startswith(CANDIDATE.source.rstrip())
     compile(again, "again", "exec")
 

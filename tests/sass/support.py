@@ -8,7 +8,7 @@ from functools import cache
 
 from kernelwright.gpu import compile_triton, disassemble
 from kernelwright.gpu.corpus import CORPUS
-from kernelwright.sass import ControlWord, Kernel, Program, load
+from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, load
 from kernelwright.sass.hazards.effects import is_guarded
 
 NAMES = tuple(CORPUS)
@@ -159,3 +159,16 @@ def def_use_graph(kernel: Kernel, names: list[int]) -> set[tuple[int, int, str]]
                     target[register] = target.get(register, set()) | defs
                 work.append(successor)
     return edges
+
+
+def play_random(schedule, rng, moves, neighbourhood=None):
+    """Play up to `moves` random legal moves, fewer where no more are found, and return them."""
+    chosen = neighbourhood or Neighbourhood()
+    played = []
+    for _ in range(moves):
+        move = chosen.draw(schedule, rng)
+        if move is None:
+            break
+        schedule.play(move)
+        played.append(move)
+    return played

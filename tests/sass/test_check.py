@@ -302,14 +302,14 @@ def test_operand_reuse_across_a_changed_follower(architecture):
 
 @pytest.mark.parametrize("section", [".nv.info.softmax", ".nv.constant0.softmax", ".symtab"])
 def test_bytes_outside_the_code(section):
-    from kernelwright.sass.code.elf import _SECTION  # the test needs the raw section table
+    from kernelwright.sass.code.identity import ELF_SECTION
 
-    assert _SECTION.size == 64
+    assert ELF_SECTION.size == 64
     sample = build("softmax", 80)
     data = bytearray(sample.cubin)
     table = int.from_bytes(data[40:48], "little")
     count, names = int.from_bytes(data[60:62], "little"), int.from_bytes(data[62:64], "little")
-    headers = [_SECTION.unpack_from(data, table + 64 * i) for i in range(count)]
+    headers = [ELF_SECTION.unpack_from(data, table + 64 * i) for i in range(count)]
     strings = headers[names][4]
     offset = next(
         h[4] for h in headers if data[strings + h[0] :].split(b"\0", 1)[0].decode() == section

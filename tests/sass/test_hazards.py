@@ -226,7 +226,7 @@ def test_a_drain_stays_one_whatever_moves_around_it():
     schedule = Schedule(program.kernel())
     schedule.play(next(schedule.legal_moves()))
     assert check(original, schedule.cubin(program), disassemble) == []
-    assert schedule.stall_of(3) == 0
+    assert schedule.control(3).stall == 0
 
 
 def test_unpacking_some_predicates_does_not_hide_who_wrote_the_others():

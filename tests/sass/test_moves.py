@@ -23,8 +23,8 @@ from kernelwright.sass import (
     move_to_json,
 )
 from kernelwright.sass.hazards.reuse import may_keep
-from kernelwright.sass.scheduling.neighbours import loop_slots, play_random
-from tests.sass.support import ALL_SAMPLES, NAMES, build, remembering
+from kernelwright.sass.scheduling.neighbours import loop_slots
+from tests.sass.support import ALL_SAMPLES, NAMES, build, play_random, remembering
 
 seeds = st.integers(0, 2**32)
 
@@ -95,9 +95,9 @@ def test_a_stall_never_falls_below_what_is_needed():
     slot = schedule.movable_slots[5]
     assert not schedule.is_legal(StallEdit(slot, -1))
     assert not schedule.is_legal(StallEdit(slot, 16))
-    before = schedule.stall_of(slot)
+    before = schedule.control(slot).stall
     schedule.play(StallEdit(slot, 2))
-    assert schedule.stall_of(slot) == before + 2
+    assert schedule.control(slot).stall == before + 2
     assert kinds_in(sample, schedule) == set()
     schedule.play(StallEdit(slot, -2))
     assert schedule.words() == sample.words

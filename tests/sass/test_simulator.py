@@ -7,9 +7,8 @@ import random
 import pytest
 
 from kernelwright.sass import Move, Schedule, StallEdit
-from kernelwright.sass.scheduling.neighbours import play_random
 from kernelwright.sass.simulator import ideal_cycles, simulate
-from tests.sass.support import NAMES, build
+from tests.sass.support import NAMES, build, play_random
 
 
 @pytest.mark.parametrize("name", NAMES)

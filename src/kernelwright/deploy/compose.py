@@ -125,7 +125,7 @@ def carry(source: str, tuned: Mapping[str, Mapping[str, Mapping[str, bytes]]], g
         tuned: function name -> identity of the original cubin -> code sections, as `code_of` gives them.
         gpu: name of the GPU it was tuned on.
     """
-    from kernelwright.deploy import embedded_kernel as carried
+    from kernelwright.deploy import embedded_kernel
     from kernelwright.gpu import triton_kernels
     from kernelwright.sass.code import identity
 
@@ -136,8 +136,8 @@ def carry(source: str, tuned: Mapping[str, Mapping[str, Mapping[str, bytes]]], g
         }
         for function, versions in tuned.items()
     }
-    parts = [_without_package(module) for module in (identity, triton_kernels, carried)]
-    install = f"install_carried(globals(), {_literal(table)}, {gpu!r})"
+    parts = [_without_package(module) for module in (identity, triton_kernels, embedded_kernel)]
+    install = f"install_embedded(globals(), {_literal(table)}, {gpu!r})"
     return "\n\n".join([source.split(_MARK)[0].rstrip("\n"), _MARK, *parts, install]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What a candidate needs to run tuned code that it carries: the text of this module is pasted into it.
+"""Runs tuned code that a candidate carries: the text of this module is pasted into the candidate.
 
 Only the standard library, torch and Triton are there when it runs.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import base64
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kernelwright.gpu.triton_kernels import jit_function, load, put_in_place, with_cubin
+from kernelwright.gpu.triton_kernels import WrappedFunction, jit_function, load, put_in_place, with_cubin
 from kernelwright.sass.code.identity import cubin_identity, transplant
 
 
-class CarriedKernel:
+class EmbeddedKernel(WrappedFunction):
     """A Triton function whose launches use tuned code for what Triton compiles here, if it is for this GPU.
 
     The first launch of each specialisation runs what Triton compiled.
@@ -29,30 +29,11 @@ class CarriedKernel:
     """
 
     def __init__(self, function: Any, tuned: Mapping[str, Mapping[str, str]], gpu: str) -> None:
-        self.fn = function
+        super().__init__(function)
         self._tuned = tuned
         self._gpu = gpu
-        self._jit = jit_function(function)
-        self._decided: dict[int, Any] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "fn":
-            # Asked for before it is there, by what copies objects.
-            raise AttributeError(name)
-        return getattr(self.fn, name)
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
-
-    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """Launch as Triton would."""
-        kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
-        if not warmup and kernel is not None and id(kernel) not in self._decided and not _is_recorded():
-            self._decided[id(kernel)] = kernel
-            self._decide(kernel)
-        return kernel
-
-    def _decide(self, kernel: Any) -> None:
+    def _decide(self, kernel: Any, args: Sequence[Any], grid: Any, kwargs: dict[str, Any]) -> None:
         try:
             original = kernel.asm["cubin"]
             packed = self._tuned.get(cubin_identity(original))
@@ -69,12 +50,12 @@ class CarriedKernel:
             warnings.warn(f"tuned code for {self._jit.__name__} is not used: {error}", stacklevel=3)
 
 
-def install_carried(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Mapping[str, str]]], gpu: str) -> None:
+def install_embedded(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Mapping[str, str]]], gpu: str) -> None:
     """Wrap the Triton functions of a module for which there is tuned code.
 
     Args:
         module: the module's `globals()`.
-        tuned: function name -> what `CarriedKernel` takes.
+        tuned: function name -> what `EmbeddedKernel` takes.
         gpu: name of the GPU it was tuned on.
     """
     for name, value in list(module.items()):
@@ -82,13 +63,8 @@ def install_carried(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Map
             function = jit_function(value)
         except TypeError:
             continue
-        if function.__name__ in tuned and not isinstance(value, CarriedKernel):
-            module[name] = CarriedKernel(value, tuned[function.__name__], gpu)
-
-
-def _is_recorded() -> bool:
-    """Whether launches are being recorded into a CUDA graph, where nothing may be loaded."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if function.__name__ in tuned and not isinstance(value, EmbeddedKernel):
+            module[name] = EmbeddedKernel(value, tuned[function.__name__], gpu)
 
 
 def _gpu_name() -> str:

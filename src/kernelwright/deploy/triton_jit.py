@@ -1,4 +1,4 @@
-"""A decorator over `@triton.jit` that runs tuned machine code where there is some.
+"""Decorates Triton functions so that they run tuned machine code where there is some.
 
     @kernelwright.jit
     @triton.autotune(configs=..., key=...)     # or without
@@ -14,8 +14,7 @@ later launches run it. Whatever does not fit is logged once, and the original st
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from kernelwright.errors import KernelwrightError, ToolchainError, UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.driver import GpuIdentity, gpu_identity
 from kernelwright.gpu.launch_spec import signature_of
-from kernelwright.gpu.triton_kernels import jit_function, load, put_in_place, with_cubin
+from kernelwright.gpu.triton_kernels import WrappedFunction, load, put_in_place, with_cubin
 from kernelwright.sass import check
 
 _log = logging.getLogger(__name__)
 
 
-class TunedFunction:
+class TunedFunction(WrappedFunction):
     """A Triton function whose launches use tuned machine code; it is launched like the function itself.
 
     Args:
@@ -43,37 +42,9 @@ class TunedFunction:
     """
 
     def __init__(self, function: Any, cache: TunedCache) -> None:
-        self.fn = function
+        super().__init__(function)
         self.cache = cache
-        self._jit = jit_function(function)
-        self._decided: dict[int, Any] = {}
         self._said: set[str] = set()
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "fn":
-            # Asked for before it is there, by what copies objects.
-            raise AttributeError(name)
-        return getattr(self.fn, name)
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
-
-    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
-        """Compile without launching, as Triton's own `warmup` does."""
-        return self.fn.warmup(*args, grid=grid, **kwargs)
-
-    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """Launch as Triton would, with the tuned kernel from the second launch on."""
-        kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
-        # The identity of an object that is kept alive here, so no other kernel can have it.
-        if warmup or kernel is None or id(kernel) in self._decided or _is_capturing():
-            return kernel
-        with self._lock:
-            if id(kernel) not in self._decided:
-                self._decided[id(kernel)] = kernel
-                self._decide(kernel, args, grid, kwargs)
-        return kernel
 
     def _decide(self, kernel: Any, args: Sequence[Any], grid: Any, kwargs: dict[str, Any]) -> None:
         """Replace `kernel` by its tuned schedule if there is one and it holds; else say why not."""
@@ -183,10 +154,3 @@ def _device() -> int:
 
     device: int = driver.active.get_current_device()
     return device
-
-
-def _is_capturing() -> bool:
-    """Whether launches are being recorded into a CUDA graph, where nothing else may run."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

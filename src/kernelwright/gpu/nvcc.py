@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from kernelwright.errors import CompilationError, CompilerMissingError, ToolchainError
@@ -55,23 +53,6 @@ def find_torch_nvcc() -> Path:
     raise CompilerMissingError(
         f"wanted nvcc for torch, found no file {found}; install the CUDA toolkit or name it in CUDA_HOME"
     )
-
-
-@lru_cache(maxsize=8)
-def nvcc_version(nvcc: Path) -> tuple[int, int]:
-    """Return the CUDA release an nvcc states, for example (13, 0).
-
-    Raises:
-        CompilerMissingError: it does not run or does not say.
-    """
-    try:
-        done = subprocess.run([str(nvcc), "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerMissingError(f"wanted to run {nvcc}, found: {error}") from error
-    match = re.search(rb"release (\d+)\.(\d+)", done.stdout)
-    if match is None:
-        raise CompilerMissingError(f"wanted the release of {nvcc}, found none in its --version")
-    return int(match[1]), int(match[2])
 
 
 def compile_cuda(

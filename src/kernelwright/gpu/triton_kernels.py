@@ -1,4 +1,4 @@
-"""Putting another cubin into a kernel that Triton has compiled, by Triton's public classes.
+"""Puts another cubin into a kernel that Triton has compiled, by Triton's public classes.
 
 Tested with Triton 3.6.0 and 3.7.1; every name used here is checked by a test. A `CompiledKernel` is built anew from the
 same metadata and the other cubin, and takes the old one's place in the function's kernel cache. Nothing is
@@ -10,7 +10,8 @@ The text of this module is also pasted into candidates that carry a tuned kernel
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,52 @@ def _places(function: Any, kernel: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
         for key, value in kernels.items():
             if value is kernel:
                 yield kernels, key
+
+
+class WrappedFunction:
+    """A Triton function that is launched like itself; subclasses may replace a kernel after its first launch.
+
+    Args:
+        function: decorated with `@triton.jit`, and possibly with more of Triton's decorators.
+
+    Raises:
+        TypeError: there is no `@triton.jit` function in it.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.fn = function
+        self._jit = jit_function(function)
+        self._decided: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fn":
+            # Asked for before it is there, by what copies objects.
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch as Triton would; the first launch of each kernel is followed by a decision about it."""
+        kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+        # The identity of an object that is kept alive here, so no other kernel can have it.
+        if warmup or kernel is None or id(kernel) in self._decided or _is_recorded():
+            return kernel
+        with self._lock:
+            if id(kernel) not in self._decided:
+                self._decided[id(kernel)] = kernel
+                self._decide(kernel, args, grid, kwargs)
+        return kernel
+
+    def _decide(self, kernel: Any, args: Sequence[Any], grid: Any, kwargs: dict[str, Any]) -> None:
+        """Replace `kernel` for later launches, or leave it as it is."""
+        raise NotImplementedError
+
+
+def _is_recorded() -> bool:
+    """Whether launches are being recorded into a CUDA graph, where nothing may be loaded or run."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

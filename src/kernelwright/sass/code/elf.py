@@ -1,4 +1,9 @@
-"""The parts of a cubin's ELF container that re-scheduling needs: code sections and side tables."""
+"""Finds what re-scheduling needs in a cubin: its code sections and the side tables that name instructions.
+
+`kernelwright.sass.code.identity` reads the ELF container: candidates carry that module, so it needs the standard library
+alone. pyelftools agrees with it section by section, but takes 30 times as long, and raises OverflowError and MemoryError
+on damaged files.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,12 @@ from pathlib import Path
 
 from kernelwright.errors import CubinError
 from kernelwright.sass.code.control import INSTRUCTION_BYTES
+from kernelwright.sass.code.identity import ELF_HEADER, NO_BITS, cubin_sections
 
 EM_CUDA = 190
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SHT_NOBITS = 8
-_MAX_SECTIONS = 1 << 16
+_ABI_VERSION_BYTE = 8
+_FLAGS_OFFSET = 48
+_NEW_FORMAT = 8
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
@@ -51,7 +56,7 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class CubinSection:
     """One ELF section: its name and where its bytes lie in the file."""
 
     name: str
@@ -71,7 +76,7 @@ class CodeSection:
     """
 
     kernel: str
-    section: Section
+    section: CubinSection
     listed_offsets: dict[int, tuple[str, ...]]
     has_relocations: bool
 
@@ -84,9 +89,22 @@ class CubinImage:
     architecture: int
     code: tuple[CodeSection, ...]
 
-    def code_bytes(self, section: Section) -> bytes:
+    def code_bytes(self, section: CubinSection) -> bytes:
         """Return the bytes of a section."""
         return self.data[section.offset_bytes : section.offset_bytes + section.size_bytes]
+
+
+def architecture_of(data: bytes) -> int:
+    """Return the compute capability times ten that a cubin's header names, 0 if the header is cut off."""
+    if len(data) < ELF_HEADER.size:
+        return 0
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    return data[_FLAGS_OFFSET + 1] if is_new_format(data) else data[_FLAGS_OFFSET]
+
+
+def is_new_format(data: bytes) -> bool:
+    """Whether a cubin has the container format of CUDA 13."""
+    return len(data) > _ABI_VERSION_BYTE and data[_ABI_VERSION_BYTE] >= _NEW_FORMAT
 
 
 def read_cubin(data: bytes) -> CubinImage:
@@ -96,37 +114,27 @@ def read_cubin(data: bytes) -> CubinImage:
         CubinError: the bytes are not a well-formed 64-bit CUDA ELF file with code of 128-bit instructions, or it is for
             an architecture that is not supported.
     """
-    if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
+    if len(data) < ELF_HEADER.size or data[:4] != b"\x7fELF":
         raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")
-    ident, _, machine, _, _, _, table, flags, _, _, _, entry, count, names = _HEADER.unpack_from(data)
-    if ident[4] != 2 or ident[5] != 1 or machine != EM_CUDA:
+    machine = ELF_HEADER.unpack_from(data)[2]
+    if data[4] != 2 or data[5] != 1 or machine != EM_CUDA:
         raise CubinError(f"wanted a 64-bit little-endian CUDA ELF file, found ELF machine {machine}")
-    if entry != _SECTION.size or not 0 < count < _MAX_SECTIONS or names >= count:
-        raise CubinError("wanted an ELF section table, found a header that describes none")
-    if table + count * entry > len(data):
-        raise CubinError("wanted a whole cubin, found one whose section table lies beyond its end (truncated?)")
-    # The architecture moved to another byte of e_flags when the ABI version changed.
-    architecture = (flags >> 8) & 0xFF if ident[8] >= 8 else flags & 0xFF
+    try:
+        found = cubin_sections(data)
+    except ValueError as error:
+        raise CubinError(str(error)) from error
+    architecture = architecture_of(data)
     if architecture not in ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise CubinError(f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these")
-    raw = [_SECTION.unpack_from(data, table + i * entry) for i in range(count)]
-    for _, kind, _, _, offset, size, *_ in raw:
-        if kind != _SHT_NOBITS and offset + size > len(data):
-            raise CubinError("wanted a whole cubin, found a section that lies beyond its end (truncated?)")
-    strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
-    sections = {}
-    for name_offset, kind, _, _, offset, size, *_ in raw:
-        if kind != _SHT_NOBITS:
-            name = _string(strings, name_offset)
-            sections[name] = Section(name, offset, size)
+    sections = {name: CubinSection(name, offset, size) for name, kind, offset, size, _ in found if kind != NO_BITS}
     code = tuple(_code_section(data, sections, s) for n, s in sections.items() if n.startswith(".text."))
     if not code:
         raise CubinError("wanted a cubin with kernels, found no .text section")
     return CubinImage(data, architecture, code)
 
 
-def _code_section(data: bytes, sections: dict[str, Section], section: Section) -> CodeSection:
+def _code_section(data: bytes, sections: dict[str, CubinSection], section: CubinSection) -> CodeSection:
     kernel = section.name.removeprefix(".text.")
     if section.size_bytes % INSTRUCTION_BYTES or not section.size_bytes:
         raise CubinError(
@@ -163,10 +171,3 @@ def _info_entries(payload: bytes) -> list[tuple[int, bytes]]:
             entries.append((attribute, payload[position : position + size]))
             position += size
     return entries
-
-
-def _string(table: bytes, offset: int) -> str:
-    end = table.find(b"\0", offset)
-    if offset >= len(table) or end < 0:
-        raise CubinError("wanted section names, found a name outside the string table")
-    return table[offset:end].decode("utf-8", errors="replace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -115,18 +115,3 @@ def _reuse(_schedule: Schedule, slot: int, rng: random.Random, _max_distance: in
 
 _Draw = Callable[[Schedule, int, random.Random, int | None], AnyMove | None]
 _DRAWS: dict[str, _Draw] = {"move": _move, "cluster": _cluster, "stall": _stall, "yield": _yield, "reuse": _reuse}
-
-
-def play_random(
-    schedule: Schedule, rng: random.Random, moves: int, neighbourhood: Neighbourhood | None = None
-) -> Sequence[AnyMove]:
-    """Play up to `moves` random legal moves, fewer where no more are found, and return them."""
-    chosen = neighbourhood or Neighbourhood()
-    played = []
-    for _ in range(moves):
-        move = chosen.draw(schedule, rng)
-        if move is None:
-            break
-        schedule.play(move)
-        played.append(move)
-    return played

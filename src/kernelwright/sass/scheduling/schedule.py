@@ -186,10 +186,6 @@ class Schedule:
         """Return what was changed by hand about the instruction with this original index."""
         return self._edits.get(index, _NO_EDIT)
 
-    def stall_of(self, slot: int) -> int:
-        """Return the stall count in a slot, cycles."""
-        return self._stalls[slot]
-
     def control(self, slot: int) -> ControlWord:
         """Return the control word of the instruction in a slot as it will be written."""
         return self._control(slot, self.edit_of(self.order[slot]))
