@@ -21,11 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give each of the processes that run tests a temporary folder of its own.
 
     A judge's lock files lie there. Judges for the CPU that belong to different test processes then measure at the same time,
-    each on a core of its own, where one lock for the machine would make them wait for one another.
+    each on a core of its own, where one lock for the machine would make them wait for one another. The folder's name is
+    short, because Unix sockets lie in it too.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
-        folder = tempfile.TemporaryDirectory(prefix=f"kernelwright-{worker}-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=f"kw-{worker}-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 

@@ -257,6 +257,7 @@ def random_policy_returns(program, horizon, episodes):
     return returns
 
 
+@pytest.mark.exhaustive
 def test_ppo_learns(program, tmp_path):
     """After some hundred moves its episodes are better than nine in ten random ones."""
     import torch

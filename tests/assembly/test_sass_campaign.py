@@ -25,6 +25,7 @@ def run(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.exhaustive
 def test_a_campaign_in_small_goes_on_where_it_was_and_marks_what_is_simulated(tmp_path):
     script = ROOT / "benchmarks" / "sass_campaign.py"
     options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--side-by-side", "2"]

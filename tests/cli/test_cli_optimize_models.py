@@ -198,6 +198,7 @@ def test_tokens_that_a_server_did_not_tell_are_said_to_be_missing(tmp_path, unto
     assert ("2 did not tell theirs, so it was more" in line) == bool(untold)
 
 
+@pytest.mark.exhaustive
 @NEEDS_CLIENT
 def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
     from tests.models.fake_openai_server import FakeServer

@@ -131,6 +131,7 @@ def descendants(pid: int) -> list[int]:
     return [os.pidfd_open(member) for member in family[1:]]
 
 
+@pytest.mark.exhaustive
 def test_a_service_judges_survives_a_kill_and_ends_in_order(place):
     with serving("--settings", "quick.toml") as (process, url):
         with ServiceClient(url, TOKEN) as client:

@@ -222,7 +222,7 @@ def test_after_a_fault_nothing_works_in_that_process(library):
         "from kernelwright.gpu import driver\n"
         "driver.LIBRARY = sys.argv[1]\n"
         "from kernelwright.gpu.launcher import CudaLauncher\n"
-        "from tests.deploy.test_driver import SPEC\n"
+        "from tests.gpu.test_driver import SPEC\n"
         "launcher = CudaLauncher(SPEC)\n"
         "bad = launcher.load(b'kernel: fault')\n"
         "for call in (lambda: launcher.outputs(bad, 1), lambda: launcher.load(b'kernel: image'),\n"

@@ -21,6 +21,7 @@ from kernelwright.models.factory import chat_model
 from kernelwright.models.local import LocalModel, LocalSettings
 from kernelwright.models.pretrained import Weights
 from tests.models.tiny_model import tiny_model, tiny_tokenizer, vocabulary
+from tests.quick import exhaustive_but
 
 TEXTS = ("hi", "a longer prompt with more words in it", "of middle length", "hi there")
 PROMPTS = [[Message("user", text)] for text in TEXTS]
@@ -62,7 +63,7 @@ def sampled_ids(local: LocalModel, sampling: Sampling, count: int = 1) -> dict[t
     }
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 12, None])
+@pytest.mark.parametrize("batch_size", exhaustive_but([1, 3, 12, None], 3))
 def test_greedy_answers_are_those_of_generate_in_any_batch(model, batch_size):
     local = sampler(model, batch_size=batch_size)
     found = sampled_ids(local, greedy(), count=3)

@@ -46,7 +46,7 @@ LIMIT_S = 60
 def ray_home():
     """A short path: Unix sockets lie in it. Ray keeps its token in HOME."""
     patch = pytest.MonkeyPatch()
-    home = tempfile.mkdtemp(prefix="kwray")
+    home = tempfile.mkdtemp(prefix="kwray", dir="/tmp")
     patch.setenv("HOME", home)
     patch.setenv("RAY_TMPDIR", home)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -440,6 +440,7 @@ def test_settings_of_a_job_reach_its_judge(pool):
     assert outcome.checks["changed"]
 
 
+@pytest.mark.exhaustive
 def test_each_judge_sees_one_gpu_and_a_slot_without_a_place_holds_no_job_up(cluster):
     with fake_pool(device="cuda", slots=3) as pool:
         found = run(pool, [job(n) for n in range(12)])
@@ -513,6 +514,7 @@ def test_a_cluster_that_is_not_there_is_a_device_error(ray_home):
         RayPool(SETTINGS, device="cpu", address="127.0.0.1:1")
 
 
+@pytest.mark.exhaustive
 def test_a_ray_of_its_own_ends_with_the_pool(ray_home):
     ray.shutdown()
     with fake_pool(slots=1) as pool:

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from kernelwright.sass import Move, Schedule, YieldEdit, check
 from kernelwright.sass.scheduling.sweeps import _lay_out, _shift, play_sweep
+from tests.quick import exhaustive_but
 from tests.sass.support import build, remembering
 
 KERNELS = ("softmax", "gemm_leakyrelu", "sgemm")
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", exhaustive_but(KERNELS, "softmax"))
 @settings(deadline=None, max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_sweeps_are_legal_moves_and_can_be_taken_back(name, seed):
@@ -39,7 +40,7 @@ def test_sweeps_are_legal_moves_and_can_be_taken_back(name, seed):
         assert schedule.words() == state
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", exhaustive_but(KERNELS, "softmax"))
 def test_the_same_seed_sweeps_the_same(name):
     found = []
     for seed in (1, 1, 2):
@@ -51,7 +52,7 @@ def test_the_same_seed_sweeps_the_same(name):
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", exhaustive_but(KERNELS, "softmax"))
 def test_sweeps_move_many_and_flip_yields(name):
     schedule = Schedule(build(name, 90).kernel)
     rng = random.Random(0)

@@ -212,6 +212,7 @@ def test_two_candidates_of_one_task_are_two_entries(tmp_path):
     assert (counts.accepted, counts.rejected) == (1, {Reason.WRONG_OUTPUT: 1})
 
 
+@pytest.mark.exhaustive
 def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
     suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
     result = module.bench(suite, device="cpu", out=tmp_path, settings=SETTINGS, strict_too=True)

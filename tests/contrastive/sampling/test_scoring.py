@@ -272,6 +272,7 @@ def test_judges_start_while_something_else_is_loaded():
     assert pool.count == 3 + 2
 
 
+@pytest.mark.exhaustive
 def test_the_real_judge_is_warmed_by_what_it_accepts(judge_pool):
     ((_, outcome),) = judge_pool.evaluate(
         [Job(judge_prefetch._TASK, judge_prefetch._CANDIDATE, Settings.quick(timed=False, thorough=False))]

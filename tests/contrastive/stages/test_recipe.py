@@ -96,6 +96,7 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
     assert "speedup" not in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, tmp_path):
     from kernelwright.contrastive.rollouts import RolloutLog
     from kernelwright.contrastive.stages.config import stage_from

@@ -38,6 +38,7 @@ from kernelwright.contrastive.updates.optimiser import Optimiser
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Verdict
 from tests.contrastive.stages.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_context, toy_tasks
+from tests.quick import exhaustive_but
 
 ROOT = Path(__file__).parents[3]
 SPLIT = TaskSplit(tuple(toy_tasks()), tuple(toy_tasks(HELD_OUT_NAMES)))
@@ -130,6 +131,7 @@ def schooled(tiny_base, tmp_path_factory):
     return done.final
 
 
+@pytest.mark.exhaustive
 def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_base, schooled, tmp_path):
     """Seen when written: 0.00, 0.67 and 1.01 without exemplars, 0.79 and 1.07 with them; the margins are about half."""
     context = toy_context(ToyJudge())
@@ -195,7 +197,7 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", exhaustive_but(STAGES, "contrastive"))
 def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, schooled, tmp_path):
     train, config, kill_at = STAGES[stage]
     run = RunDirectory(tmp_path / "run")
@@ -236,6 +238,7 @@ def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes
         stage("none", rehearsal=0.5, rehearse=tmp_path / "none-there")
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_reference(schooled, tmp_path):
     """LoRA on an adapter: a checkpoint brings back the trained one; the KL's reference stays what the stage began with."""
     import torch
@@ -310,6 +313,7 @@ def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
     assert not (run.path / "checkpoints").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
     import torch
     from safetensors.torch import load_file
@@ -519,6 +523,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
     assert not (tmp_path / "final").exists()
 
 
+@pytest.mark.exhaustive
 def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path, norms):
     context = toy_context(ToyJudge(), load=Poisoned({2}))
     run = RunDirectory(tmp_path)
