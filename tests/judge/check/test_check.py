@@ -80,11 +80,11 @@ def checker(made, answer=None, operators=()):
 
 
 def judged(one, inputs=OWN):
-    return one.ask(inputs, slot=0)
+    return one.ask(inputs, slot=0).question
 
 
 def posed(one, inputs=OWN):
-    return one.pose(inputs, slot=0)
+    return one.pose(inputs, 0, None, None, None, None, False).question
 
 
 # --- which of several equal elements ----------------------------------------------------------------
@@ -183,7 +183,7 @@ ROUNDED = task("return inputs[0] * 2 + 1", "[torch.randint(0, 3, (64, 32)).float
 
 def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
     one = checker(SPECTRUM)
-    question = posed(one, CONSTANT).question
+    question = posed(one, CONSTANT)
     tight = replace(question, tolerance=replace(question.tolerance, allowed=Distance(1e-9, 1e-9, 0.25)))
     found = one.bounds.conditioned(tight).tolerance.allowed
     assert (found.rms, found.differing) == (1e-9, 0.25)
@@ -203,13 +203,13 @@ def test_a_tolerance_is_only_ever_widened_and_only_for_single_elements():
 )
 def test_a_task_whose_condition_cannot_be_told_keeps_its_tolerance(forward):
     one = checker(task(forward, "[torch.randint(0, 3, (64, 32)).float()]"))
-    question = posed(one).question
+    question = posed(one)
     assert one.bounds.conditioned(question) is question
 
 
 def test_without_float64_a_task_keeps_its_tolerance():
     one = checker(ROUNDED)
-    question = posed(one).question
+    question = posed(one)
     assert one.bounds.conditioned(question) is not question
     question = replace(question, has_float64=False)
     assert one.bounds.conditioned(question) is question
@@ -244,7 +244,7 @@ def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(mo
 
 def test_that_is_only_where_another_set_has_told_the_precision_and_never_narrower():
     one = checker(NORMALISED)
-    question = posed(one, CONSTANT).question
+    question = posed(one, CONSTANT)
     assert one.bounds.summed_otherwise(question) is question
     judged(one)
     before, after = question.tolerance.allowed, one.bounds.summed_otherwise(question).tolerance.allowed
@@ -279,7 +279,7 @@ NORM = "torch.nn.functional.batch_norm(inputs[0], None, None, training=True)"
 def test_where_another_layout_says_nothing_the_tolerance_stays(forward):
     one = checker(task(forward, "[torch.randn(4, 3, 8, 8)]"))
     judged(one)
-    question = posed(one, INPUT_SETS[1]).question
+    question = posed(one, INPUT_SETS[1])
     assert one.bounds.summed_otherwise(question) is question
 
 

@@ -98,11 +98,11 @@ def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:
         return  # outputs may depend on buffers that earlier calls moved; `check_reloading` covers this case
     with examiner.trial.gate(shared=True):
         if examiner.trial.facts.stateful:
-            now = examiner.call(examiner.reference, first.inputs, slot=1, seed=first.seed)
+            now = examiner.call(examiner.reference, first.question.inputs, slot=1, seed=first.seed)
             question = first.question
             question = examiner.bounds.around(question.inputs, question.state, question.training, None, now.outputs)
             first = replace(first, question=question, reference=now)
-        answer = examiner.call(examiner.candidate, first.inputs, slot=1, seed=first.seed)
+        answer = examiner.call(examiner.candidate, first.question.inputs, slot=1, seed=first.seed)
     examiner.judge(first, answer, Reason.NONDETERMINISTIC)
 
 
@@ -148,7 +148,9 @@ def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], outp
     outputs = [held_output(examiner.trial, examiner.candidate, index) for index in range(len(held))]
     examiner.candidate.release()
     pairs = zip(outputs, held, strict=True)
-    if not all(now is None or apart(now, posed.truth).within(posed.tolerance.allowed) for now, posed in pairs):
+    if not all(
+        now is None or apart(now, posed.question.truth).within(posed.question.tolerance.allowed) for now, posed in pairs
+    ):
         reject_overwritten(examiner.trial)
 
 

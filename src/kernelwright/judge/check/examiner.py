@@ -9,7 +9,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.judge.check.bounds import Bounds, Question
-from kernelwright.judge.check.compare import Distance, Tolerance, VacuityGate, apart
+from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.form import check_form
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
@@ -32,21 +32,6 @@ class PosedQuestion:
     question: Question
     reference: CallOutput
     seed: int | None
-
-    @property
-    def inputs(self) -> list[Any]:
-        """As drawn, on the judge's device."""
-        return self.question.inputs
-
-    @property
-    def truth(self) -> list[torch.Tensor]:
-        """Outputs in float64, or the reference's own."""
-        return self.question.truth
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """What is allowed, and why."""
-        return self.question.tolerance
 
 
 class Examiner:
@@ -102,23 +87,22 @@ class Examiner:
             OutOfDomainError: the reference has no usable answer.
         """
         with self.trial.gate(shared=True):
-            posed = self.pose(inputs, slot=slot, state=state, training=training, draws=draws, base=base, hold=hold)
-            answer = self.call(self.candidate, posed.inputs, slot=slot, seed=posed.seed, hold=hold)
+            posed = self.pose(inputs, slot, state, training, draws, base, hold)
+            answer = self.call(self.candidate, posed.question.inputs, slot=slot, seed=posed.seed, hold=hold)
             posed = self.judge(posed, answer, reason)
         if reason is None:
-            self.earlier_truth = posed.truth
+            self.earlier_truth = posed.question.truth
         return posed
 
     def pose(
         self,
         inputs: InputSet,
-        *,
         slot: int,
-        state: State | None = None,
-        training: bool | None = None,
-        draws: bool | None = None,
-        base: list[Any] | None = None,
-        hold: bool = False,
+        state: State | None,
+        training: bool | None,
+        draws: bool | None,
+        base: list[Any] | None,
+        hold: bool,
     ) -> PosedQuestion:
         """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance; see `ask`."""
         facts = self.trial.facts
@@ -161,20 +145,20 @@ class Examiner:
         """
         findings, name = self.trial.findings, posed.set.name
         check_form(self.trial, posed.reference, answer, strides=name != "non-contiguous")
-        found = apart(answer.outputs, posed.truth)
+        found = apart(answer.outputs, posed.question.truth)
         question = self.bounds.widened(posed.question, found)
         if question is not posed.question:
             posed = replace(posed, question=question)
             self.tolerances[posed.set] = question.between
-        allowed = posed.tolerance.allowed
+        allowed = question.tolerance.allowed
         findings.checks.setdefault("sets", {})[name] = {
             "error": found.to_json(),
             "allowed": allowed.to_json(),
-            "reference": posed.tolerance.reference.to_json(),
-            "calibrated": posed.tolerance.calibrated,
+            "reference": question.tolerance.reference.to_json(),
+            "calibrated": question.tolerance.calibrated,
         }
         if found.within(allowed):
-            if posed.question.uses_tf32:
+            if question.uses_tf32:
                 findings.label(Label.TF32, f"its error on `{name}` is that of cuDNN in TF32: {found}")
             return posed
         which, index = _worst_output(found, allowed)
@@ -182,10 +166,10 @@ class Examiner:
         raise RejectionError(reason or self._diagnose(posed, answer, found), detail)
 
     def _diagnose(self, posed: PosedQuestion, answer: CallOutput, found: Distance) -> Reason:
-        allowed, lower = posed.tolerance.allowed, posed.tolerance.lower
+        allowed, lower = posed.question.tolerance.allowed, posed.question.tolerance.lower
         if any(
             bool((~torch.isfinite(output) & torch.isfinite(truth)).any())
-            for output, truth in zip(answer.outputs, posed.truth, strict=True)
+            for output, truth in zip(answer.outputs, posed.question.truth, strict=True)
             if truth.is_floating_point()
         ):
             return Reason.NON_FINITE_OUTPUT
@@ -205,11 +189,11 @@ class Examiner:
         if not self.trial.reloads_state or not self.bounds.has_float64 or not oracle.parameter_names:
             return False
         try:
-            truth = oracle.truth(posed.inputs, oracle.initial_state, training=oracle.training)
-            answer = self.call(self.candidate, posed.inputs, slot=0, seed=None)
+            truth = oracle.truth(posed.question.inputs, oracle.initial_state, training=oracle.training)
+            answer = self.call(self.candidate, posed.question.inputs, slot=0, seed=None)
         except (OutOfDomainError, WorkerError):
             return False
-        return apart(answer.outputs, truth).within(posed.tolerance.allowed * 4.0)
+        return apart(answer.outputs, truth).within(posed.question.tolerance.allowed * 4.0)
 
 
 def _worst_output(found: Distance, allowed: Distance) -> tuple[str, int]:

@@ -23,11 +23,14 @@ def check_process(trial: Trial, candidate: Side) -> None:
         trial.findings.label(label, "a process-wide setting was changed")
 
 
+_PERFORMANCE = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
+"""Settings that change how fast or how exact the user's other modules are; all others a drop-in must leave alone."""
+
+
 def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
-    """Labels that follow from process-wide settings as they were before the build and are after the calls."""
+    """Labels that follow from process-wide settings before the build and after the calls."""
     labels: set[Label] = set()
-    performance = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
-    if any(before.get(name) != after.get(name) for name in performance):
+    if any(before.get(name) != after.get(name) for name in _PERFORMANCE):
         labels.add(Label.GLOBAL_FLAGS)
     if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
         labels.add(Label.TF32)
@@ -35,22 +38,6 @@ def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[L
 
 
 def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Process-wide settings that a drop-in module must leave alone and this one has changed."""
-    names = (
-        "default_dtype",
-        "default_device",
-        "grad_enabled",
-        "deterministic",
-        "flush_denormal",
-        "working_directory",
-        "file_mode_mask",
-        "tracing",
-        "hooks",
-        "modes",
-        "kernels",
-        "module_hooks",
-        "autocast",
-        "inference_mode",
-        "anomalies",
-    )
+    """Process-wide settings that this module has changed and a drop-in must leave alone."""
+    names = sorted((before.keys() | after.keys()) - set(_PERFORMANCE))
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -14,7 +14,7 @@ from kernelwright.tasks import InputSet
 
 def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
     """Inputs that differ from the first ones in the places of two elements, in a few elements, and in one."""
-    examiner.earlier_truth = first.truth
+    examiner.earlier_truth = first.question.truth
     for name, vary, kept in (
         ("two-swapped", _swap, "a sum"),  # first: `first` was the latest call
         ("few-changed", functools.partial(_change, 0.02), "a sample"),
@@ -22,7 +22,7 @@ def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
     ):
         changed = InputSet(name, vary, f"caches keyed by {kept}", truths=True)
         try:
-            examiner.ask(changed, slot=1, base=first.inputs)
+            examiner.ask(changed, slot=1, base=first.question.inputs)
         except OutOfDomainError as error:
             examiner.trial.findings.skip(name, error)
 
