@@ -516,7 +516,7 @@ def test_without_the_sandbox_a_candidate_reaches_out(judge: Judge, open_judge: J
 # --- what a worker asks of a module without its hearing of it --------------------------------------
 
 HARNESS = "from kernelwright.judge.worker import harness; "
-HEARD = HARNESS + "import contextlib; harness._unheard = contextlib.nullcontext"
+HEARD = HARNESS + "import contextlib; harness._without_overrides = contextlib.nullcontext"
 WITHOUT = {
     "a parameter's own copy_": ("heard_by_its_parameter", HEARD + "; harness._copy_into = lambda into, x: into.copy_(x)"),
     "a table's own items": (

@@ -1,4 +1,4 @@
-"""The judge: one task, one candidate, one verdict."""
+"""Evaluates candidates: one task, one candidate, one verdict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kernelwright.records.scoring import Score
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
 _SPENT_S = 0.01
-"""What takes less is not worth a line in the record."""
+"""Shortest time that the record mentions."""
 Progress = Callable[[str], None]
 T = TypeVar("T")
 
@@ -140,8 +140,7 @@ class Judge:
         return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
     def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool]) -> T:
-        """Beside others first. Where a GPU's memory ran out they may have had it, a candidate of theirs all of it: then once
-        more, alone."""
+        """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it."""
         if self.device.type != "cuda":
             return attempt()
         with contextlib.suppress(DeviceError), self._memory():
@@ -163,7 +162,7 @@ class Judge:
             return found
 
     def _require_half_was_left(self) -> None:
-        """Nobody is to blame for having found a device full of the judge's own truths."""
+        """A candidate is not to blame for a device full of the judge's own tensors."""
         total_bytes = torch.cuda.get_device_properties(self.device).total_memory
         own_bytes = torch.cuda.max_memory_reserved(self.device)
         if own_bytes > total_bytes / 2:
@@ -349,7 +348,7 @@ class Judge:
 
 
 class _EvaluationDraft:
-    """What is known so far; becomes an Evaluation."""
+    """Verdict and findings so far; becomes an `Evaluation`."""
 
     def __init__(self, findings: CheckFindings) -> None:
         self.findings = findings

@@ -1,4 +1,4 @@
-"""Every constant of the judge, named, with what it means. A run stores the settings it used."""
+"""Names the constants of the judge that a run may choose; a run stores the settings it used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kernelwright.records import Label
 
 GIB = 1 << 30
 LIMIT_MAX_S = 7 * 86400.0
-"""Nobody waits longer, and the system's clocks cannot hold just any number."""
+"""Longest limit, which the system's clocks can hold."""
 
 
 class Settings(BaseModel):
-    """How strict, how patient and how precise the judge is. Numbers without a source are chosen, not tuned."""
+    """Strictness, limits and precision of the judge. Numbers without a source are chosen, not tuned."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -23,8 +23,8 @@ class Settings(BaseModel):
     processes_min: int = Field(default=3, ge=1, le=64)
     """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
     processes_max: int = Field(default=6, ge=1, le=64)
-    """Most of them. Once timing has had the device for ten seconds, none is begun beyond `processes_min`: of long calls the
-    interval is wider instead."""
+    """Most process triples. After ten seconds of timing none is begun beyond `processes_min`: for long calls the interval is
+    wider instead."""
     fresh_processes: bool = True
     """False times the first triple in the processes that were checked, which saves starting them and making a CUDA context
     each: for a first look, such as a reward, that is measured again where it matters."""

@@ -1,4 +1,4 @@
-"""What is right for given inputs, and how far from it an answer may be: the part of the check that timing asks too."""
+"""Finds the truth for given inputs and how far from it an answer may be; checks and timing both ask."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Question:
 
     @property
     def between(self) -> Distance:
-        """How far a candidate's answer may be from the reference's, for inputs like these."""
+        """Allowed distance between candidate and reference, for inputs like these."""
         return (self.tolerance.allowed + self.tolerance.reference) * 2.0
 
 
 class Bounds:
-    """Of one task.
+    """Truths and tolerances of one task.
 
     Args:
         trial: The task, its weights and settings.
@@ -74,7 +74,7 @@ class Bounds:
         self.has_cudnn: bool | None = None
         """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
         self._calibrated = Counter[int]()
-        """For every output, how many inputs told the task's precision from the next lower one."""
+        """Number of input sets that told the task's precision from the next lower one, by output."""
 
     @property
     def is_calibrated(self) -> bool:
@@ -293,7 +293,7 @@ class Bounds:
 
     @property
     def float_dtype(self) -> torch.dtype | None:
-        """Of the first output that has a rounding error; None where all are integers."""
+        """Dtype of the first output that has a rounding error; None where all are integers."""
         return next((dtype for dtype in self._trial.facts.output_dtypes if dtype.is_floating_point), None)
 
     def _calibrate(self, reference: Distance, lower: Iterable[tuple[int, Distance]]) -> Tolerance:
@@ -347,7 +347,7 @@ class Bounds:
             yield bits, error
 
     def _moved(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float) -> Distance:
-        """How far outputs move with inputs and weights that move by a share of themselves; 0 outside the domain."""
+        """Change of the outputs when inputs and weights change by a share of themselves; 0 outside the domain."""
         try:
             moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)
         except OutOfDomainError:
@@ -386,7 +386,7 @@ def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
 
 
 def _loose(dtype: torch.dtype) -> Distance:
-    """What an output may be off where no float64 truth says more."""
+    """Tolerance of an output where there is no float64 truth."""
     if not dtype.is_floating_point:
         return Distance(0.0, 0.0)
     eps = torch.finfo(dtype).eps

@@ -24,7 +24,7 @@ from kernelwright.tasks import INPUT_SETS, InputSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What timing needs to know from a check that the candidate has passed."""
+    """Results of a check that the candidate has passed, as timing needs them."""
 
     bounds: Bounds
     tolerances: Mapping[InputSet, Distance]
@@ -140,7 +140,7 @@ def check_other_mode(examiner: Examiner) -> None:
 
 
 def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], output_follows_input: bool) -> None:
-    """The first outputs, after all the calls since: nobody may have written to them."""
+    """The first outputs, after all the calls since: no call may have written to them."""
     examiner.reference.release()
     if output_follows_input:
         examiner.candidate.release()
@@ -172,7 +172,7 @@ def _label_whole_check(examiner: Examiner) -> None:
 
 
 def _present_state(examiner: Examiner) -> State:
-    """What both modules hold now. Statistics that could not be loaded anew have moved with every call."""
+    """State of both modules now. Statistics that could not be loaded anew have moved with every call."""
     if examiner.trial.reloads_state or not examiner.trial.facts.has_buffers:
         return examiner.trial.state
     return examiner.reference.read_state()

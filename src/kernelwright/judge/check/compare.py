@@ -1,4 +1,4 @@
-"""How far an output is from the truth, and how far it may be.
+"""Measures how far an output is from the truth, and decides how far it may be.
 
 The truth is float64. What is allowed is calibrated on every input set by two errors: the reference's own, and the one
 that the next lower precision would make, so that a candidate may sum in another order but not compute in less.
@@ -25,7 +25,7 @@ other. Our choice."""
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far one output is from another; all numbers are relative, 0 is equal. Of several outputs, the largest numbers."""
+    """Relative distance of one output from another, 0 where equal. For several outputs, the largest numbers."""
 
     rms: float
     """Root mean square of the error over that of the truth."""
@@ -34,14 +34,14 @@ class Distance:
     differing: float = 0.0
     """Share of the elements that differ, of integers and booleans, which have no other distance."""
     each: tuple[Distance, ...] = ()
-    """Where there are several outputs, that of each: what one of them may be off says nothing of another."""
+    """Distance of each output where there are several: each has its own limit."""
 
     def __str__(self) -> str:
         text = f"{self.rms:.2e} rms, {self.worst:.2e} worst"
         return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
 
     def within(self, other: Distance) -> bool:
-        """Whether no number exceeds the other's, of any output. A NaN never does not exceed."""
+        """Whether no number exceeds the other's, of any output. NaN always fails."""
         count = len(self.each) or len(other.each)
         if count:
             return all(self.of(index).within(other.of(index)) for index in range(count))
@@ -76,7 +76,7 @@ def of_outputs(distances: Sequence[Distance]) -> Distance:
 
 
 def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
-    """What a rule makes of distances, output by output where there are several."""
+    """Apply a rule to distances, output by output where there are several."""
     count = max((len(one.each) for one in distances), default=0)
     if not count:
         return rule(*distances)
@@ -154,13 +154,13 @@ def farthest(distances: Sequence[Distance]) -> Distance:
 
 
 def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
-    """How far every output of one call is from its counterpart in another."""
+    """Distance of one call's outputs from another's, output by output."""
     return of_outputs([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What one input set allows, and what it was derived from."""
+    """Limit of one input set, and the errors it was derived from."""
 
     allowed: Distance
     reference: Distance
@@ -169,7 +169,7 @@ class Tolerance:
     calibrated: bool
     """Whether the next lower precision would be rejected, by every output that is rounded."""
     calibrated_outputs: frozenset[int] = frozenset()
-    """By which."""
+    """Indices of the outputs that would reject it."""
 
 
 def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:

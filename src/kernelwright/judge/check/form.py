@@ -22,8 +22,8 @@ def reject_overwritten(trial: Trial, detail: str = "the first call's output was 
 
 
 def held_output(trial: Trial, candidate: Side, index: int) -> list[torch.Tensor] | None:
-    """The output of an earlier call as it is now; None where it is legal that nobody can look at it any more, as one that
-    torch.compile's CUDA graphs have overwritten."""
+    """The output of an earlier call as it is now; None where it may legally be unreadable, as after a CUDA graph of
+    torch.compile has overwritten it."""
     try:
         return candidate.recopy(index)
     except WorkerError as failure:
@@ -42,7 +42,7 @@ def check_form(trial: Trial, reference: CallOutput, answer: CallOutput, *, strid
     wanted, found = reference.described, answer.described
     if found.strange:
         raise RejectionError(Reason.WRONG_TYPE, f"returned {', '.join(found.strange[:3])}; wanted plain torch.Tensor")
-    alike = _same_structure(found.skeleton, wanted.skeleton, _of_numbers(trial))
+    alike = _same_structure(found.skeleton, wanted.skeleton, _number_tolerance(trial))
     if not alike or len(found.outputs) != len(wanted.outputs):
         raise RejectionError(
             Reason.WRONG_TYPE, f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}"
@@ -70,11 +70,10 @@ def check_form(trial: Trial, reference: CallOutput, answer: CallOutput, *, strid
 
 
 _NUMBERS_DIFFER = 1e-5
-"""What a Python float among outputs may be off as a share of itself, since a sum in another order is: less than TF32 leaves
-of most. Our choice."""
+"""Relative error allowed of a Python float among outputs, for another order of summing; TF32 leaves more. Our choice."""
 
 
-def _of_numbers(trial: Trial) -> float:
+def _number_tolerance(trial: Trial) -> float:
     rounded = [torch.finfo(dtype).eps for dtype in trial.facts.output_dtypes if dtype.is_floating_point]
     return max([_NUMBERS_DIFFER, *(2 * eps for eps in rounded)])
 

@@ -1,4 +1,4 @@
-"""Labels and static advice: what a candidate's text says about itself.
+"""Reads labels and advice from a candidate's text.
 
 Nothing here decides. Labels describe legal things a user wants to know; advice names patterns known from cheats and is
 kept with the record for a closer look. Text can be written to hide from all of it: see the dynamic checks.
@@ -18,7 +18,7 @@ import torch
 from kernelwright.records import Label
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What Python's parser raises where a text is no module; the last two where it is nested too deeply."""
+"""Errors of Python's parser; the last two where a text is nested too deeply."""
 _CUSTOM = re.compile(
     r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel"
 )
@@ -47,7 +47,7 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
 
 
 _MODES = re.compile(r"BatchNorm|InstanceNorm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|\.training\b")
-"""Of a reference that does one thing in training and another in evaluation."""
+"""Words of a reference that differs between training and evaluation."""
 
 
 def advice(source: str) -> tuple[str, ...]:

@@ -17,12 +17,12 @@ from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_genera
 
 State = dict[str, torch.Tensor]
 _HARDLY_SEEN = 0.01
-"""Parameters of this size and less may scale or shift by less than rounding does, and ..."""
+"""Root mean square of a parameter below which its effect may vanish in rounding."""
 _SEEN = 0.5
-"""... are then loaded in this size once. Our choice."""
+"""Size in which such a parameter is loaded once. Our choice."""
 _SPARE_BYTES = 8 << 30
-"""Of a GPU's memory that PyTorch keeps for later: of one task whose output takes 1 GiB a judge had 90 of 140 GiB, which the
-workers on the same GPU need next. To give it back makes all streams wait. Our choice."""
+"""Free GPU memory that PyTorch may keep; the workers on the same GPU need the rest. Returning it makes all streams wait. Our
+choice."""
 
 
 class OutOfDomainError(InternalError):
@@ -44,7 +44,7 @@ class Oracle:
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
             if name in self.initial_state  # which a module may keep some out of
         }
-        """For every name of a parameter the first one: tied parameters have several."""
+        """First name of each parameter by every name it has: tied parameters have several."""
         self.parameter_names = set(self._owner)
         try:
             with _float64_default():
@@ -163,7 +163,7 @@ class Oracle:
         return outputs
 
     def own_outputs(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """What the reference returns in its own dtype, in the mode it was built in; flat."""
+        """Outputs of the reference in its own dtype, in the mode it was built in; flat."""
         self.model.load_state_dict(self.initial_state)
         self.model.train(self.training)
         skeleton, tensors = flatten(inputs)
@@ -245,7 +245,7 @@ class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.happened = False
 
     def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What an operator gets instead; None where it keeps what it was called with."""
+        """Other arguments for an operator; None where it keeps its own."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -255,8 +255,7 @@ class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _TF32InCudnn(_OtherArguments):  # type: ignore[no-untyped-call]
-    """What goes into convolutions and into cuDNN's recurrent networks loses what TF32 does not hold; sums stay exact, and so
-    do hidden states between steps."""
+    """Inputs of convolutions and of cuDNN's recurrent networks are rounded to TF32; sums and hidden states stay exact."""
 
     def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if func is _aten.convolution.default:
@@ -280,7 +279,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class _NormsWithChannelsLast(_OtherArguments):  # type: ignore[no-untyped-call]
-    """What goes into a normalisation of images lies with channels last."""
+    """Inputs of normalisations of images lie with channels last in memory."""
 
     def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
@@ -310,7 +309,7 @@ def _size(x: torch.Tensor) -> float:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """As float64, or as two of them."""
+    """The tensor in float64 or complex128."""
     if x.is_complex():
         return x.to(torch.complex128)
     return x.double() if x.is_floating_point() else x

@@ -87,7 +87,7 @@ class Trial:
 
     @property
     def state(self) -> State:
-        """What both modules are to hold: new weights, or those they were built with where their names differ."""
+        """State that both modules hold: new weights, or their first ones where their names differ."""
         return self.facts.weights if self.reloads_state else self.facts.oracle.initial_state
 
     @property

@@ -125,7 +125,7 @@ def _ask_with_weights(examiner: Examiner, state: State, name: str) -> None:
 
 
 def _buffer_limit(dtype: torch.dtype) -> Distance:
-    """Of a statistic after one call. A variance with n in the place of n - 1 is off by a tenth of 1/n."""
+    """Tolerance of a statistic after one call. A variance with n for n - 1 would be off by a tenth of 1/n."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return Distance(0.0, 0.0)
     eps = torch.finfo(dtype).eps
@@ -133,9 +133,8 @@ def _buffer_limit(dtype: torch.dtype) -> Distance:
 
 
 _KEPT_UP = Distance(0.03, math.inf, 0.05)
-"""How far a buffer may be from the reference's after many calls, as a share of what those moved it by: more than many
-convolutions in TF32 leave, less than missed calls do. Of integers, how many may differ, since rounding decides some. Our
-choice."""
+"""Distance from the reference's buffer allowed after many calls, as a share of its change: more than convolutions in TF32
+leave, less than missed calls do. Some integers may differ, since rounding decides them. Our choice."""
 
 
 def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor) -> bool:

@@ -1,8 +1,6 @@
-"""One evaluation at a time may measure on a device; those that measure nothing may use it together.
+"""Lets one evaluation at a time measure on a device; evaluations that measure nothing share it.
 
-Whoever measures waits until nobody else is in.
-
-Lock files per device, so that judges in different processes, and different runs on one machine, respect one another.
+Lock files per device serve judges in different processes and runs on one machine.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from typing import TextIO
 import torch
 
 _PATIENCE_S, _PATIENCE_MAX_S = 0.5, 4.0
-"""For how long who waits to measure keeps others out before it lets them in for as long, at first and at most: checks hold
-the gate for a tenth of a second, a first call that compiles for a minute. Our choice."""
+"""Seconds for which a waiting timer blocks new entrants before it lets them in for as long, at first and at most: checks
+hold the gate for a tenth of a second, a first call that compiles for a minute. Our choice."""
 _POLL_S = 0.005
 
 
 class DeviceGate:
-    """The device, as one evaluation gets it.
+    """One evaluation's access to the device.
 
-    Who waits to measure keeps out those who came later, for a while. Without that, evaluations that measure nothing, of
-    which there are always some, kept others waiting for seconds; without an end to it, all would wait for one that compiles.
+    A waiting timer blocks new entrants for up to 4 s. Without that, evaluations that measure nothing would keep it waiting;
+    without an end to it, all would wait for one that compiles.
 
     Args:
         device: Resolved; GPUs are told apart by their uuid, since processes may number them differently.
@@ -37,9 +35,9 @@ class DeviceGate:
         folder, name = Path(tempfile.gettempdir()), _name(device)
         self._path, self._turn = folder / f"kernelwright-{name}.lock", folder / f"kernelwright-{name}.gate-turn.lock"
         self.held_s = 0.0
-        """For how long this evaluation has had the device alone."""
+        """Seconds for which this evaluation has had the device alone."""
         self.waited_s = 0.0
-        """For how long it has waited to get in, alone or with others."""
+        """Seconds for which it has waited to get in, alone or with others."""
 
     @contextlib.contextmanager
     def __call__(self, *, shared: bool = False) -> Iterator[None]:
@@ -78,7 +76,7 @@ def _enter_alone(turn: TextIO, file: TextIO) -> None:
 
 
 def _got_in(file: TextIO, patience_s: float) -> bool:
-    """Whether nobody else was in at some moment of that time."""
+    """Whether the gate was free at some moment of that time."""
     came_s = time.monotonic()
     while not _locked(file):
         if time.monotonic() - came_s >= patience_s:
@@ -108,7 +106,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def __call__(self, *, alone: bool = False) -> Iterator[None]:
-        """Use it with all others that do, or once they have ended; who comes after one that waits to be alone waits too."""
+        """Use it with others, or alone once they have ended; entrants wait behind one that waits to be alone."""
         with self._turn.open("a") as turn, self._memory.open("a") as memory:
             fcntl.flock(turn, fcntl.LOCK_EX)
             fcntl.flock(memory, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -63,7 +63,7 @@ class CallClocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker is to run and in what."""
+    """A worker's module, device, folders and memory."""
 
     role: str
     """`reference` (trusted, but behind the same walls), `baseline` (this package's own wrapper around it) or `candidate`."""
@@ -77,7 +77,7 @@ class WorkerSpec:
     repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
     arena_bytes: dict[str, int]
     kept_as: str | None = None
-    """What kind of process it is to those that may take it over from one task to the next; None for one that nobody may."""
+    """Kind of process that may take over this worker for another task; None where none may."""
 
 
 class Worker:
@@ -103,7 +103,7 @@ class Worker:
         finally:
             theirs.close()
         self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
-        """How long its start and its requests have taken so far, by kind and the parent's clock."""
+        """Microseconds that its start and its requests have taken by the parent's clock, by kind."""
         self._channel = Channel(ours)
         self._cpu_clock = _process_clock(self.pid)
         self._answered_cpu_us: float | None = None
@@ -166,7 +166,7 @@ class Worker:
         return self._exchange("call", timeout_s, {"layout": layout, "seed": seed})
 
     def repeat(self, layout: int, timeout_s: float, *, seed: int | None, calls: int) -> CallClocks:
-        """Calls whose results nobody looks at; raises as `request`."""
+        """Calls whose results are dropped; raises as `request`."""
         return self._exchange("repeat", timeout_s * calls, {"layout": layout, "seed": seed, "calls": calls})[1]
 
     def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
@@ -218,7 +218,7 @@ class Worker:
 
     @property
     def asked_us(self) -> float:
-        """How long its requests have taken so far."""
+        """Microseconds that its requests have taken so far."""
         return sum(us for op, us in self.spent_us.items() if op != "start")
 
     def _cpu_us(self) -> float:
@@ -246,8 +246,10 @@ class Worker:
                     os.sched_setaffinity(int(thread), cores)
 
     def keep_still(self) -> None:
-        """From now on nothing of the worker runs but while it is being asked: inputs lie in its memory before a call
-        begins, and what it does between calls is seen by neither clock."""
+        """From now on the worker runs only while it answers.
+
+        Inputs lie in its memory before a call begins, and neither clock sees what it does between calls.
+        """
         self._still = True
         self.pause()
 

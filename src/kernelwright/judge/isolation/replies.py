@@ -1,4 +1,4 @@
-"""What a worker may answer, checked field by field: in a candidate's process the harness itself can be made to lie."""
+"""Parses a worker's answers field by field: in a candidate's process the harness itself can be made to lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process gives up before it runs a candidate: capabilities, files, network, signals, resources.
+"""Takes capabilities, files, network, signals and resources from a worker process before it runs a candidate.
 
 Everything is done by the process itself, needs no privilege, and cannot be undone by it or its children:
 

@@ -31,7 +31,7 @@ SERIES_BYTES_MAX = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskShapes:
-    """What a task's tensors need, measured once on the reference."""
+    """Memory that a task's tensors take, measured once on the reference."""
 
     slot_bytes: int
     outputs: tuple[TensorSpec, ...]
@@ -42,8 +42,7 @@ class TaskShapes:
 
     @property
     def series_calls(self) -> int:
-        """How many calls one request may hold. One, where outputs are large: the five processes of a task with outputs of
-        4 GiB had 20 GiB of a GPU for a second call's, and long calls need no company."""
+        """Most calls of one request; one where outputs are large, since five processes hold a copy of each."""
         return max(1, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
 
     @property
@@ -53,7 +52,7 @@ class TaskShapes:
 
     @property
     def regions(self) -> list[list[TensorSpec]]:
-        """Where the outputs of each call of a series go."""
+        """Layout of the outputs of each call of a series."""
         return [
             [
                 TensorSpec(
@@ -75,7 +74,7 @@ class TaskShapes:
 
 @dataclass(frozen=True, slots=True)
 class CallOutput:
-    """What a call left behind."""
+    """Outputs and clocks of one call."""
 
     outputs: list[torch.Tensor]
     """Copies of the output arena's tensors, in the reference's dtypes; what was not written is NaN."""
@@ -87,7 +86,7 @@ class CallOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """Where inputs are to lie."""
+    """A place for inputs, not yet written to."""
 
     layout: int
     slot: int
@@ -137,11 +136,11 @@ class Side:
         self._latest: tuple[int, int | None] | None = None
         """Layout and seed of the latest call."""
         self.latency_us = math.inf
-        """Of the latest timed call, by the clock of the worker: to be believed of a reference only."""
+        """Latency of the latest timed call by the worker's clock, microseconds; to be believed of a reference only."""
         self._idle_us = 0.0
-        """Of the processor, between the latest call and what was asked since then."""
+        """Processor time between the latest call and the next request, microseconds."""
         self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        """By slot."""
+        """Views of the arena and the inputs written to them, by slot."""
         self._holds_views = False
         """Whether the next outputs that are held are held by views."""
 
@@ -233,9 +232,8 @@ class Side:
     ) -> CallOutput:
         """One call on fresh inputs with cold caches of the device, and a host as warm as repeating the latest call makes it.
 
-        A process that has slept takes two to four times as long to launch the same kernels as in a program that calls again
-        and again, and half of that after a fifth of a millisecond. So nothing lies between the repetitions and the call that
-        could be done before them; the inputs are written in between, where nobody has seen them while repeating.
+        A process that has slept takes two to four times as long to launch the same kernels as one that calls again and
+        again. So only the inputs are written between the repetitions and the call: no repetition may have seen them.
         """
         placement = self._prepare(inputs, random.randrange(SLOTS))
         if repeats:
@@ -269,10 +267,9 @@ class Side:
     def _hold(self) -> None:
         """Have the worker keep what the latest call returned.
 
-        It is told so only now, when all that those outputs could be made of again is gone for a moment, the inputs and the
-        copy that the harness made: whoever hands out empty memory, and does the work in the place of that copy, cannot know
-        which calls will be looked at once more. By turns the tensors themselves are kept, which a module may take back, and
-        views of them, which somebody may have while nobody has the tensors.
+        It learns so only after the call, while the inputs and the harness's copy are taken away: a module that hands out
+        empty memory cannot compute the outputs now. We alternate between keeping tensors and keeping views, because a module
+        can detect references to its tensors.
         """
         placed = [pair for pairs in self._placed.values() for pair in pairs]
         self._take_away([view for view, _ in placed])
@@ -290,8 +287,7 @@ class Side:
     def _repeat(self, calls: int) -> None:
         """The latest call again, on inputs that lie there still.
 
-        The results are not looked at: whoever does work here that belongs to the next call is slower in a series, where
-        none is repeated.
+        The results are not looked at. A module that works ahead here is slower in a series, where no call is repeated.
         """
         if self._latest is None:
             return

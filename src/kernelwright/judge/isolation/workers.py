@@ -1,10 +1,9 @@
-"""Who starts workers, and which of them are kept.
+"""Starts worker processes, and keeps trusted ones for the next task.
 
-On a GPU a fresh process is dear: its context takes about a second to make, under a lock of the driver that all processes of
-the machine share (measured on H200s: 0.7 s alone, 4 s each when twelve start at once, on one GPU or on four). Most processes
-of an evaluation run the reference, which is trusted, or one of the baselines around it. There they are kept: each forgets
-its module, gives back all its memory and later builds another module anew, so that memory is laid out afresh each time.
-Each baseline has a process of its own, whose compiler is as good as new for each task. A candidate's process is never kept.
+On a GPU a fresh process is expensive: its context takes about a second, under a lock of the driver that all processes share
+(measured on H200s: 0.7 s alone, 4 s each when twelve start at once). Processes of the reference and of baselines are
+therefore kept: each drops its module, gives back its memory and later builds another module. Each baseline has a process of
+its own, so that its compiler starts afresh for each task. A candidate's process is never kept.
 
 On a processor a fork costs milliseconds, and every process is fresh.
 """
@@ -24,7 +23,7 @@ from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 
 KEPT = 3
-"""Of each kind. One for the checks and two for timing: what one evaluation uses at the same time."""
+"""Processes kept of each kind: one evaluation uses one for its checks and two for timing."""
 
 
 class Workers:
@@ -39,9 +38,9 @@ class Workers:
         self._zygote = zygote
         self._keep = keep
         self._lock = threading.Lock()
-        """Of what follows: the sides of a process triple start beside one another."""
+        """Guards the fields below: the sides of a process triple start in parallel."""
         self.spent_s: defaultdict[str, float] = defaultdict(float)
-        """What workers that are stopped have taken, by role and request."""
+        """Seconds that stopped workers have taken, by role and request."""
         self._waiting: list[Worker] = []
         self._directory: Path | None = None
 

@@ -116,7 +116,7 @@ class Channel:
         return list(files)
 
     def pending(self) -> bool:
-        """Whether something lies unread, which between calls nobody should have sent."""
+        """Whether a message lies unread; between requests there should be none."""
         return bool(select.select([self.socket], [], [], 0)[0])
 
     def close(self) -> None:

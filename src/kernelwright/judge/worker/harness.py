@@ -1,4 +1,4 @@
-"""What runs inside a worker process: build one module, then answer calls on it.
+"""Builds one module inside a worker process and answers calls on it.
 
 The same code serves the reference and the candidate, so that both pay the same harness. In a candidate's process all
 of this is at the candidate's mercy; nothing it answers is a result (see `docs/threat-model.md`). Functions are bound
@@ -30,7 +30,7 @@ _copy_into = torch.Tensor.copy_
 _detach = torch.Tensor.detach
 _count_version = torch.autograd.graph.increment_version
 _attributes = vars(torch.nn.Module)["__dict__"].__get__
-"""Of a module, whatever its class shows in their place."""
+"""A module's own attributes, whatever its class shows in their place."""
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _manual_seed = torch.manual_seed
@@ -43,7 +43,7 @@ _SCRIPTED_TABLES = (torch.jit._script.OrderedDictWrapper, torch.jit._script.Orde
 _type = type
 
 _LEFT_BYTES_MAX = 256 << 20
-"""Of the device's memory in a process that has forgotten its module: libraries' workspaces are tens of MiB. Our choice."""
+"""Device memory that a process without a module may hold: libraries' workspaces are tens of MiB. Our choice."""
 
 
 class Harness:
@@ -68,21 +68,21 @@ class Harness:
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
-        self.held_marks: list[OutputMetadata] = []
-        """Of all held outputs, when they were new: torch.compile's CUDA graphs forbid to look at one that they overwrote."""
+        self.held_metadata: list[OutputMetadata] = []
+        """Metadata of held outputs, taken at once: torch.compile's CUDA graphs forbid reading one that they overwrote."""
         self.latest: tuple[list[torch.Tensor], list[OutputMetadata]] = [], []
-        """Outputs of the latest call, until the next one, and what is to be known of them."""
+        """Outputs of the latest call, until the next one, and their metadata."""
         self.lingering: list[list[torch.Tensor]] = []
-        self.lingering_marks: list[OutputMetadata] = []
+        self.lingering_metadata: list[OutputMetadata] = []
         self.linger_calls = 8 if self.device.type == "cpu" else 0
-        """On a processor large outputs go back to the system when freed, which takes as long as a short call, within
-        the parent's clock and beyond the worker's own: they are freed together, so that most calls pay nothing."""
+        """Calls whose outputs are freed together. On a processor, returning a large output to the system takes as long as a
+        short call, and only the parent's clock would see it."""
         self.left_gradients_on = False
         self.before = global_state()
         self.functions = library_functions()
         self.model: torch.nn.Module | None = None
         self.renamed: dict[str, torch.Tensor] = {}
-        """What the `state_dict` showed, when the module was new, under names that are registered nowhere."""
+        """Entries of the new module's `state_dict` whose names are registered nowhere."""
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Import the module and construct the class, from the same seed on both sides."""
@@ -106,9 +106,10 @@ class Harness:
         return self.interface()
 
     def registered(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers where they lie, by their names in the `state_dict`. An optimiser or an average of weights
-        does not ask for one before it uses them, nor looks for them each time, so none of the module's own code runs that
-        could be told by it."""
+        """Parameters and buffers where they lie, by their names in the `state_dict`, without running the module's own code.
+
+        An optimiser or an average of weights reads them without asking for a `state_dict` first.
+        """
         assert self.model is not None
         found = _registered_within(self.model)
         if not self.renamed:
@@ -121,7 +122,7 @@ class Harness:
         }
 
     def interface(self) -> dict[str, Any]:
-        """What the module shows of itself: its mode and its state's names, dtypes and shapes."""
+        """The module's mode and its state's names, dtypes and shapes."""
         assert self.model is not None
         state = self.model.state_dict()
         return {
@@ -157,7 +158,7 @@ class Harness:
         """Change parameters where they are, as an optimiser does."""
         assert self.model is not None
         own = self.registered()
-        with _no_grad(), _unheard():  # a parameter's own `copy_` would be told of it, too
+        with _no_grad(), _without_overrides():  # nor with a parameter's own `copy_`
             for key, value in self._placed_state(message).items():
                 if key in own:  # an optimiser finds no others
                     _copy_into(own[key], value)
@@ -172,7 +173,7 @@ class Harness:
         state = self.registered()
         if not all(key in state for key, _ in message["state"]):
             state = {**self.model.state_dict(), **state}
-        with _no_grad(), _unheard():  # as they lie in memory: no class of tensors may first make them now
+        with _no_grad(), _without_overrides():  # as they lie in memory: no class of tensors may first make them now
             for key, spec in message["state"]:
                 _copy_into(TensorSpec.from_json(spec).view(self.memory["state"]), state[key])
         self.clock.settle()
@@ -202,15 +203,14 @@ class Harness:
         return {"inner_us": self.clock.elapsed_us(), **described}
 
     def op_hold(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Keep the outputs of the latest call, as they are or by views: those keep the memory as well, but not the tensor
-        object, by which a module could tell that it is kept."""
+        """Keep the outputs of the latest call, or views of them: a module can detect references to its tensors."""
         flat, marks = self.latest
         self.held.append([_detach(item) for item in flat] if message["views"] else flat)
-        self.held_marks.extend(marks)
+        self.held_metadata.extend(marks)
         return {}
 
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Calls that nobody times or looks at, so that the host is as warm for the next as in a program's loop."""
+        """Calls without timing or results, so that the host is as warm for the next as in a program's loop."""
         for _ in range(message["calls"]):
             self._call(message["layout"], message["seed"], [])
         return {}
@@ -251,14 +251,7 @@ class Harness:
         self.renamed.clear()
         self.latest = [], []
         sys.modules.pop(self.config["role"], None)
-        for views in (
-            self.layouts,
-            self.regions,
-            self.held,
-            self.held_marks,
-            self.lingering,
-            self.lingering_marks,
-        ):
+        for views in (self.layouts, self.regions, self.held, self.held_metadata, self.lingering, self.lingering_metadata):
             views.clear()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what is compiled, and the memory of its graphs
@@ -291,7 +284,7 @@ class Harness:
     def op_release(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of held outputs."""
         self.held.clear()
-        self.held_marks.clear()
+        self.held_metadata.clear()
         return {}
 
     def op_rest(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -307,11 +300,11 @@ class Harness:
         skeleton = walk(result, flat, strange)
         if len(self.lingering) >= self.linger_calls:
             self.lingering.clear()
-            self.lingering_marks.clear()
-        marks, earlier = [OutputMetadata.of(item) for item in flat], tuple(self.lingering_marks)
+            self.lingering_metadata.clear()
+        marks, earlier = [OutputMetadata.of(item) for item in flat], tuple(self.lingering_metadata)
         if self.linger_calls:
             self.lingering.append(flat)
-            self.lingering_marks += marks
+            self.lingering_metadata += marks
         if not strange and len(flat) == len(region):
             with _DisableTorchFunction():
                 for item, target in zip(flat, region, strict=True):
@@ -320,11 +313,11 @@ class Harness:
         return Delivered(skeleton, strange, marks, earlier), flat
 
     def _described(self, delivered: Delivered) -> dict[str, Any]:
-        """What the parent is told of a call's outputs."""
+        """Description of a call's outputs for the parent."""
         assert self.model is not None
         outputs = []
         state = [OutputMetadata.of(value) for value in _registered_within(self.model).values()]
-        earlier = (*self.held_marks, *delivered.earlier)
+        earlier = (*self.held_metadata, *delivered.earlier)
         for index, mark in enumerate(delivered.marks):
             others = delivered.marks[:index] + delivered.marks[index + 1 :]
             outputs.append({**mark.to_json(), "aliases": aliases_of(mark, self.memory, state, others, earlier)})
@@ -332,8 +325,8 @@ class Harness:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Operators run past classes of tensors and modes that would like to know of them."""
+def _without_overrides() -> Iterator[None]:
+    """Operators run without overrides by tensor subclasses and modes."""
     with _DisableTorchFunction(), _DisableTorchDispatch():
         yield
 
@@ -353,7 +346,7 @@ def _registered_within(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _entries(table: Any) -> list[tuple[str, Any]]:
-    """Of a module's table, past what a class of its own does when it is read; of a scripted module it is no dictionary."""
+    """Entries of a module's table, read past its own class; a scripted module's table is no dictionary."""
     if isinstance(table, dict):
         return list(dict.items(table))
     return list(table.items()) if type(table) in _SCRIPTED_TABLES else []

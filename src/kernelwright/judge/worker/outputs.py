@@ -13,7 +13,7 @@ _Tensor = torch.Tensor
 _type = type
 
 _TRAITS = ("asking for gradients", "made in inference mode", "negated when it is read", "conjugated when it is read")
-"""What a plain tensor may be beside its values. With one of these its user cannot do all that can be done with another."""
+"""Properties with which a tensor cannot be used like any other."""
 
 
 class OutputMetadata(NamedTuple):
@@ -25,9 +25,9 @@ class OutputMetadata(NamedTuple):
     device: torch.device
     start: int
     stop: int
-    """Of its storage, as addresses; equal where it has none."""
+    """Addresses of its storage; equal where it has none."""
     traits: tuple[bool, ...]
-    """As in `_TRAITS`."""
+    """One truth value for each of `_TRAITS`."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> OutputMetadata:
@@ -61,7 +61,7 @@ class Delivered(NamedTuple):
     strange: list[str]
     marks: list[OutputMetadata]
     earlier: tuple[OutputMetadata, ...]
-    """Of outputs of other calls that were in use still."""
+    """Metadata of other calls' outputs that were still in use."""
 
 
 def walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:

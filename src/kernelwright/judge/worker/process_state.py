@@ -1,4 +1,4 @@
-"""What a module can change in the process that uses it, beside itself."""
+"""Reads the settings and library functions of a process that a module can change."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _WATCHED_CLASSES: tuple[type, ...] = (
 _MODULE_HOOKS = [
     value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and isinstance(value, dict)
 ]
-"""Of all modules of a process."""
+"""Hooks on all modules of a process."""
 
 WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstate__", "torch.manual_seed"})
-"""What torch.compile itself replaces when it is first used."""
+"""Functions that torch.compile replaces when it is first used."""
 
 
 def global_state() -> dict[str, Any]:

@@ -54,9 +54,9 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
 
 
 def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
-    """What is told of an exception: its words, and where the module's own code was, its file by name only.
+    """An exception's words and the module's own frames, its file by name only.
 
-    Frames of this harness and of libraries say nothing about the candidate, and their paths are this machine's.
+    Frames of the harness and of libraries say nothing about the candidate, and their paths are this machine's.
     """
     name, private = f"{config['role']}.py", Path(config["private"])
     path = str(private / name)
