@@ -22,8 +22,9 @@ import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelwright import config as settings
 from kernelwright.contrastive.exemplars import ExemplarDatabase
@@ -31,20 +32,21 @@ from kernelwright.contrastive.samplers import CONTRASTIVE
 from kernelwright.contrastive.sampling.hacks_found import write_hacks
 from kernelwright.contrastive.sampling.metrics import hack_reasons, run_metrics
 from kernelwright.contrastive.stages.config import (
+    STAGES,
     CheckerSection,
     ContrastiveConfig,
     HeldOutConfig,
     JudgeSection,
     SelfSupervisedConfig,
-    StageConfig,
     SupervisedConfig,
     stage_from,
 )
 from kernelwright.contrastive.stages.context import StageContext, stage_context
+from kernelwright.contrastive.stages.contrastive import train_contrastive
 from kernelwright.contrastive.stages.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
-from kernelwright.contrastive.stages.run import train_with
+from kernelwright.contrastive.stages.self_supervised import train_self_supervised
 from kernelwright.contrastive.stages.split import TaskSplit, split_of
-from kernelwright.contrastive.stages.supervised import examples_of
+from kernelwright.contrastive.stages.supervised import examples_of, train_supervised
 from kernelwright.contrastive.updates.models import require_base
 from kernelwright.errors import ConfigError, KernelwrightError, UsageError
 from kernelwright.records import RunDirectory
@@ -56,9 +58,9 @@ FILES = {
     "contrastive": "contrastive.toml",
     "held-out": "held_out.toml",
 }
-TRAINED = ("sft", "self-supervised", "vanilla-grpo", *(f"contrastive-{name}" for name in CONTRASTIVE))
-SUMMARY = "summary"
-MEASURED = ("zero-shot", *TRAINED[:2], "evolutionary", *TRAINED[2:])
+REINFORCED = {"vanilla-grpo": "none"} | {f"contrastive-{name}": name for name in CONTRASTIVE}
+"""Arms of stage 3, and the sampler of exemplars of each."""
+MEASURED = ("zero-shot", "sft", "self-supervised", "evolutionary", *REINFORCED)
 CONTRAST_ROUNDS = 4
 """Models that are shown exemplars draw their 8 answers in 4 rounds of 2, each round seeing the scores of those before. The
 paper measures on the tasks it trained on; our choice."""
@@ -77,6 +79,11 @@ PAPER = {
 Equip = Callable[[JudgeSection, CheckerSection], AbstractContextManager[StageContext]]
 
 
+Config = TypeVar("Config", SupervisedConfig, SelfSupervisedConfig, ContrastiveConfig)
+Step = Callable[[], bool]
+"""A step of the paper; False when the time was up before its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One reproduction: where it lies, what it trains, and its settings as tables."""
@@ -88,96 +95,101 @@ class Recipe:
     tasks: TaskSplit | None = None
     """Instead of those that the settings name."""
 
-    def require_base(self) -> None:
-        """See that the model to begin with is there, before hours of augmentation."""
-        require_base(self._stage("sft").model)
+    def steps(self) -> dict[str, Step]:
+        """The paper from top to bottom."""
+        return {
+            # 2.2: teachers write variations of every task, and the judge keeps the correct ones.
+            "augment:sft": self.augment,
+            # 2.2: the model learns them by their likelihood.
+            "train:sft": self.fine_tune,
+            # 2.3: rounds in which it writes, the judge filters, and it learns its own successes.
+            "train:self-supervised": self.self_supervise,
+            # 2.4: contrastive RL; without exemplars it is vanilla GRPO.
+            **{f"train:{arm}": partial(self.reinforce, arm, sampler) for arm, sampler in REINFORCED.items()},
+            # Table 5, on tasks that no stage has seen: best of 8 answers, each best measured again.
+            **{f"measure:{arm}": partial(self.measure, arm) for arm in MEASURED},
+            "summary": lambda: bool(self.summarise()),
+        }
 
-    def require_settings(self) -> None:
-        """See that every stage's settings exist and agree, before the first one takes hours."""
-        for stage in ("sft", "self-supervised", "contrastive"):
-            self._stage(stage)
-        settings.build(HeldOutConfig, self.tables["held-out"])
+    # ---- Stage 1 (2.2): data augmentation and supervised fine-tuning. Speed does not count yet.
 
-    # ---- 2.2: data augmentation and supervised fine-tuning
-
-    def augmented(self) -> bool:
-        """Teachers write and the judge filters: what `supervised` begins with, without a model."""
-        config = self._stage("sft")
-        assert isinstance(config, SupervisedConfig)
+    def augment(self) -> bool:
+        """Judge the teachers' variations; needs no model."""
+        config = self.settings(SupervisedConfig)
         with self.equip(config.judge, config.checker) as context:
-            return examples_of(config, self._split(), RunDirectory(self.out / "sft"), context) is not None
+            return examples_of(config, self.split(), self.run("sft"), context) is not None
 
-    def supervised(self) -> bool:
-        """Teachers write, the judge filters, the model learns what is correct. Speed does not count yet."""
-        return self._train("sft", self._stage("sft"))
+    def fine_tune(self) -> bool:
+        """Learn the correct variations."""
+        config = self.settings(SupervisedConfig)
+        with self.equip(config.judge, config.checker) as context:
+            return train_supervised(config, self.split(), self.run("sft"), context).finished
 
-    # ---- 2.3: self-supervised learning
+    # ---- Stage 2 (2.3): self-supervised. Reward 1 for success, else 0, no baseline: the likelihood of its successes.
 
-    def self_supervised(self) -> bool:
-        """The model writes, the judge filters, the model learns from its own successes."""
-        config = self._stage("self-supervised", adapter=self._final("sft"))
-        assert isinstance(config, SelfSupervisedConfig)
+    def self_supervise(self) -> bool:
+        """Each round: sample answers, judge them, learn the accepted ones."""
+        config = self.settings(SelfSupervisedConfig, start="sft")
         if config.exemplars_share:
-            exemplars = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})
-            config = config.model_copy(update={"exemplars": exemplars})
+            shown = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})
+            config = config.model_copy(update={"exemplars": shown})
         if config.rehearsal:
             config = config.model_copy(update={"rehearse": self.out / "sft"})
-        return self._train("self-supervised", config)
+        with self.equip(config.judge, config.checker) as context:
+            return train_self_supervised(config, self.split(), self.run("self-supervised"), context).finished
 
-    # ---- 2.4: contrastive RL; its special case without exemplars is vanilla GRPO
+    # ---- Stage 3 (2.4): contrastive RL
 
-    def reinforced(self, arm: str) -> bool:
-        """`contrastive-random`, `contrastive-bucket`, `contrastive-island` or `vanilla-grpo`."""
-        config = self._stage("contrastive", adapter=self._final("self-supervised"))
-        assert isinstance(config, ContrastiveConfig)
-        sampler = arm.removeprefix("contrastive-") if arm != "vanilla-grpo" else "none"
-        seeds = (self.out / "self-supervised",) if sampler != "none" else ()
+    def reinforce(self, arm: str, sampler: str) -> bool:
+        """Each step, in `contrastive/stages/contrastive.py`:
+
+        1. a prompt for each of some tasks, with earlier candidates and their scores (2.4.3, Eq. 1: `samplers.py`);
+        2. a group of answers to each, judged: the reward is the speedup (2.4.4: `records/rewards.py`), suspicious ones are
+           measured again (`reverification.py`), and rewards are smoothed (3.2, Eq. 6: `smoothing.py`);
+        3. GRPO: group-relative advantages, clipped updates, KL to the reference (2.4.5, Eq. 4-5: `updates/grpo.py`);
+        4. what was judged goes into the database that the next prompts draw from (`exemplars.py`).
+        """
+        config = self.settings(ContrastiveConfig, start="self-supervised")
+        seeds = (self.out / "self-supervised",) if sampler in CONTRASTIVE else ()
         exemplars = config.exemplars.model_copy(update={"sampler": sampler, "seeds": seeds})
-        return self._train(arm, config.model_copy(update={"exemplars": exemplars}))
+        config = config.model_copy(update={"exemplars": exemplars})
+        with self.equip(config.judge, config.checker) as context:
+            return train_contrastive(config, self.split(), self.run(arm), context).finished
 
-    # ---- the evaluation: best of 8 on held-out tasks, each best measured again
+    # ---- Table 5: the evaluation, and what differs from the paper's
 
-    def measure(self, arm: str) -> HeldOutResult | None:
-        """A model's results; None when the time was up. Evolutionary search is the stage 2 model, shown exemplars."""
+    def measure(self, arm: str) -> bool:
+        """Measure a model on the held-out tasks. Evolutionary search is the stage 2 model, shown exemplars."""
         trained = {"zero-shot": None, "evolutionary": "self-supervised"}.get(arm, arm)
         config = settings.build(HeldOutConfig, self.tables["held-out"])
-        sampler = "bucket" if arm == "evolutionary" else arm.removeprefix("contrastive-")
-        if sampler in CONTRASTIVE:
-            shown = self._contrastive().exemplars.model_copy(update={"sampler": sampler, "seeds": ()})
-            config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
         # Judges as of the stage that went before, so that one process uses the same ones for both.
-        stage = self._stage("contrastive", adapter=self._final(trained) if trained is not None else None)
-        run = RunDirectory(self.out / "held-out")
-        if (kept := read_result(run, arm)) is not None:
-            return kept
+        stage = self.settings(ContrastiveConfig, start=trained)
+        sampler = "bucket" if arm == "evolutionary" else REINFORCED.get(arm, "none")
+        if sampler in CONTRASTIVE:
+            shown = stage.exemplars.model_copy(update={"sampler": sampler, "seeds": ()})
+            config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
+        if read_result(self.run("held-out"), arm) is not None:
+            return True
         with self.equip(stage.judge, stage.checker) as context:
             model, tokenizer = context.model.load(stage.model, stage.seed)
             chat = context.model.sampler(model, tokenizer, f"{Path(self.base).name}:{arm}", config.sampling.batch)
-            return evaluate_held_out(arm, chat, self._split().held_out, config, stage.prompt, run, context)
-
-    # ---- table 5
+            tasks = self.split().held_out
+            return evaluate_held_out(arm, chat, tasks, config, stage.prompt, self.run("held-out"), context) is not None
 
     def summarise(self) -> dict[str, object]:
         """Write `summary.json` and `table.md` from what is finished; returns the summary."""
-        run = RunDirectory(self.out / "held-out")
+        run = self.run("held-out")
         results = {arm: found for arm in MEASURED if (found := read_result(run, arm)) is not None}
-        told = summary(
-            results, {name: self._training_speedup(name) for name in CONTRASTIVE if self._is_done(f"contrastive-{name}")}
-        )
-        trained = [name for name in TRAINED if name != "sft" and self._is_done(name)]
-        told["hack_rate_in_training"] = {name: run_metrics(self.out / name).get("hack_rate", 0.0) for name in trained}
-        told["hack_reasons_in_training"] = {
-            name: hack_reasons(RunDirectory(self.out / name).evaluations()) for name in trained
-        }
-        told["stage_3"] = {
-            name: RunDirectory(self.out / name).read_json("state.json")
-            for name in trained
-            if name not in ("sft", "self-supervised")
-        }
+        done = [arm for arm in ("self-supervised", *REINFORCED) if self.final(arm).is_dir()]
+        chosen_by = {name: self._training_speedup(name) for name in CONTRASTIVE if f"contrastive-{name}" in done}
+        told = summary(results, chosen_by)
+        told["hack_rate_in_training"] = {arm: run_metrics(self.out / arm).get("hack_rate", 0.0) for arm in done}
+        told["hack_reasons_in_training"] = {arm: hack_reasons(self.run(arm).evaluations()) for arm in done}
+        told["stage_3"] = {arm: self.run(arm).read_json("state.json") for arm in done if arm in REINFORCED}
         directory = RunDirectory(self.out)
         directory.write_json("summary.json", told)
         directory.write_text("table.md", table(results))
-        write_hacks(self.out / "hacks", {name: self.out / name for name in (*trained, "held-out")})
+        write_hacks(self.out / "hacks", {name: self.out / name for name in (*done, "held-out")})
         return told
 
     def _training_speedup(self, sampler: str) -> float:
@@ -185,43 +197,53 @@ class Recipe:
         database = ExemplarDatabase(self.out / f"contrastive-{sampler}" / "exemplars.sqlite")
         found = [
             database.best(task.sha256, device="cuda") or database.best(task.sha256, device="cpu")
-            for task in self._split().train
+            for task in self.split().train
         ]
         return geomean([max(1.0, best.score or 1.0) if best is not None else 1.0 for best in found]).estimate
 
-    # ---- plumbing
+    # ---- Settings and places
 
-    def _split(self) -> TaskSplit:
-        return self.tasks or split_of(self._stage("sft").tasks)
+    def settings(self, kind: type[Config], start: str | None = None) -> Config:
+        """A stage's settings, to go on from what another stage trained, or from the base.
 
-    def _stage(self, stage: str, adapter: Path | None = None) -> StageConfig:
-        table = self.tables[stage] | {}
+        Raises:
+            ConfigError: a setting does not exist or is out of range.
+        """
+        stage = next(name for name, known in STAGES.items() if known is kind)
+        values = self.tables[stage] | {}
         # One file for all parts: arms that are compared see the same measurement of the same program.
-        table["judge"] = {"shared": str(self.out / "judged.sqlite")} | table.get("judge", {})
-        table["model"] = {key: value for key, value in table.get("model", {}).items() if key != "adapter"} | {
+        values["judge"] = {"shared": str(self.out / "judged.sqlite")} | values.get("judge", {})
+        values["model"] = {key: value for key, value in values.get("model", {}).items() if key != "adapter"} | {
             "base": self.base
         }
-        config = stage_from(stage, table, FILES[stage])
-        if adapter is None:
+        config = stage_from(stage, values, FILES[stage])
+        assert isinstance(config, kind)
+        if start is None:
             return config
-        trained = {"adapter": adapter} if config.model.tuning == "lora" else {"base": str(adapter)}
+        final = self.final(start)
+        trained: dict[str, Any] = {"adapter": final} if config.model.tuning == "lora" else {"base": str(final)}
         return config.model_copy(update={"model": config.model.model_copy(update=trained)})
 
-    def _contrastive(self) -> ContrastiveConfig:
-        config = self._stage("contrastive")
-        assert isinstance(config, ContrastiveConfig)
-        return config
+    def require(self, steps: Sequence[str]) -> None:
+        """See that all settings and the model are there, before the first step takes hours."""
+        first = self.settings(SupervisedConfig)
+        self.settings(SelfSupervisedConfig)
+        self.settings(ContrastiveConfig)
+        settings.build(HeldOutConfig, self.tables["held-out"])
+        if any(step.startswith(("train:", "measure:")) for step in steps):
+            require_base(first.model)
 
-    def _final(self, stage: str) -> Path:
-        return self.out / stage / "final"
+    def split(self) -> TaskSplit:
+        """The tasks to train on, and those held out."""
+        return self.tasks or split_of(self.settings(SupervisedConfig).tasks)
 
-    def _is_done(self, stage: str) -> bool:
-        return self._final(stage).is_dir()
+    def run(self, name: str) -> RunDirectory:
+        """Run directory of a stage or arm."""
+        return RunDirectory(self.out / name)
 
-    def _train(self, name: str, config: StageConfig) -> bool:
-        """Whether the stage is finished."""
-        with self.equip(config.judge, config.checker) as context:
-            return train_with(config, self._split(), RunDirectory(self.out / name), context).finished
+    def final(self, name: str) -> Path:
+        """Folder of what a stage or arm trained."""
+        return self.out / name / "final"
 
 
 def table(results: dict[str, HeldOutResult]) -> str:
@@ -239,37 +261,26 @@ def table(results: dict[str, HeldOutResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parts_of(only: Sequence[str]) -> list[str]:
-    """The parts to do, in the paper's order: `augment:sft`, `train:NAME`, `measure:NAME` and `summary`."""
-    every = ["augment:sft"] + [f"train:{name}" for name in TRAINED] + [f"measure:{name}" for name in MEASURED] + [SUMMARY]
-    wanted = [part for part in every if not only or part in only]
-    unknown = set(only) - set(every)
-    if unknown:
-        raise UsageError(f"Wanted parts among {', '.join(every)}; found {', '.join(sorted(unknown))}. Correct --only.")
-    return wanted
-
-
 def run_recipe(recipe: Recipe, only: Sequence[str] = ()) -> bool:
-    """Do the parts in order; False when the time was up before the end."""
-    for part in parts_of(only):
-        kind, _, name = part.partition(":")
-        print(part, file=sys.stderr)
-        if kind == "measure":
-            done = recipe.measure(name) is not None
-        elif kind == SUMMARY:
-            done = bool(recipe.summarise())
-        elif kind == "augment":
-            done = recipe.augmented()
-        elif name == "sft":
-            done = recipe.supervised()
-        elif name == "self-supervised":
-            done = recipe.self_supervised()
-        else:
-            done = recipe.reinforced(name)
-        if not done:
-            print(f"{part}: the time was up; start again to go on", file=sys.stderr)
+    """Do the steps in order; False when the time was up before the end.
+
+    Raises:
+        UsageError: a step in `only` does not exist.
+    """
+    for name, step in chosen_steps(recipe, only).items():
+        print(name, file=sys.stderr)
+        if not step():
+            print(f"{name}: the time was up; start again to go on", file=sys.stderr)
             return False
     return True
+
+
+def chosen_steps(recipe: Recipe, only: Sequence[str]) -> dict[str, Step]:
+    """The steps to do, in the paper's order; all of them where none is named."""
+    every = recipe.steps()
+    if unknown := set(only) - set(every):
+        raise UsageError(f"Wanted parts among {', '.join(every)}; found {', '.join(sorted(unknown))}. Correct --only.")
+    return {name: step for name, step in every.items() if not only or name in only}
 
 
 def tables_of(folder: Path, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -323,9 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with opened:
             recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
-            recipe.require_settings()
-            if any(part.startswith(("train:", "measure:")) for part in parts_of(given.only)):
-                recipe.require_base()
+            recipe.require(list(chosen_steps(recipe, given.only)))
             finished = run_recipe(recipe, given.only)
             if not finished and not given.only:
                 recipe.summarise()

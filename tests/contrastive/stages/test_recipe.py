@@ -147,7 +147,7 @@ def test_changes_reach_the_settings_they_name(recipe_module):
     assert tables["contrastive"]["grpo"]["groups"] == 3
     assert tables["sft"]["tasks"]["suites"] == ["builtin"]
     with pytest.raises(UsageError, match="train:sft"):
-        recipe_module.parts_of(["train:everything"])
+        recipe_module.chosen_steps(recipe_module.Recipe("base", ROOT, tables, None), ["train:everything"])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_changes_reach_the_settings_they_name(recipe_module):
 )
 def test_a_wrong_argument_is_one_line_before_anything_is_judged(recipe_module, tmp_path, monkeypatch, capsys, wrong, said):
     done = []
-    monkeypatch.setattr(recipe_module.Recipe, "augmented", lambda recipe: done.append("augment:sft") or True)
+    monkeypatch.setattr(recipe_module.Recipe, "augment", lambda recipe: done.append("augment:sft") or True)
     arguments = ["--base", "nothing", "--out", f"{tmp_path}/out", "--only", "augment:sft"]
     assert recipe_module.main([*arguments, *wrong]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -174,7 +174,7 @@ def test_a_wrong_argument_is_one_line_before_anything_is_judged(recipe_module, t
 
 def test_a_model_that_is_not_there_is_told_before_anything_is_judged(recipe_module, tmp_path, monkeypatch, capsys):
     done = []
-    monkeypatch.setattr(recipe_module.Recipe, "augmented", lambda recipe: done.append("augment:sft") or True)
+    monkeypatch.setattr(recipe_module.Recipe, "augment", lambda recipe: done.append("augment:sft") or True)
     arguments = ["--base", f"{tmp_path}/nothing", "--out", f"{tmp_path}/out"]
     assert recipe_module.main(arguments) == 2
     assert f"{tmp_path}/nothing" in capsys.readouterr().err
