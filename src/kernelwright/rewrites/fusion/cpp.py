@@ -1,4 +1,4 @@
-"""Programs as C++ for a CPU: ATen's vector type along the innermost loop, OpenMP over the outer ones."""
+"""Prints programs as C++ for a CPU: ATen's vector type along the innermost loop, OpenMP over the outer ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from kernelwright.rewrites.fusion.groups import Signature
+from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
-    POINTWISE,
     WHOLE,
     Dim,
-    FusedKernel,
     Pass,
     dense_nest,
     evaluated_again,
@@ -20,7 +20,7 @@ from kernelwright.rewrites.fusion.nest import (
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import LoopProgram, Operand
+from kernelwright.rewrites.fusion.program import LoopProgram
 
 CHUNK = 8192
 """Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a
@@ -29,18 +29,6 @@ LONGEST_CACHED_ROW = 1 << 15
 SERIAL = 1 << 15
 """Points below which one thread does all."""
 
-BINARY = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "gt": ">",
-    "lt": "<",
-    "ge": ">=",
-    "le": "<=",
-    "eq": "==",
-    "ne": "!=",
-}
 NEUTRAL = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}
 
 PRELUDE = r"""
@@ -106,21 +94,22 @@ class CppKernel(FusedKernel):
 
     device_test = "is_cpu"
 
+    neutral = NEUTRAL
+
+    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__(name, program, signature, strides)
+        self.loads = len(self.load_steps)
+        self.lane_loads = self.nest.lanes.strides[: self.loads]
+
     def definition(self) -> str:
         """The Python function."""
-        names = [f"x{index}" for index in range(len(self.strides))]
-        lines = [f"def {self.__name__}({', '.join(names)}):"]
-        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
-        outs = [f"y{index}" for index in range(len(self.signature.stores))]
-        lines += [
-            f"    {out} = x0.new_empty({list(sizes)})"
-            for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
-        ]
-        pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*names, *outs))
         threads = "torch.get_num_threads()" if math.prod(self.program.space) >= SERIAL else "1"
-        lines.append(f"    _library.{self.__name__}({pointers}, ctypes.c_int64({threads}))")
-        lines.append(f"    return {', '.join(outs)}")
-        return "\n".join(lines)
+
+        def call(names: list[str], outs: list[str]) -> list[str]:
+            pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*names, *outs))
+            return [f"_library.{self.__name__}({pointers}, ctypes.c_int64({threads}))"]
+
+        return "\n".join(self._launcher(call))
 
     @staticmethod
     def prologue(kernels: Sequence[CppKernel]) -> str:
@@ -133,61 +122,38 @@ class CppKernel(FusedKernel):
 
     def source(self) -> str:
         """The C++ function."""
-        return Printer(self).function()
+        arguments = [f"const float* in{index}" for index in range(len(self.strides))]
+        arguments += [f"float* out{index}" for index in range(len(self.signature.stores))]
+        head = f'extern "C" void {self.__name__}({", ".join(arguments)}, int64_t threads) {{'
+        return "\n".join([head, textwrap.indent(self._printed(), "    "), "}"])
 
     def text(self) -> str:
         """All of its own text, by which equal kernels are found."""
         return self.source() + self.definition()
 
+    def _literal(self, number: float) -> str:
+        if math.isinf(number):
+            return f"V({'-' if number < 0 else ''}INFINITY)"
+        return f"V({float(number)!r}f)"
 
-class Printer:
-    """Prints one kernel's C++ function."""
+    def _function(self, name: str, operands: Sequence[str]) -> str:
+        if name in ("maximum", "minimum"):
+            return f"at::vec::{name}({operands[0]}, {operands[1]})"
+        if name == "where":
+            return f"V::blendv({operands[2]}, {operands[1]}, {operands[0]})"
+        return f"{operands[0]}.{name}()"
 
-    def __init__(self, kernel: CppKernel) -> None:
-        self.kernel, self.program = kernel, kernel.program
-        self.nest, self.load_steps = kernel.nest, kernel.load_steps
-        self.full_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if full]
-        self.row_stores = [(number, step) for number, (step, full, _) in enumerate(kernel.signature.stores) if not full]
-        self.loads = len(self.load_steps)
-        self.lane_loads = self.nest.lanes.strides[: self.loads]
-
-    def function(self) -> str:
-        """The whole function."""
-        arguments = [f"const float* in{index}" for index in range(len(self.kernel.strides))]
-        arguments += [f"float* out{index}" for index in range(len(self.kernel.signature.stores))]
-        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
-        head = f'extern "C" void {self.kernel.__name__}({", ".join(arguments)}, int64_t threads) {{'
-        return "\n".join([head, textwrap.indent(body, "    "), "}"])
-
-    def _operand(self, item: Operand) -> str:
-        if isinstance(item, int):
-            return f"v{item}"
-        if math.isinf(item):
-            return f"V({'-' if item < 0 else ''}INFINITY)"
-        return f"V({float(item)!r}f)"
-
-    def _step(self, index: int) -> str:
-        """The statement that evaluates a pointwise step."""
-        step = self.program.steps[index]
-        operands = [self._operand(item) for item in step.operands]
-        if step.name in BINARY:
-            text = f"{operands[0]} {BINARY[step.name]} {operands[1]}"
-        elif step.name in ("maximum", "minimum"):
-            text = f"at::vec::{step.name}({operands[0]}, {operands[1]})"
-        elif step.name == "where":
-            text = f"V::blendv({operands[2]}, {operands[1]}, {operands[0]})"
-        else:
-            text = f"{operands[0]}.{step.name}()"
+    def _assign(self, index: int, text: str) -> str:
         return f"const V v{index} = {text};"
 
     def _pointers(self, dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
         """Pointers of all tensors at a position of the outer loops."""
         lines = []
-        for tensor in range(self.loads + len(self.kernel.signature.stores)):
+        for tensor in range(self.loads + len(self.signature.stores)):
             terms = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
             offset = " + ".join(["0", *terms]) if terms else "0"
             if tensor < self.loads:
-                source = self.kernel.signature.loads[tensor][0]
+                source = self.signature.loads[tensor][0]
                 lines.append(f"const float* p{tensor} = in{source} + {offset};")
             else:
                 lines.append(f"float* q{tensor - self.loads} = out{tensor - self.loads} + {offset};")
@@ -228,21 +194,21 @@ class Printer:
                 f"    const int64_t start = (task % {chunks}) * {CHUNK};",
                 f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
                 *_indent([*self._indices(outer, names), *self._pointers(outer, names), *constant]),
-                "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
-                *_indent([*varying, *stores], 2),
-                "    };",
-                "    int64_t j = start;",
-                "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
-                "    if (j < stop) body(j, stop - j);",
+                *_indent(_lane_loop([*varying, *stores])),
                 "}",
             ]
         )
 
     def _row_steps(self, indices: Sequence[int]) -> list[str]:
-        return [
-            self._load(index, "0", "n") if self.program.steps[index].name == "load" else self._step(index)
-            for index in indices
-        ]
+        return self._steps(indices, lambda index: self._load(index, "0", "n"))
+
+    def _lane_load(self, index: int) -> str:
+        """A load at lane `j`, where the tensor varies along the lanes."""
+        return self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+
+    def _across(self, index: int, name: str) -> str:
+        """One number out of the lanes of a reduction."""
+        return f"across({name}{index}, '{_sign(self._name_of(index))}')"
 
     def _rows(self) -> str:
         plan = schedule(self.program, tuple(step for _, step in self.full_stores))
@@ -258,15 +224,13 @@ class Printer:
             lines += self._reset(item)
             lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
             kept |= set(computes) & set(cached)
-            lines += [
-                f"const V v{index}(across(a{index}, '{_sign(self.program.steps[index].name)}'));" for index in item.reduces
-            ]
+            lines += [f"const V v{index}({self._across(index, 'a')});" for index in item.reduces]
             lines += self._row_steps(item.rows_after)
-        lines += self._row_outputs("0")
+        lines += self._row_outputs()
         return self._parallel(points(self.nest.outer), lines, len(cached) * row_points)
 
     def _reset(self, item: Pass) -> list[str]:
-        return [f"V a{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces]
+        return [f"V a{index}({self._neutral(index)});" for index in item.reduces]
 
     def _row_loop(
         self,
@@ -287,7 +251,7 @@ class Printer:
         for index in computes:
             if index in kept:
                 body.append(f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);")
-            elif self.program.steps[index].name == "load":
+            elif self._name_of(index) == "load":
                 tensor = self.load_steps.index(index)
                 offset = [
                     f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]
@@ -297,10 +261,7 @@ class Printer:
                 body.append(self._step(index))
                 if index in cached:
                     body.append(f"v{index}.store(cache + {cached.index(index) * row_points} + {place}, n);")
-        for index in item.reduces:
-            step = self.program.steps[index]
-            operand = self._operand(step.operands[0])
-            body.append(_accumulate(step.name, f"b{index}", f"V::set(V({NEUTRAL[step.name]}), {operand}, n)"))
+        body += [self._into_chunk(index) for index in item.reduces]
         if not item.reduces:
             for number, step_index in self.full_stores:
                 strides = [dim.strides[self.loads + number] for dim in loops]
@@ -308,26 +269,33 @@ class Printer:
                 body.append(f"v{step_index}.store(q{number} + {' + '.join([*offset, 'j'])}, n);")
         inner = [
             f"for (int64_t start = 0; start < {lanes.size}; start += {CHUNK}) {{",
-            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {lanes.size});",
-            *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
-            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
-            *_indent(body, 2),
-            "    };",
-            "    int64_t j = start;",
-            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
-            "    if (j < stop) body(j, stop - j);",
-            *("    " + _accumulate(self.program.steps[index].name, f"a{index}", f"b{index}") for index in item.reduces),
+            *self._chunk(lanes.size, item.reduces, body),
+            *("    " + _accumulate(self._name_of(index), f"a{index}", f"b{index}") for index in item.reduces),
             "}",
         ]
         for dim, name in reversed(list(zip(loops, names, strict=True))):
             inner = [f"for (int64_t {name} = 0; {name} < {dim.size}; ++{name}) {{", *_indent(inner), "}"]
         return inner
 
-    def _row_outputs(self, lane: str) -> list[str]:
-        lines = []
-        for number, step in self.row_stores:
-            lines.append(f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[{lane}]; }}")
-        return lines
+    def _chunk(self, size: int, reduces: Sequence[int], body: Sequence[str]) -> list[str]:
+        """The lanes of one chunk that begins at `start`; what is reduced is in b0, b1, ..."""
+        lines = [
+            f"const int64_t stop = std::min<int64_t>(start + {CHUNK}, {size});",
+            *(f"V b{index}({self._neutral(index)});" for index in reduces),
+            *_lane_loop(body),
+        ]
+        return _indent(lines)
+
+    def _into_chunk(self, index: int) -> str:
+        """One more vector into a reduction of a chunk; lanes beyond the end change nothing."""
+        item = f"V::set(V({self._neutral(index)}), {self._reduced(index)}, n)"
+        return _accumulate(self._name_of(index), f"b{index}", item)
+
+    def _row_outputs(self) -> list[str]:
+        return [
+            f"{{ alignas(64) float lane[WIDTH]; v{step}.store(lane); *q{number} = lane[0]; }}"
+            for number, step in self.row_stores
+        ]
 
     def _parallel(self, tasks: int, lines: Sequence[str], cache: int) -> str:
         return "\n".join(
@@ -361,13 +329,7 @@ class Printer:
             *self._indices(dims, names),
             *self._pointers(dims, names),
         ]
-        column = "j"
-        lines += [
-            self._load(index, column if self.lane_loads[self.load_steps.index(index)] else "0", "n")
-            if self.program.steps[index].name == "load"
-            else self._step(index)
-            for index in plan.rows_before
-        ]
+        lines += self._steps(plan.rows_before, self._lane_load)
         kept: set[int] = set()
         for item in plan.passes:
             body = []
@@ -375,7 +337,7 @@ class Printer:
                 if index in kept:
                     place = f"cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH"
                     body.append(f"const V v{index} = V::loadu({place});")
-                elif self.program.steps[index].name == "load":
+                elif self._name_of(index) == "load":
                     tensor = self.load_steps.index(index)
                     terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(
                         self.lane_loads[tensor]
@@ -385,9 +347,7 @@ class Printer:
                     body.append(self._step(index))
                     if index in plan.cached:
                         body.append(f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);")
-            for index in item.reduces:
-                step = self.program.steps[index]
-                body.append(_accumulate(step.name, f"a{index}", self._operand(step.operands[0])))
+            body += [_accumulate(self._name_of(index), f"a{index}", self._reduced(index)) for index in item.reduces]
             if not item.reduces:
                 body += [
                     f"v{step}.store(q{number} + r * {down.strides[self.loads + number]} + j, n);"
@@ -397,10 +357,7 @@ class Printer:
             lines += [f"for (int64_t r = 0; r < {down.size}; ++r) {{", *_indent(body), "}"]
             kept |= set(item.computes) & set(plan.cached)
             lines += [f"const V v{index} = a{index};" for index in item.reduces]
-            lines += [
-                self._load(index, column, "n") if self.program.steps[index].name == "load" else self._step(index)
-                for index in item.rows_after
-            ]
+            lines += self._steps(item.rows_after, lambda index: self._load(index, "j", "n"))
         lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]
         text = self._parallel(points(dims), lines, len(plan.cached) * down.size)
         cache = len(plan.cached) * down.size
@@ -412,45 +369,21 @@ class Printer:
         plan = schedule(self.program, ())
         item, size = plan.passes[0], self.nest.reduced[-1].size
         chunks = -(-size // CHUNK)
-        body = [
-            self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
-            if self.program.steps[index].name == "load"
-            else self._step(index)
-            for index in item.computes
-        ]
-        for index in item.reduces:
-            step = self.program.steps[index]
-            body.append(
-                _accumulate(
-                    step.name,
-                    f"b{index}",
-                    f"V::set(V({NEUTRAL[step.name]}), {self._operand(step.operands[0])}, n)",
-                )
-            )
-        pointers = self._pointers((), ())
+        body = self._steps(item.computes, self._lane_load)
+        body += [self._into_chunk(index) for index in item.reduces]
         lines = [
-            *pointers,
+            *self._pointers((), ()),
             *self._row_steps(plan.rows_before),
             *(f"std::vector<float> part{index}({chunks});" for index in item.reduces),
             "#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)",
             f"for (int64_t task = 0; task < {chunks}; ++task) {{",
             f"    const int64_t start = task * {CHUNK};",
-            f"    const int64_t stop = std::min<int64_t>(start + {CHUNK}, {size});",
-            *(f"    V b{index}({NEUTRAL[self.program.steps[index].name]});" for index in item.reduces),
-            "    auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
-            *_indent(body, 2),
-            "    };",
-            "    int64_t j = start;",
-            "    for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
-            "    if (j < stop) body(j, stop - j);",
-            *(
-                f"    part{index}[task] = across(b{index}, '{_sign(self.program.steps[index].name)}');"
-                for index in item.reduces
-            ),
+            *self._chunk(size, item.reduces, body),
+            *(f"    part{index}[task] = {self._across(index, 'b')};" for index in item.reduces),
             "}",
         ]
         for index in item.reduces:
-            name = self.program.steps[index].name
+            name = self._name_of(index)
             if name == "sum":
                 combine = f"total{index} += part;"
             else:
@@ -460,12 +393,24 @@ class Printer:
                 f"for (const float part : part{index}) {combine}",
                 f"const V v{index}(static_cast<float>(total{index}));",
             ]
-        lines += [*self._row_steps(item.rows_after), *self._row_outputs("0")]
+        lines += [*self._row_steps(item.rows_after), *self._row_outputs()]
         return "\n".join(lines)
 
 
 def _indent(lines: Sequence[str], levels: int = 1) -> list[str]:
     return ["    " * levels + line for line in lines]
+
+
+def _lane_loop(body: Sequence[str]) -> list[str]:
+    """From `start` to `stop`, as many lanes at once as a vector has."""
+    return [
+        "auto body = [&](int64_t j, int64_t n) __attribute__((always_inline)) {",
+        *_indent(body),
+        "};",
+        "int64_t j = start;",
+        "for (; j + WIDTH <= stop; j += WIDTH) body(j, WIDTH);",
+        "if (j < stop) body(j, stop - j);",
+    ]
 
 
 def _sign(name: str) -> str:

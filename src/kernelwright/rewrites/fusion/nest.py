@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from kernelwright.rewrites.fusion.groups import Signature, allocate
+from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, LoopProgram
 from kernelwright.rewrites.graph import contiguous_strides
 
@@ -82,29 +79,6 @@ def stores_everything(program: LoopProgram) -> bool:
         for node in program.values
         if any(user not in program.values for user in node.users)
     )
-
-
-class FusedKernel:
-    """What both printers' kernels are: a program and the Python function that launches it.
-
-    Args:
-        name: Of the Python function.
-        program: What is computed.
-        signature: What is read and written.
-        strides: Of the inputs, as they were traced.
-    """
-
-    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
-        self.__name__ = name
-        self.program = program
-        self.signature = signature
-        self.strides = strides
-        self.nest = nest_of(program, signature)
-        self.load_steps = list(program.loads)
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Its outputs as fake tensors."""
-        return allocate(inputs, self.signature)
 
 
 def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, end: int) -> tuple[Dim, ...]:

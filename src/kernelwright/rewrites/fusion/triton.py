@@ -1,23 +1,23 @@
-"""Programs as Triton kernels for a GPU: one tile per row, column block or stretch of elements."""
+"""Prints programs as Triton kernels for a GPU: one tile per row, column block or stretch of elements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
+from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
-    POINTWISE,
     WHOLE,
     Dim,
-    FusedKernel,
     dense_nest,
     evaluated_again,
     points,
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import FULL, REDUCERS, LoopProgram, Operand
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, LoopProgram
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
@@ -70,18 +70,6 @@ def _laid_out(tensor, strides):
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 '''
 
-BINARY = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "gt": ">",
-    "lt": "<",
-    "ge": ">=",
-    "le": "<=",
-    "eq": "==",
-    "ne": "!=",
-}
 FUNCTIONS = {
     "exp": "tl.exp",
     "log": "tl.log",
@@ -122,6 +110,7 @@ class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
+    neutral = NEUTRAL
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
@@ -134,26 +123,19 @@ class TritonKernel(FusedKernel):
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""
-        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+        return self._printed()
 
-    def _operand(self, item: Operand) -> str:
-        if isinstance(item, int):
-            return f"v{item}"
-        return f'float("{item}")' if math.isinf(item) else repr(float(item))
+    def _literal(self, number: float) -> str:
+        return f'float("{number}")' if math.isinf(number) else repr(float(number))
 
-    def _step(self, index: int) -> str:
-        step = self.program.steps[index]
-        operands = [self._operand(item) for item in step.operands]
-        if step.name in BINARY:
-            text = f"{operands[0]} {BINARY[step.name]} {operands[1]}"
-        elif step.name in ("maximum", "minimum"):
-            text = f"tl.{step.name}({operands[0]}, {operands[1]}, propagate_nan=tl.PropagateNan.ALL)"
-        elif step.name == "where":
-            text = f"tl.where({', '.join(operands)})"
-        elif step.name == "neg":
-            text = f"-{operands[0]}"
-        else:
-            text = f"{FUNCTIONS[step.name]}({operands[0]})"
+    def _function(self, name: str, operands: Sequence[str]) -> str:
+        if name in ("maximum", "minimum"):
+            return f"tl.{name}({operands[0]}, {operands[1]}, propagate_nan=tl.PropagateNan.ALL)"
+        if name == "where":
+            return f"tl.where({', '.join(operands)})"
+        return f"-{operands[0]}" if name == "neg" else f"{FUNCTIONS[name]}({operands[0]})"
+
+    def _assign(self, index: int, text: str) -> str:
         return f"v{index} = {text}"
 
     def _tensor(self, number: int) -> str:
@@ -174,40 +156,46 @@ class TritonKernel(FusedKernel):
         return lines
 
     @staticmethod
-    def _offset(dims: Sequence[Dim], names: Sequence[str], number: int) -> list[str]:
-        return [
+    def _offset(dims: Sequence[Dim], names: Sequence[str], number: int) -> str:
+        """Where a tensor's element lies; empty where that is always its first."""
+        return " + ".join(
             name if dim.strides[number] == 1 else f"{name} * {dim.strides[number]}"
             for dim, name in zip(dims, names, strict=True)
             if dim.strides[number]
-        ]
+        )
+
+    def _load(self, index: int, offset: str, mask: str) -> str:
+        number = self.load_steps.index(index)
+        masked = f", mask={mask}, other=0.0" if mask else ""
+        return f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{masked})"
+
+    def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
+        """An output is written at a position of a loop."""
+        offset = self._offset(dims, names, len(self.load_steps) + number) or otherwise
+        step = self.signature.stores[number][0]
+        return f"tl.store(out{number} + {offset}, v{step}{', mask=' + mask if mask else ''})"
 
     def _kernel(self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()) -> str:
         """Kernel and launcher around a body."""
         inputs = [f"in{index}" for index in range(len(self.strides))]
         stores = [f"out{index}" for index in range(len(self.signature.stores))]
-        names = [f"x{index}" for index in range(len(self.strides))]
+
+        def call(names: list[str], outs: list[str]) -> list[str]:
+            parts = [f"part{index}" for index in range(len(outputs))]
+            made = [f"{part} = x0.new_empty([{grid}])" for part in parts]
+            launch = f"_{self.__name__}_kernel[({grid},)]({', '.join([*names, *(parts or outs)])}, num_warps={warps})"
+            if not parts:
+                return [launch]
+            return [*made, launch, f"_{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)"]
+
         lines = [
             "@triton.jit",
             f"def _{self.__name__}_kernel({', '.join([*inputs, *(outputs or stores)])}):",
             *(f"    {line}" for line in body),
             "",
             "",
-            f"def {self.__name__}({', '.join(names)}):",
+            *self._launcher(call),
         ]
-        lines += [f"    {name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
-        outs = [f"y{index}" for index in range(len(stores))]
-        lines += [
-            f"    {out} = x0.new_empty({list(sizes)})"
-            for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
-        ]
-        if outputs:
-            parts = [f"part{index}" for index in range(len(outputs))]
-            lines += [f"    {part} = x0.new_empty([{grid}])" for part in parts]
-            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *parts])}, num_warps={warps})")
-            lines.append(f"    _{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)")
-        else:
-            lines.append(f"    _{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})")
-        lines.append(f"    return {', '.join(outs)}")
         return stages + "\n".join(lines)
 
     def _pointwise(self) -> str:
@@ -219,17 +207,8 @@ class TritonKernel(FusedKernel):
             f"inside = index < {total}",
             *self._split(dims, names, "index"),
         ]
-        for index, step in enumerate(self.program.steps):
-            if step.name == "load":
-                number = self.load_steps.index(index)
-                offset = " + ".join(self._offset(dims, names, number))
-                mask = ", mask=inside, other=0.0" if offset else ""
-                body.append(f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{mask})")
-            else:
-                body.append(self._step(index))
-        for number, (stored, _, _) in enumerate(self.signature.stores):
-            offset = " + ".join(self._offset(dims, names, len(self.load_steps) + number)) or "index"
-            body.append(f"tl.store(out{number} + {offset}, v{stored}, mask=inside)")
+        body += self._steps(range(len(self.program.steps)), lambda index: self._loads(index, dims, names, "inside"))
+        body += [self._store(number, dims, names, "inside", "index") for number in range(len(self.signature.stores))]
         return self._kernel(body, -(-total // STRETCH), "")
 
     def _rows(self) -> str:
@@ -250,11 +229,9 @@ class TritonKernel(FusedKernel):
             *self._split(self.nest.reduced, inner, "column"),
         ]
         body += self._tile_steps((*self.nest.outer, *self.nest.reduced), (*outer, *inner), "inside", None)
-        for number, (step, full, _) in enumerate(self.signature.stores):
-            place = len(self.load_steps) + number
+        for number, (_, full, _) in enumerate(self.signature.stores):
             dims, names = ((*self.nest.outer, *self.nest.reduced), (*outer, *inner)) if full else (self.nest.outer, outer)
-            offset = " + ".join(self._offset(dims, names, place)) or "0"
-            body.append(f"tl.store(out{number} + {offset}, v{step}{', mask=inside' if full else ''})")
+            body.append(self._store(number, dims, names, "inside" if full else ""))
         warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
         return self._kernel(body, points(self.nest.outer), "", warps)
 
@@ -264,18 +241,15 @@ class TritonKernel(FusedKernel):
         for index, step in enumerate(self.program.steps):
             if step.name == "load":
                 number = self.load_steps.index(index)
-                offset = " + ".join(self._offset(dims, names, number))
-                address = f"{self._tensor(number)}{' + ' + offset if offset else ''}"
                 where = mask if levels[index] == FULL else "in_columns" if axis == 0 else ""
                 # An address that is the same for the whole tile is one number and takes no mask.
                 tiled = dims[-2:] if axis == 0 else self.nest.reduced
-                masked = where and any(dim.strides[number] for dim in tiled)
-                lines.append(f"v{index} = tl.load({address}{f', mask={where}, other=0.0' if masked else ''})")
+                masked = any(dim.strides[number] for dim in tiled)
+                lines.append(self._load(index, self._offset(dims, names, number), where if masked else ""))
             elif step.name in REDUCERS:
-                function = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}[step.name]
-                operand = f"tl.where({mask}, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
+                operand = f"tl.where({mask}, {self._reduced(index)}, {self._neutral(index)})"
                 keep = ", keep_dims=True" if axis == 0 else ""
-                lines.append(f"v{index} = {function}({operand}, axis=0{keep})")
+                lines.append(f"v{index} = tl.{step.name}({operand}, axis=0{keep})")
             else:
                 lines.append(self._step(index))
         return lines
@@ -298,26 +272,24 @@ class TritonKernel(FusedKernel):
         ]
         every, all_names = (*dims, down, lanes), (*names, "row", "column")
         body += self._tile_steps(every, all_names, "inside", 0)
-        for number, (step, full, _) in enumerate(self.signature.stores):
-            place = len(self.load_steps) + number
-            offset = " + ".join(self._offset(every, all_names, place)) or "0"
-            body.append(f"tl.store(out{number} + {offset}, v{step}, mask={'inside' if full else 'in_columns'})")
+        for number, (_, full, _) in enumerate(self.signature.stores):
+            body.append(self._store(number, every, all_names, "inside" if full else "in_columns"))
         return self._kernel(body, points(dims) * blocks, "", 4 if rows * width <= 4096 else 8)
 
     def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
         """A load at a position of a loop; one that does not vary along it needs no mask."""
-        number = self.load_steps.index(index)
-        offset = " + ".join(self._offset(dims, names, number))
-        masked = f", mask={mask}, other=0.0" if offset and mask else ""
-        return f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{masked})"
+        offset = self._offset(dims, names, self.load_steps.index(index))
+        return self._load(index, offset, mask if offset else "")
 
     def _accumulate(self, index: int) -> str:
         """One more tile into the running result of a reduction."""
-        step = self.program.steps[index]
-        item = f"tl.where(inside, {self._operand(step.operands[0])}, {NEUTRAL[step.name]})"
-        if step.name == "sum":
+        item = f"tl.where(inside, {self._reduced(index)}, {self._neutral(index)})"
+        if (name := self._name_of(index)) == "sum":
             return f"a{index} += {item}"
-        return f"a{index} = tl.{step.name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
+        return f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
+
+    def _accumulators(self, indices: Sequence[int]) -> list[str]:
+        return [f"a{index} = tl.full([{LOOP_TILE}], {self._neutral(index)}, tl.float32)" for index in indices]
 
     def _long_rows(self) -> str:
         """One program per row, which it walks along once for every pass."""
@@ -328,34 +300,23 @@ class TritonKernel(FusedKernel):
         body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row")]
 
         def row_steps(indices: Sequence[int]) -> list[str]:
-            return [
-                self._loads(index, self.nest.outer, outer, "")
-                if self.program.steps[index].name == "load"
-                else self._step(index)
-                for index in indices
-            ]
+            return self._steps(indices, lambda index: self._loads(index, self.nest.outer, outer, ""))
 
         body += row_steps(plan.rows_before)
         for number, item in enumerate(plan.passes):
-            reducers = {index: self.program.steps[index].name for index in item.reduces}
-            body += [f"a{index} = tl.full([{LOOP_TILE}], {NEUTRAL[name]}, tl.float32)" for index, name in reducers.items()]
+            body += self._accumulators(item.reduces)
             body.append(f"for start in range(0, {points(dims)}, {LOOP_TILE}):")
             loop = [f"column = start + tl.arange(0, {LOOP_TILE})", f"inside = column < {points(dims)}"]
             loop += self._split(dims, inner, "column")
-            for index in evaluated_again(self.program, plan.passes, number):
-                is_load = self.program.steps[index].name == "load"
-                loop.append(self._loads(index, every, names, "inside") if is_load else self._step(index))
-            loop += [self._accumulate(index) for index in reducers]
-            if not reducers:
-                for place, (step, full, _) in enumerate(self.signature.stores):
-                    offset = " + ".join(self._offset(every, names, len(self.load_steps) + place)) or "0"
-                    loop += [f"tl.store(out{place} + {offset}, v{step}, mask=inside)"] * full
+            computes = evaluated_again(self.program, plan.passes, number)
+            loop += self._steps(computes, lambda index: self._loads(index, every, names, "inside"))
+            loop += [self._accumulate(index) for index in item.reduces]
+            if not item.reduces:
+                loop += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
             body += [f"    {line}" for line in loop]
-            body += [f"v{index} = tl.{name}(a{index}, axis=0)" for index, name in reducers.items()]
+            body += [f"v{index} = tl.{self._name_of(index)}(a{index}, axis=0)" for index in item.reduces]
             body += row_steps(item.rows_after)
-        for place, (step, full, _) in enumerate(self.signature.stores):
-            offset = " + ".join(self._offset(self.nest.outer, outer, len(self.load_steps) + place)) or "0"
-            body += [f"tl.store(out{place} + {offset}, v{step})"] * (not full)
+        body += [self._store(place, self.nest.outer, outer, "") for place, _ in self.row_stores]
         return self._kernel(body, points(self.nest.outer), "", 8)
 
     def _whole(self) -> str:
@@ -366,14 +327,8 @@ class TritonKernel(FusedKernel):
         steps = -(-total // (LOOP_TILE * grid))
         names = [f"r{index}" for index in range(len(dims))]
         item = plan.passes[0]
-        functions = {"sum": "tl.sum", "max": "tl.max", "min": "tl.min"}
-        body = [
-            self._loads(index, (), (), "") if self.program.steps[index].name == "load" else self._step(index)
-            for index in plan.rows_before
-        ]
-        for index in item.reduces:
-            neutral = NEUTRAL[self.program.steps[index].name]
-            body.append(f"a{index} = tl.full([{LOOP_TILE}], {neutral}, tl.float32)")
+        once = partial(self._load, offset="", mask="")
+        body = [*self._steps(plan.rows_before, once), *self._accumulators(item.reduces)]
         body.append(f"for step in range(0, {steps}):")
         loop = [
             f"tile = tl.program_id(0).to(tl.int64) * {steps} + step",
@@ -381,33 +336,19 @@ class TritonKernel(FusedKernel):
             f"inside = index < {total}",
             *self._split(dims, names, "index"),
         ]
-        for index in item.computes:
-            is_load = self.program.steps[index].name == "load"
-            loop.append(self._loads(index, dims, names, "inside") if is_load else self._step(index))
+        loop += self._steps(item.computes, lambda index: self._loads(index, dims, names, "inside"))
         loop += [self._accumulate(index) for index in item.reduces]
         body += [f"    {line}" for line in loop]
         for order, index in enumerate(item.reduces):
-            function = functions[self.program.steps[index].name]
-            body.append(f"tl.store(part{order} + tl.program_id(0), {function}(a{index}, axis=0))")
+            body.append(f"tl.store(part{order} + tl.program_id(0), tl.{self._name_of(index)}(a{index}, axis=0))")
         tile = _power_of_two(grid)
         parts = [f"part{order}" for order in range(len(item.reduces))]
         finish = [f"index = tl.arange(0, {tile})", f"inside = index < {grid}"]
-        for index in plan.rows_before:
-            finish.append(
-                f"v{index} = tl.load({self._tensor(self.load_steps.index(index))})"
-                if self.program.steps[index].name == "load"
-                else self._step(index)
-            )
+        finish += self._steps(plan.rows_before, once)
         for order, index in enumerate(item.reduces):
-            name = self.program.steps[index].name
-            part = f"tl.load(part{order} + index, mask=inside, other={NEUTRAL[name]})"
-            finish.append(f"v{index} = {functions[name]}({part}, axis=0)")
-        finish += [
-            f"v{index} = tl.load({self._tensor(self.load_steps.index(index))})"
-            if self.program.steps[index].name == "load"
-            else self._step(index)
-            for index in item.rows_after
-        ]
+            part = f"tl.load(part{order} + index, mask=inside, other={self._neutral(index)})"
+            finish.append(f"v{index} = tl.{self._name_of(index)}({part}, axis=0)")
+        finish += self._steps(item.rows_after, once)
         finish += [f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)]
         inputs = [f"in{index}" for index in range(len(self.strides))]
         outs = [f"out{index}" for index in range(len(self.signature.stores))]

@@ -1,0 +1,128 @@
+"""What the C++ and the Triton kernels share: the walk over a program's steps, and the Python function that launches it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from kernelwright.rewrites.fusion.groups import Signature, allocate
+from kernelwright.rewrites.fusion.nest import COLUMNS, POINTWISE, ROWS, WHOLE, nest_of
+from kernelwright.rewrites.fusion.program import LoopProgram, Operand
+
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "gt": ">",
+    "lt": "<",
+    "ge": ">=",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+}
+
+
+class FusedKernel(ABC):
+    """A program and the Python function that launches it.
+
+    Args:
+        name: Of the Python function.
+        program: What is computed.
+        signature: What is read and written.
+        strides: Of the inputs, as they were traced.
+    """
+
+    neutral: ClassVar[dict[str, str]]
+    """For each reduction, the text of the value that changes nothing."""
+
+    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        self.__name__ = name
+        self.program = program
+        self.signature = signature
+        self.strides = strides
+        self.nest = nest_of(program, signature)
+        self.load_steps = list(program.loads)
+        self.full_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if full]
+        self.row_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if not full]
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Its outputs as fake tensors."""
+        return allocate(inputs, self.signature)
+
+    @abstractmethod
+    def definition(self) -> str:
+        """Text at module level that defines the Python function."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """All of its own text, by which equal kernels are found."""
+
+    @abstractmethod
+    def _literal(self, number: float) -> str:
+        """A constant."""
+
+    @abstractmethod
+    def _function(self, name: str, operands: Sequence[str]) -> str:
+        """A pointwise operation that is no infix operator."""
+
+    @abstractmethod
+    def _assign(self, index: int, text: str) -> str:
+        """The statement that gives a step its value."""
+
+    @abstractmethod
+    def _pointwise(self) -> str: ...
+
+    @abstractmethod
+    def _rows(self) -> str: ...
+
+    @abstractmethod
+    def _columns(self) -> str: ...
+
+    @abstractmethod
+    def _whole(self) -> str: ...
+
+    def _printed(self) -> str:
+        """The kernel for its kind of nest."""
+        kinds = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole, ROWS: self._rows}
+        return kinds[self.nest.kind]()
+
+    def _name_of(self, index: int) -> str:
+        return self.program.steps[index].name
+
+    def _neutral(self, index: int) -> str:
+        """What a reduction starts from."""
+        return self.neutral[self._name_of(index)]
+
+    def _operand(self, item: Operand) -> str:
+        return f"v{item}" if isinstance(item, int) else self._literal(item)
+
+    def _reduced(self, index: int) -> str:
+        """What a reduction takes in."""
+        return self._operand(self.program.steps[index].operands[0])
+
+    def _step(self, index: int) -> str:
+        """The statement that evaluates a pointwise step."""
+        step = self.program.steps[index]
+        operands = [self._operand(item) for item in step.operands]
+        if step.name in BINARY:
+            return self._assign(index, f"{operands[0]} {BINARY[step.name]} {operands[1]}")
+        return self._assign(index, self._function(step.name, operands))
+
+    def _steps(self, indices: Iterable[int], load: Callable[[int], str]) -> list[str]:
+        """Statements for steps that reduce nothing, of which `load` prints the loads."""
+        return [load(index) if self._name_of(index) == "load" else self._step(index) for index in indices]
+
+    def _launcher(self, call: Callable[[list[str], list[str]], list[str]]) -> list[str]:
+        """The Python function around the statements that `call` makes of the names of inputs and outputs."""
+        names = [f"x{index}" for index in range(len(self.strides))]
+        outs = [f"y{index}" for index in range(len(self.signature.stores))]
+        body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
+        body += [
+            f"{out} = x0.new_empty({list(sizes)})" for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
+        ]
+        body += [*call(names, outs), f"return {', '.join(outs)}"]
+        return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]
