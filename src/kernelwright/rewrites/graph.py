@@ -23,8 +23,6 @@ aten = torch.ops.aten
 Operator = Any
 """An ATen overload (`aten.relu.default`), an overload packet (`aten.relu`) or a helper function."""
 
-FUNCTIONS_WITH_STATE = frozenset({"batch_norm", "instance_norm", "_native_batch_norm_legit"})
-
 
 def value(node: fx.Node) -> torch.Tensor:
     """The fake tensor a node stands for."""

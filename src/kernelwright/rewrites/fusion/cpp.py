@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
+    POINTWISE,
     WHOLE,
     Dim,
     Pass,
@@ -124,8 +125,9 @@ class CppKernel(FusedKernel):
         """The C++ function."""
         arguments = [f"const float* in{index}" for index in range(len(self.strides))]
         arguments += [f"float* out{index}" for index in range(len(self.signature.stores))]
+        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
         head = f'extern "C" void {self.__name__}({", ".join(arguments)}, int64_t threads) {{'
-        return "\n".join([head, textwrap.indent(self._printed(), "    "), "}"])
+        return "\n".join([head, textwrap.indent(body, "    "), "}"])
 
     def text(self) -> str:
         """All of its own text, by which equal kernels are found."""
@@ -212,64 +214,64 @@ class CppKernel(FusedKernel):
 
     def _rows(self) -> str:
         plan = schedule(self.program, tuple(step for _, step in self.full_stores))
-        lanes, loops = self.nest.lanes, self.nest.reduced[:-1]
-        row_points = points(self.nest.reduced)
-        cached = plan.cached if row_points <= LONGEST_CACHED_ROW else ()
+        loops, row_points = self.nest.reduced[:-1], points(self.nest.reduced)
+        inner = [f"r{index}" for index in range(len(loops))]
+        place = " + ".join(
+            [f"{name} * {points(self.nest.reduced[level + 1 :])}" for level, name in enumerate(inner)] + ["j"]
+        )
+        cached = {
+            index: f"cache + {number * row_points} + {place}, n"
+            for number, index in enumerate(plan.cached)
+            if row_points <= LONGEST_CACHED_ROW
+        }
         names = [f"i{index}" for index in range(len(self.nest.outer))]
         lines: list[str] = [*self._indices(self.nest.outer, names), *self._pointers(self.nest.outer, names)]
         lines += self._row_steps(plan.rows_before)
         kept: set[int] = set()
         for number, item in enumerate(plan.passes):
             computes = item.computes if cached else evaluated_again(self.program, plan.passes, number)
-            lines += self._reset(item)
-            lines += self._row_loop(item, computes, loops, lanes, cached, kept, row_points)
+            body = self._computed(computes, cached, kept, lambda index: self._row_load(index, loops, inner))
+            lines += [*self._reset(item), *self._row_loop(item, body, loops, inner)]
             kept |= set(computes) & set(cached)
             lines += [f"const V v{index}({self._across(index, 'a')});" for index in item.reduces]
             lines += self._row_steps(item.rows_after)
         lines += self._row_outputs()
-        return self._parallel(points(self.nest.outer), lines, len(cached) * row_points)
+        return self._parallel(f"{points(self.nest.outer)}", lines, f"{len(cached) * row_points} + WIDTH" * bool(cached))
 
     def _reset(self, item: Pass) -> list[str]:
         return [f"V a{index}({self._neutral(index)});" for index in item.reduces]
 
-    def _row_loop(
-        self,
-        item: Pass,
-        computes: Sequence[int],
-        loops: Sequence[Dim],
-        lanes: Dim,
-        cached: Sequence[int],
-        kept: set[int],
-        row_points: int,
+    def _computed(
+        self, indices: Sequence[int], cached: dict[int, str], kept: set[int], load: Callable[[int], str]
     ) -> list[str]:
-        """One pass along a row, in blocks short enough for a plain sum."""
-        names = [f"r{index}" for index in range(len(loops))]
-        body = []
-        place = " + ".join(
-            [f"{name} * {points(tuple(loops[level + 1 :])) * lanes.size}" for level, name in enumerate(names)] + ["j"]
-        )
-        for index in computes:
+        """The steps of a pass. `cached` says where a step is kept for later passes, `kept` which steps are there already."""
+        lines = []
+        for index in indices:
             if index in kept:
-                body.append(f"const V v{index} = V::loadu(cache + {cached.index(index) * row_points} + {place}, n);")
-            elif self._name_of(index) == "load":
-                tensor = self.load_steps.index(index)
-                offset = [
-                    f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]
-                ]
-                body.append(self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n"))
-            else:
-                body.append(self._step(index))
-                if index in cached:
-                    body.append(f"v{index}.store(cache + {cached.index(index) * row_points} + {place}, n);")
-        body += [self._into_chunk(index) for index in item.reduces]
+                lines.append(f"const V v{index} = V::loadu({cached[index]});")
+                continue
+            lines += self._steps([index], load)
+            if index in cached:
+                lines.append(f"v{index}.store({cached[index]});")
+        return lines
+
+    def _row_load(self, index: int, loops: Sequence[Dim], names: Sequence[str]) -> str:
+        tensor = self.load_steps.index(index)
+        offset = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]]
+        return self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n")
+
+    def _row_loop(self, item: Pass, body: list[str], loops: Sequence[Dim], names: Sequence[str]) -> list[str]:
+        """One pass along a row, in blocks short enough for a plain sum."""
+        body = [*body, *(self._into_chunk(index) for index in item.reduces)]
         if not item.reduces:
-            for number, step_index in self.full_stores:
+            for number, step in self.full_stores:
                 strides = [dim.strides[self.loads + number] for dim in loops]
                 offset = [f"{name} * {stride}" for name, stride in zip(names, strides, strict=True)]
-                body.append(f"v{step_index}.store(q{number} + {' + '.join([*offset, 'j'])}, n);")
+                body.append(f"v{step}.store(q{number} + {' + '.join([*offset, 'j'])}, n);")
+        size = self.nest.lanes.size
         inner = [
-            f"for (int64_t start = 0; start < {lanes.size}; start += {CHUNK}) {{",
-            *self._chunk(lanes.size, item.reduces, body),
+            f"for (int64_t start = 0; start < {size}; start += {CHUNK}) {{",
+            *self._chunk(size, item.reduces, body),
             *("    " + _accumulate(self._name_of(index), f"a{index}", f"b{index}") for index in item.reduces),
             "}",
         ]
@@ -297,16 +299,12 @@ class CppKernel(FusedKernel):
             for number, step in self.row_stores
         ]
 
-    def _parallel(self, tasks: int, lines: Sequence[str], cache: int) -> str:
+    def _parallel(self, tasks: str, lines: Sequence[str], cache: str) -> str:
         return "\n".join(
             [
                 "#pragma omp parallel num_threads(threads) if(threads > 1)",
                 "{",
-                *(
-                    [f"    std::vector<float> buffer({cache} + WIDTH);", "    float* cache = buffer.data();"]
-                    if cache
-                    else []
-                ),
+                *([f"    std::vector<float> buffer({cache});", "    float* cache = buffer.data();"] if cache else []),
                 "    #pragma omp for schedule(static)",
                 f"    for (int64_t task = 0; task < {tasks}; ++task) {{",
                 "        int64_t rest = task;",
@@ -330,23 +328,16 @@ class CppKernel(FusedKernel):
             *self._pointers(dims, names),
         ]
         lines += self._steps(plan.rows_before, self._lane_load)
+        cached = {index: f"cache + ({number} * {down.size} + r) * WIDTH" for number, index in enumerate(plan.cached)}
+
+        def load(index: int) -> str:
+            tensor = self.load_steps.index(index)
+            terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(self.lane_loads[tensor])
+            return self._load(index, " + ".join(terms) or "0", "n")
+
         kept: set[int] = set()
         for item in plan.passes:
-            body = []
-            for index in item.computes:
-                if index in kept:
-                    place = f"cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH"
-                    body.append(f"const V v{index} = V::loadu({place});")
-                elif self._name_of(index) == "load":
-                    tensor = self.load_steps.index(index)
-                    terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(
-                        self.lane_loads[tensor]
-                    )
-                    body.append(self._load(index, " + ".join(terms) or "0", "n"))
-                else:
-                    body.append(self._step(index))
-                    if index in plan.cached:
-                        body.append(f"v{index}.store(cache + ({plan.cached.index(index)} * {down.size} + r) * WIDTH);")
+            body = self._computed(item.computes, cached, kept, load)
             body += [_accumulate(self._name_of(index), f"a{index}", self._reduced(index)) for index in item.reduces]
             if not item.reduces:
                 body += [
@@ -359,10 +350,8 @@ class CppKernel(FusedKernel):
             lines += [f"const V v{index} = a{index};" for index in item.reduces]
             lines += self._steps(item.rows_after, lambda index: self._load(index, "j", "n"))
         lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]
-        text = self._parallel(points(dims), lines, len(plan.cached) * down.size)
-        cache = len(plan.cached) * down.size
-        text = text.replace(f"task < {points(dims)};", f"task < {points(dims)} * {blocks};")
-        return text.replace(f"buffer({cache} + WIDTH)", f"buffer({cache} * WIDTH + WIDTH)")
+        cache = f"{len(cached) * down.size} * WIDTH + WIDTH" * bool(cached)
+        return self._parallel(f"{points(dims)} * {blocks}", lines, cache)
 
     def _whole(self) -> str:
         """Everything is reduced: partial results of chunks, then one more step."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kernelwright.rewrites.fusion.groups import Signature, allocate
-from kernelwright.rewrites.fusion.nest import COLUMNS, POINTWISE, ROWS, WHOLE, nest_of
+from kernelwright.rewrites.fusion.nest import nest_of
 from kernelwright.rewrites.fusion.program import LoopProgram, Operand
 
 BINARY = {
@@ -72,23 +72,6 @@ class FusedKernel(ABC):
     @abstractmethod
     def _assign(self, index: int, text: str) -> str:
         """The statement that gives a step its value."""
-
-    @abstractmethod
-    def _pointwise(self) -> str: ...
-
-    @abstractmethod
-    def _rows(self) -> str: ...
-
-    @abstractmethod
-    def _columns(self) -> str: ...
-
-    @abstractmethod
-    def _whole(self) -> str: ...
-
-    def _printed(self) -> str:
-        """The kernel for its kind of nest."""
-        kinds = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole, ROWS: self._rows}
-        return kinds[self.nest.kind]()
 
     def _name_of(self, index: int) -> str:
         return self.program.steps[index].name

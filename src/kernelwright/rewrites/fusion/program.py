@@ -35,6 +35,7 @@ Operand = int | float
 REDUCERS = frozenset({"sum", "max", "min"})
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
 ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
+UNARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "log1p", "expm1", "sin", "cos")
 POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
 
 
@@ -397,23 +398,7 @@ POINTWISE: dict[Any, Lowering] = {
     aten.batch_norm: _batch_norm,
     aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
     aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
-    **{
-        packet: _unary(name)
-        for packet, name in (
-            (aten.neg, "neg"),
-            (aten.abs, "abs"),
-            (aten.exp, "exp"),
-            (aten.log, "log"),
-            (aten.sqrt, "sqrt"),
-            (aten.rsqrt, "rsqrt"),
-            (aten.tanh, "tanh"),
-            (aten.erf, "erf"),
-            (aten.log1p, "log1p"),
-            (aten.expm1, "expm1"),
-            (aten.sin, "sin"),
-            (aten.cos, "cos"),
-        )
-    },
+    **{getattr(aten, name): _unary(name) for name in UNARY},
     **dict.fromkeys(
         (
             aten.relu,

@@ -9,6 +9,7 @@ from functools import partial
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
+    POINTWISE,
     WHOLE,
     Dim,
     dense_nest,
@@ -123,7 +124,7 @@ class TritonKernel(FusedKernel):
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""
-        return self._printed()
+        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
 
     def _literal(self, number: float) -> str:
         return f'float("{number}")' if math.isinf(number) else repr(float(number))
