@@ -38,13 +38,13 @@ def test_more_processes_than_the_table_has_use_its_last_quantile():
     assert found.half_width >= margin - 1e-12
 
 
-def test_one_process_has_the_bootstrap_alone():
+def test_the_interval_of_one_process_is_the_bootstrap_alone():
     found = ratio_interval([[0.1, 0.2, 0.3]])
     assert math.exp(0.1) - 1e-12 <= found.low <= found.estimate <= found.high <= math.exp(0.3) + 1e-12
     assert found.estimate == pytest.approx(math.exp(0.2))
 
 
-def test_a_median_per_process_ignores_one_wild_block():
+def test_the_interval_takes_a_median_per_process_which_ignores_one_wild_block():
     found = ratio_interval([[0.1, 0.1, 9.0], [0.1, 0.1, 0.1], [0.1, -9.0, 0.1]])
     assert found.estimate == pytest.approx(math.exp(0.1))
 
@@ -98,7 +98,7 @@ def test_the_noise_floor_of_silence_is_zero_and_grows_with_the_noise():
     assert 0 < noise_floor(quiet) < 0.005 < noise_floor(loud)
 
 
-def test_processes_without_aa_blocks_do_not_count():
+def test_processes_without_aa_blocks_do_not_count_for_the_noise_floor():
     assert noise_floor([[], [0.5] * 3]) == pytest.approx(math.expm1(0.5))
 
 

@@ -1,0 +1,50 @@
+"""The rule of improvement: what breaks when the noise floor is not cleared, not computed or not asked for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.records.improvement import clears_noise_floor
+from kernelwright.records.intervals import upper_bound
+from kernelwright.records.scoring import score_ratios
+from tests.samples import accepted
+
+RULE = [
+    (1.03, 0.02, True),
+    (1.02, 0.02, False),
+    (1.01, 0.02, False),
+    (1.01, None, True),
+    (1.0, None, False),
+    (None, 0.02, False),
+]
+
+
+@pytest.mark.parametrize(("low", "floor", "improves"), RULE)
+def test_a_lower_bound_must_clear_the_noise_floor(low, floor, improves):
+    assert clears_noise_floor(low, floor) is improves
+
+
+@pytest.mark.parametrize(("low", "floor", "improves"), RULE)
+def test_modules_and_schedules_must_clear_the_same_noise_floor(low, floor, improves):
+    module = accepted(1.5).model_copy(update={"speedup_low": low, "noise_floor": floor})
+    schedule = Confirmation(1.5, low, 1.6, floor, None, None, 3)
+    assert module.is_improvement is improves
+    assert schedule.is_gain is improves
+
+
+def test_the_noise_floor_is_that_of_the_reference_against_itself():
+    speedup, floor = score_ratios([[0.2] * 3] * 2, [[0.05] * 3] * 2)
+    assert speedup.estimate == pytest.approx(math.exp(0.2))
+    assert floor == pytest.approx(math.expm1(0.05))
+
+
+def test_without_an_aa_comparison_there_is_no_noise_floor():
+    assert score_ratios([[0.2] * 3] * 2, [])[1] is None
+
+
+def test_a_one_sided_bound_lies_above_most_of_what_was_measured():
+    assert upper_bound([[3.0] * 4, [3.0] * 4]) == 3.0
+    assert 2.0 < upper_bound([[1.0] * 4, [2.0] * 4, [3.0] * 4]) <= 3.0
