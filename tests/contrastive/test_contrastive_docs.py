@@ -61,4 +61,4 @@ def test_constants_in_sentences_have_their_values():
     assert f"above {reverification.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
     assert reverification.SUSPICIOUS_LEAP == 2, "the page says twice"
     assert f"{reverification.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
-    assert f"After {model_policy.PATIENCE} answers" in PAGE
+    assert f"after {model_policy.PATIENCE} answers in a row" in PAGE

@@ -47,7 +47,7 @@ def test_an_extension_that_does_not_compile_tells_file_line_and_message(judge: J
     assert told[1].startswith("main.cpp:2:10: error: ")
     assert "return y;" in told[2]
     assert "ninja" not in found.detail
-    assert "/home/tmp" not in found.detail
+    assert "home/tmp" not in found.detail
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="it is CUDA's compiler")
