@@ -14,9 +14,10 @@ import torch
 from triton.runtime import driver
 
 from kernelwright import sass
-from kernelwright.deploy.compose import KernelLaunch, capture_candidate, carry, compose
+from kernelwright.deploy.compose import capture_candidate, carry, compose
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
+from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Candidate, Label, Task
 from tests.deploy.fake_triton import FakeDriver, triple_on_the_host

@@ -238,7 +238,7 @@ def test_torch_compiles_kernels_are_captured_deployed_and_used(tmp_path, caplog)
             fast(x)
             found = fast(x)
     assert torch.allclose(found, model(x), atol=1e-5)
-    assert [code_of(launch.kernel.asm["cubin"]) for launch in captured.launches] == [code_of(retuned(t)) for t in targets]
+    assert [code_of(launch.target.cubin) for launch in captured.launches] == [code_of(retuned(t)) for t in targets]
 
 
 def test_a_composed_candidate_runs_its_tuned_code():

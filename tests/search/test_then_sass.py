@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright import cli
-from kernelwright.deploy.compose import Composition, KernelLaunch, TunedLaunch
+from kernelwright.deploy.compose import Composition, TunedLaunch
 from kernelwright.errors import DeviceError, TaskError, UsageError
+from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.records import Evaluation, RunDirectory, Task, Verdict
 from kernelwright.search import then_sass
 

@@ -1,26 +1,13 @@
 """The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment, and a wider one.
 
-## Description
+The player re-orders the machine code of one kernel, one legal move after another, to make it faster. Every state that can
+be reached computes the same: illegal moves are masked, and stall counts are derived anew after each move
+(`kernelwright.sass`). `docs/assembly-game.md` describes actions, rewards and the end of an episode.
 
-The player re-orders the machine code of one kernel, one legal move after another, to make it faster.
-Every state that can be reached computes the same: illegal moves are masked, and stall counts are derived
-anew after each move (`kernelwright.sass`). `docs/assembly-game.md` describes both games.
+Action `c * len(operations) + o` applies the o-th operation to the c-th candidate instruction; the last action stops the
+episode. Candidates are numbered by their place in the original code and keep their number while they move.
 
-## Action space
-
-`Discrete(candidates * operations + 1)`. Action `c * len(operations) + o` applies the o-th operation to the
-c-th candidate instruction; the last action stops the episode. Candidates are numbered by their place in the
-original code and keep their number while they move. `action_masks()` says which actions are legal now, stopping
-among them; an illegal one raises `MoveError` and leaves everything as it was, the horizon included.
-
-`kernelwright/AssemblyGame-v0` is the paper's game: candidates are the memory instructions, operations take
-one a slot up or down; `memory_only=False` and other offsets widen that. `kernelwright/BeyondAssemblyGame-v0`, the
-wider game, goes beyond it: `BEYOND` names its operations, and candidates are up to `max_candidates` instructions of
-any kind.
-
-## Observation space
-
-`Box(0, 1, (instructions, 18), float32)`, one row for each slot of the current order:
+An observation is `Box(0, 1, (instructions, 18), float32)`, one row for each slot of the current order:
 
 | column | meaning |
 | --- | --- |
@@ -37,21 +24,6 @@ any kind.
 
 The wider game has seven more: 18 opcode, as a fraction of the kernel's opcodes; 19 first register written,
 20-22 first three registers read, (number + 1) / 256; 23 inside a loop; 24 reuse bits / 7.
-
-## Reward
-
-The paper's game: `100 * (cost before - cost after) / cost of the original`. The wider game: the relative gain of
-throughput in percent, `100 * (1 / cost after - 1 / cost before) * cost of the original`, as in the paper. The
-backend says what cost is. A move that costs nothing gives 0. A schedule that has no cost, because it fails,
-gives `FAILED_REWARD` and ends the episode.
-
-## Start state, end
-
-The original schedule. `terminated` after the stop action or a failure, `truncated` after `horizon` moves.
-
-## Information
-
-`moves` is the list of moves since the start as JSON spells them (`kernelwright.sass.move_to_json`); `replay` takes it.
 """
 
 from __future__ import annotations

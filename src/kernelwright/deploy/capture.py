@@ -1,4 +1,4 @@
-"""Which kernels a computation launches, with what: from real calls to targets that can be tuned.
+"""Captures the kernels that a computation launches, as targets that can be tuned.
 
     with capture_launches() as captured:
         model(*inputs)
@@ -25,6 +25,7 @@ from kernelwright.gpu.launch_spec import (
     ELEMENT_BYTES,
     WARP_SIZE,
     Argument,
+    KernelLaunch,
     LaunchSpec,
     NullArgument,
     ScalarArgument,
@@ -35,30 +36,11 @@ from kernelwright.gpu.launch_spec import (
 
 
 @dataclass(slots=True)
-class CapturedLaunch:
-    """One kernel as it was launched.
-
-    Attributes:
-        function: name of the Triton function.
-        kernel: Triton's `CompiledKernel`.
-        target: what can be tuned; None when the launch cannot be described.
-        reason: why it cannot be described; empty otherwise.
-        count: how often this kernel was launched in this way.
-    """
-
-    function: str
-    kernel: Any
-    target: Target | None
-    reason: str = ""
-    count: int = 1
-
-
-@dataclass(slots=True)
 class Captured:
     """What was launched, each kernel and grid once, in order of first launch."""
 
-    launches: list[CapturedLaunch] = field(default_factory=list)
-    _seen: dict[tuple[int, tuple[int, ...]], CapturedLaunch] = field(default_factory=dict)
+    launches: list[KernelLaunch] = field(default_factory=list)
+    _seen: dict[tuple[int, tuple[int, ...]], tuple[Any, KernelLaunch]] = field(default_factory=dict)
 
     def record(self, kernel: Any, grid: tuple[int, ...], values: Mapping[str, Any], launch: Callable[[], Any]) -> Any:
         """Launch, and remember how it was done and what it changed."""
@@ -66,7 +48,7 @@ class Captured:
             kernel = kernel.result()
         known = self._seen.get((id(kernel), grid))
         if known is not None:
-            known.count += 1
+            known[1].count += 1
             return launch()
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         before = {name: _memory(tensor).clone() for name, tensor in tensors.items()}
@@ -78,9 +60,10 @@ class Captured:
             target, reason = _target(kernel, grid, values, ranges, changed), ""
         except (UsageError, ValueError) as error:
             target, reason = None, str(error)
-        known = CapturedLaunch(function, kernel, target, reason)
-        self._seen[id(kernel), grid] = known
-        self.launches.append(known)
+        found = KernelLaunch(function, target, reason)
+        # The kernel is kept alive, so that no other can have its identity.
+        self._seen[id(kernel), grid] = kernel, found
+        self.launches.append(found)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Both levels at once: the Triton kernels of an accepted candidate are tuned, and the candidate carries the result.
+"""Tunes the Triton kernels of an accepted candidate, and lets the candidate carry the result.
 
     launches = capture_candidate(task, candidate)            # on a GPU
     composed = compose(candidate, launches, tune=search, remeasure=confirm_one)
@@ -27,7 +27,7 @@ from typing import Any
 from kernelwright.deploy.deploy import Remeasure
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.launch_spec import Target
+from kernelwright.gpu.launch_spec import KernelLaunch, Target
 from kernelwright.judge.schedules.confirm import Confirmation, confirm_one
 from kernelwright.records import Candidate, Task
 from kernelwright.sass import check
@@ -37,23 +37,6 @@ CAPTURE_TIMEOUT_S = 300.0
 _WARM_UP_SEED, _CAPTURE_SEED = 0, 1
 _LINE = 110
 _MARK = "# Below: machine code tuned for the Triton kernels above, and what puts it in place. Without it all works as well."
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """A kernel that a candidate launches.
-
-    Attributes:
-        function: name of its Triton function.
-        target: what can be tuned; None when the launch cannot be described.
-        reason: why it cannot be described; empty otherwise.
-        count: launches in one call of the candidate.
-    """
-
-    function: str
-    target: Target | None
-    reason: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +205,7 @@ def _launches(task: str, candidate: str, device: str) -> list[KernelLaunch]:
             inputs = _inputs(given, device, _CAPTURE_SEED)
             with capture_launches() as captured:
                 model(*inputs)
-    return [KernelLaunch(found.function, found.target, found.reason, found.count) for found in captured.launches]
+    return captured.launches
 
 
 def _inputs(task: types.ModuleType, device: str, seed: int) -> list[Any]:

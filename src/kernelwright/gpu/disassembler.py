@@ -23,7 +23,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelwright.errors import DisassemblerMismatchError, DisassemblerMissingError, DisassemblyError
-from kernelwright.sass.code.elf import architecture_of, is_new_format
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVDISASM"
 _LISTING_OPTIONS = ("-c", "-hex", "-plr", "-lrm", "narrow")
@@ -31,6 +30,7 @@ _TIMEOUT_S = 120.0
 _OS_ABI_BYTE, _ABI_VERSION_BYTE = 7, 8
 _FLAGS = struct.Struct("<I")
 _FLAGS_OFFSET = 48
+_ELF_HEADER_BYTES = 64
 _NEW_OS_ABI = 0x41
 _NEW_FORMAT = 8
 _NEW_FORMAT_MAJOR = 13
@@ -68,20 +68,20 @@ class Disassembler:
         if readers:
             return next((candidate for candidate in readers if not candidate._needs_new_header(cubin)), readers[0])
         found = ", ".join(f"{d.path} ({d.version[0]}.{d.version[1]})" for d in installed)
-        wanted = "13 or later" if is_new_format(cubin) else "12"
+        wanted = "13 or later" if _is_new_format(cubin) else "12"
         raise DisassemblerMismatchError(
             f"wanted nvdisasm of CUDA {wanted} for this cubin, found {found}; name a fitting one in {ENVIRONMENT_VARIABLE}"
         )
 
     def fits(self, cubin: bytes) -> bool:
         """Whether this nvdisasm prints live ranges for the cubin, under another header if need be."""
-        architecture = architecture_of(cubin)
-        if is_new_format(cubin):
+        architecture = _architecture(cubin)
+        if _is_new_format(cubin):
             return architecture >= _ANY_GENERATION_ARCHITECTURE or self.version[0] >= _NEW_FORMAT_MAJOR
         return not self._needs_new_header(cubin) or _OLDEST_ARCHITECTURE_OF_13 <= architecture < _ANY_GENERATION_ARCHITECTURE
 
     def _needs_new_header(self, cubin: bytes) -> bool:
-        return self.version[0] >= _NEW_FORMAT_MAJOR and not is_new_format(cubin)
+        return self.version[0] >= _NEW_FORMAT_MAJOR and not _is_new_format(cubin)
 
     def listing(self, cubin: bytes) -> str:
         """Return the disassembly with encodings and register live ranges.
@@ -172,6 +172,21 @@ def _version(path: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def _is_new_format(cubin: bytes) -> bool:
+    return len(cubin) > _ABI_VERSION_BYTE and cubin[_ABI_VERSION_BYTE] >= _NEW_FORMAT
+
+
+def _architecture(cubin: bytes) -> int:
+    """Return the compute capability times ten, 0 if the header is cut off.
+
+    Not imported from `kernelwright.sass`: the process that runs schedules imports this module and needs a quick start.
+    """
+    if len(cubin) < _ELF_HEADER_BYTES:
+        return 0
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    return cubin[_FLAGS_OFFSET + 1] if _is_new_format(cubin) else cubin[_FLAGS_OFFSET]
+
+
 def _under_new_header(cubin: bytes) -> bytes:
     """Return a cubin of the old format as one that says it is of the new one; code and side tables stay as they are.
 
@@ -179,10 +194,10 @@ def _under_new_header(cubin: bytes) -> bytes:
     cubins for compute capabilities 8.0 to 9.0 (38,026 instructions, side tables, calls and jumps included) by
     nvdisasm 13.1 and 13.2 under this header were those of 12.8, apart from the lines that name the architecture.
     """
-    if not architecture_of(cubin):
+    if not _architecture(cubin):
         return cubin
     changed = bytearray(cubin)
     changed[_OS_ABI_BYTE] = _NEW_OS_ABI
     changed[_ABI_VERSION_BYTE] = _NEW_FORMAT
-    _FLAGS.pack_into(changed, _FLAGS_OFFSET, architecture_of(cubin) << 8)
+    _FLAGS.pack_into(changed, _FLAGS_OFFSET, _architecture(cubin) << 8)
     return bytes(changed)

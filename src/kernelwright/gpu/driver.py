@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that running a cubin needs, through ctypes.
+"""Calls the CUDA driver through ctypes: the few functions that running a cubin needs.
 
 Not `cuda.bindings`: these two dozen functions have had the same binary interface since CUDA 4, the binding
 ties its major version to the driver's, and the processes that run untrusted schedules are restarted after
@@ -11,7 +11,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from kernelwright.errors import CudaError, DeviceError
@@ -74,16 +73,6 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         self._call("cuCtxSetCurrent", context)
 
-    def __enter__(self) -> CudaDriver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the context back; what was allocated in it is freed when the process ends."""
-        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
-
     def identity(self) -> GpuIdentity:
         """Return the name, architecture, driver and cache size of the GPU."""
         return gpu_identity(self._ordinal)
@@ -118,17 +107,10 @@ class CudaDriver:
         """Unload the module of a kernel."""
         self._call("cuModuleUnload", ctypes.c_void_p(kernel.module))
 
-    def launch(
-        self, kernel: LoadedKernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: KernelArguments
-    ) -> None:
-        """Launch on the default stream; returns before the kernel ends."""
-        function = ctypes.c_void_p(kernel.function)
-        self._call("cuLaunchKernel", function, *grid, *block, kernel.shared_bytes, None, arguments.packed, None)
-
     def launcher(
         self, kernel: LoadedKernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: KernelArguments
     ) -> Callable[[], None]:
-        """Return `launch` with everything prepared, for calls in a timed loop."""
+        """Return what launches on the default stream; prepared once, for calls in a timed loop."""
         function, call = ctypes.c_void_p(kernel.function), self._library.cuLaunchKernel
         values = (function, *grid, *block, kernel.shared_bytes, None, arguments.packed, None)
 
@@ -152,10 +134,6 @@ class CudaDriver:
         pointer = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(1, size_bytes)))
         return pointer.value
-
-    def free(self, pointer: int) -> None:
-        """Free what `allocate` returned."""
-        self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
 
     def upload(self, pointer: int, data: bytes | memoryview) -> None:
         """Copy host bytes to the device."""

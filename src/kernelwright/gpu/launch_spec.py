@@ -203,6 +203,23 @@ class Target:
     architecture: int
 
 
+@dataclass(slots=True)
+class KernelLaunch:
+    """A kernel as a computation launched it.
+
+    Attributes:
+        function: name of the Triton function.
+        target: what can be tuned; None when the launch cannot be described.
+        reason: why it cannot be described; empty otherwise.
+        count: number of launches of this kernel on this grid.
+    """
+
+    function: str
+    target: Target | None
+    reason: str = ""
+    count: int = 1
+
+
 def launch_signature(entry: str, types: Sequence[str], threads: int, shared_bytes: int) -> str:
     """Spell what a kernel is launched with.
 

@@ -1,4 +1,4 @@
-"""Both levels composed: a winner's Triton kernels play the assembly game, and the winner carries the result."""
+"""Composes both levels: tunes a winner's Triton kernels in the assembly game, and judges the winner with the result."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from kernelwright.deploy.compose import KernelLaunch, capture_candidate, compose
+from kernelwright.deploy.compose import capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
-from kernelwright.gpu.launch_spec import Target
+from kernelwright.gpu.launch_spec import KernelLaunch, Target
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task

@@ -18,9 +18,6 @@ from kernelwright.sass.code.control import INSTRUCTION_BYTES
 from kernelwright.sass.code.identity import ELF_HEADER, NO_BITS, cubin_sections
 
 EM_CUDA = 190
-_ABI_VERSION_BYTE = 8
-_FLAGS_OFFSET = 48
-_NEW_FORMAT = 8
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
@@ -94,19 +91,6 @@ class CubinImage:
         return self.data[section.offset_bytes : section.offset_bytes + section.size_bytes]
 
 
-def architecture_of(data: bytes) -> int:
-    """Return the compute capability times ten that a cubin's header names, 0 if the header is cut off."""
-    if len(data) < ELF_HEADER.size:
-        return 0
-    # The architecture moved to another byte of e_flags when the ABI version changed.
-    return data[_FLAGS_OFFSET + 1] if is_new_format(data) else data[_FLAGS_OFFSET]
-
-
-def is_new_format(data: bytes) -> bool:
-    """Whether a cubin has the container format of CUDA 13."""
-    return len(data) > _ABI_VERSION_BYTE and data[_ABI_VERSION_BYTE] >= _NEW_FORMAT
-
-
 def read_cubin(data: bytes) -> CubinImage:
     """Parse a cubin.
 
@@ -116,14 +100,16 @@ def read_cubin(data: bytes) -> CubinImage:
     """
     if len(data) < ELF_HEADER.size or data[:4] != b"\x7fELF":
         raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")
-    machine = ELF_HEADER.unpack_from(data)[2]
+    header = ELF_HEADER.unpack_from(data)
+    machine, flags = header[2], header[7]
     if data[4] != 2 or data[5] != 1 or machine != EM_CUDA:
         raise CubinError(f"wanted a 64-bit little-endian CUDA ELF file, found ELF machine {machine}")
     try:
         found = cubin_sections(data)
     except ValueError as error:
         raise CubinError(str(error)) from error
-    architecture = architecture_of(data)
+    # The architecture moved to another byte of e_flags when the ABI version changed.
+    architecture = (flags >> 8) & 0xFF if data[8] >= 8 else flags & 0xFF
     if architecture not in ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise CubinError(f"wanted a cubin for one of {known}, found one for sm_{architecture}; compile it for one of these")
