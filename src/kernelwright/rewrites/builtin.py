@@ -23,8 +23,7 @@ _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpos
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the
-    result."""
+    """How a candidate is made: which rules may fire, whether pointwise chains are fused, and what wraps the result."""
 
     rules: frozenset[str] = frozenset()
     fuse: str | None = None
@@ -130,8 +129,7 @@ class Workshop:
 
 
 class BuiltinPolicy:
-    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to
-    help."""
+    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to help."""
 
     name = "builtin"
 

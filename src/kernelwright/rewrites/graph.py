@@ -1,8 +1,7 @@
 """Reading and editing an operator graph: an `fx.Graph` of ATen calls in which every node knows its shape.
 
-The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at
-once, so its shape, dtype and strides are always known and a rewrite that would change a shape fails where it
-is made.
+The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at once, so its
+shape, dtype and strides are always known and a rewrite that would change a shape fails where it is made.
 """
 
 from __future__ import annotations
@@ -211,8 +210,7 @@ class Editor:
                 self._drop(source)
 
     def sweep(self) -> int:
-        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random
-        stream.
+        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random stream.
 
         Returns:
             How many calls went, not counting picks of one result among several.

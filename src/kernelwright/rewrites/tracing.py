@@ -33,8 +33,7 @@ LARGEST_CONSTANT = 64
 
 
 class UntraceableError(InternalError):
-    """Why a task has no operator graph that could be printed as source. The policy then only wraps the
-    module."""
+    """Why a task has no operator graph that could be printed as source. The policy then only wraps the module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +199,7 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 
 
 def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str, Any]) -> None:
-    """Describe a tensor that is neither input nor state: an attribute of the module or a literal of
-    `forward`."""
+    """Describe a tensor that is neither input nor state: an attribute of the module or a literal of `forward`."""
     node.meta["role"] = "constant"
     with contextlib.suppress(AttributeError, UntraceableError):
         node.meta["expression"] = path_expression(model, target)

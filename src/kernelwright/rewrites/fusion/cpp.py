@@ -24,8 +24,7 @@ from kernelwright.rewrites.fusion.nest import (
 from kernelwright.rewrites.fusion.program import LoopProgram
 
 CHUNK = 8192
-"""Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a
-second level."""
+"""Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a second level."""
 LONGEST_CACHED_ROW = 1 << 15
 SERIAL = 1 << 15
 """Points below which one thread does all."""

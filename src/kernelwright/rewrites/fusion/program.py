@@ -54,8 +54,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is
-    broadcast."""
+    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is broadcast."""
 
     node: fx.Node
     strides: tuple[int, ...]
@@ -436,8 +435,7 @@ ROW_OPERATORS: dict[Any, Lowering] = {
 
 
 def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
-    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such
-    form."""
+    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such form."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or not is_tensor(source):
         return None

@@ -1,5 +1,4 @@
-"""Multiplication and addition of constants: reading them, merging them, and folding them into linear
-operators."""
+"""Multiplication and addition of constants: reading them, merging them, and folding them into linear operators."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def merge_constants(editor: Editor) -> int:
 
 
 def fold_into_linear(editor: Editor) -> int:
-    """Fold a constant factor or addend, or one per output channel, into weight and bias of the operator
-    before it.
+    """Fold a constant factor or addend, or one per output channel, into weight and bias of the operator before it.
 
     Conditions: the linear operator has no other reader; the factor broadcasts along the output channels only;
     the weight is at most half as large as the output (a 2-d `linear` takes its factor for free as alpha and

@@ -48,10 +48,9 @@ CONSTANT_OPERATORS = (
 def attention(editor: Editor) -> int:
     """`softmax(q @ k.T * scale + mask) @ v` is scaled dot-product attention.
 
-    Conditions: the softmax runs over the keys; scores and weights have no other reader; no dropout in
-    between. A mask that is module state or an input is handed over and read in each call; only a mask that
-    `forward` itself makes from constants may be recognised as causal. Rows whose keys are all masked, which
-    the reference makes NaN, may differ.
+    Conditions: the softmax runs over the keys; scores and weights have no other reader; no dropout in between. A mask that
+    is module state or an input is handed over and read in each call; only a mask that `forward` itself makes from constants
+    may be recognised as causal. Rows whose keys are all masked, which the reference makes NaN, may differ.
     """
     count = 0
     for node in editor.nodes(aten.matmul, aten.bmm):

@@ -1,5 +1,4 @@
-"""Composites written out in elementary operators, recognised and replaced by the one operator that means the
-same."""
+"""Composites written out in elementary operators, recognised and replaced by the one operator that means the same."""
 
 from __future__ import annotations
 
@@ -290,8 +289,7 @@ def _centred(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]] | None:
 
 
 def _is_variance(node: fx.Node, x: fx.Node, centred: fx.Node, dims: tuple[int, ...]) -> bool:
-    """Whether this is the biased variance of `x` over `dims`, by `var` or as the mean of squares of the
-    centred values."""
+    """Whether this is the biased variance of `x` over `dims`, by `var` or as the mean of squares of the centred values."""
     rank = len(shape(x))
     if not argument(node, "keepdim") if node.op == "call_function" else True:
         return False

@@ -116,8 +116,7 @@ def flip_transposed_convolution(editor: Editor) -> int:
 
 
 def flat_to_planar_convolution(editor: Editor) -> int:
-    """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the
-    depth.
+    """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the depth.
 
     Nothing is copied: neighbours along the width are `depth` elements apart in memory. Conditions: kernel 1,
     stride 1 and no padding along the last dimension; stride 1 along the one before; contiguous input.
@@ -171,8 +170,7 @@ def pointwise_convolution_to_product(editor: Editor) -> int:
 def patches_to_product(editor: Editor) -> int:
     """A convolution whose windows tile the image is one matrix product over patches.
 
-    Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch
-    are dropped.
+    Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch are dropped.
     """
     count = 0
     for node in editor.nodes(*CONVOLUTIONS):

@@ -23,8 +23,7 @@ from kernelwright.rewrites.rules.affine import CONVOLUTIONS
 
 PRODUCTS = (aten.matmul, aten.mm, aten.bmm)
 BLOCKS = 8
-"""Row blocks of a triangular product: 56 % of the full product's work, in pieces still large enough to be
-fast."""
+"""Row blocks of a triangular product: 56 % of the full product's work, in pieces still large enough to be fast."""
 
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -120,12 +119,10 @@ def diagonal_result(editor: Editor) -> int:
 
 
 def sum_of_products(editor: Editor) -> int:
-    """`sum(a[:, :, None] * b[None, :, :], 1)` is a matrix product, without the three-dimensional
-    intermediate.
+    """`sum(a[:, :, None] * b[None, :, :], 1)` is a matrix product, without the three-dimensional intermediate.
 
-    Conditions: floating point; one operand is constant along one dimension, the other along another one, and
-    the sum runs over one dimension that both have; at most one batch dimension; the product has no other
-    reader.
+    Conditions: floating point; one operand is constant along one dimension, the other along another one, and the sum runs
+    over one dimension that both have; at most one batch dimension; the product has no other reader.
     """
     count = 0
     for node in editor.nodes(aten.sum):
@@ -212,8 +209,7 @@ def reorder_product_chain(editor: Editor) -> int:
 def triangle_of_product(editor: Editor) -> int:
     """`tril(a @ b)` and `triu(a @ b)` compute only the blocks that are kept.
 
-    Conditions: two matrices of at least 512 rows; the product has no other reader. Nothing is assumed about a
-    and b.
+    Conditions: two matrices of at least 512 rows; the product has no other reader. Nothing is assumed about a and b.
     """
     count = 0
     for node in editor.nodes(aten.tril, aten.triu):
@@ -232,9 +228,8 @@ def triangle_of_product(editor: Editor) -> int:
 def add_weights(editor: Editor) -> int:
     """`x A + x B` is `x (A + B)`, and `x A + y A` is `(x + y) A`: one product instead of two.
 
-    For `linear`, matrix products and convolutions of equal geometry. Conditions: neither product has another
-    reader; no broadcasting; adding the operands touches at most an eighth of the elements that the product
-    multiplies.
+    For `linear`, matrix products and convolutions of equal geometry. Conditions: neither product has another reader; no
+    broadcasting; adding the operands touches at most an eighth of the elements that the product multiplies.
     """
     count = 0
     for node in editor.nodes(aten.add):
@@ -282,8 +277,7 @@ def _distribute(editor: Editor, node: fx.Node, one: fx.Node, two: fx.Node) -> fx
 
 
 def _as_linear(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
-    """`(x, weight, turned)` of a product with one matrix: turned when the matrix is (in, out) and not (out,
-    in)."""
+    """`(x, weight, turned)` of a product with one matrix: turned when the matrix is (in, out) and not (out, in)."""
     if is_call(node, aten.linear):
         return argument(node, "input"), argument(node, "weight"), False
     operands = _operands(node) if is_call(node, aten.matmul, aten.mm) else None

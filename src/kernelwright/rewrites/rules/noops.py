@@ -45,8 +45,7 @@ def remove_unused(editor: Editor) -> int:
 
 
 def remove_noops(editor: Editor) -> int:
-    """Remove dropout that drops nothing, `* 1`, `+ 0`, copies of what is already so, and views that change
-    nothing.
+    """Remove dropout that drops nothing, `* 1`, `+ 0`, copies of what is already so, and views that change nothing.
 
     Conditions: dropout has p = 0 or is in eval mode; a copy of an input or parameter that is returned stays a
     copy, because outputs must own their storage; dtype and shape stay.

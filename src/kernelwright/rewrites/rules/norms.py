@@ -22,8 +22,7 @@ from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 
 
 def drop_shift_before_norm(editor: Editor) -> int:
-    """An addend that is constant along the axes whose mean is removed, or that softmax divides out, has no
-    effect.
+    """An addend that is constant along the axes whose mean is removed, or that softmax divides out, has no effect.
 
     Before layer norm, instance norm without running statistics, group norm (numbers only), softmax,
     log-softmax and `x - mean(x)`. Conditions: the addend has size 1 along those axes; no other reader of the
@@ -82,8 +81,7 @@ def _without_shift(total: fx.Node, axes: tuple[int, ...]) -> fx.Node | None:
 
 
 def drop_bias_before_norm(editor: Editor) -> int:
-    """The bias of a convolution or `linear` before a batch norm in train mode, or an instance norm, has no
-    effect.
+    """The bias of a convolution or `linear` before a batch norm in train mode, or an instance norm, has no effect.
 
     Conditions: batch statistics are used; the running mean, which does see the bias, is corrected by momentum
     * bias after the call; no other reader. In eval mode nothing is dropped.

@@ -58,8 +58,7 @@ def _is_increasing(node: fx.Node) -> bool:
 
 
 def pool_first(editor: Editor) -> int:
-    """Take a maximum or minimum before an increasing function instead of after it: fewer evaluations, same
-    values.
+    """Take a maximum or minimum before an increasing function instead of after it: fewer evaluations, same values.
 
     Conditions: the function is increasing for every input (sign of a constant factor known and positive);
     only values are read, not indices; the pool is not dilated, so that no window consists of padding only; no
@@ -185,8 +184,7 @@ def _window(node: fx.Node, spatial: int) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def range_analysis(editor: Editor) -> int:
-    """Drop activations and bounds that cannot bind, and join bounds in a row, by the range each value can
-    have.
+    """Drop activations and bounds that cannot bind, and join bounds in a row, by the range each value can have.
 
     `clamp(tanh(x), -1, 1)`, `relu(sigmoid(x))`, `leaky_relu(relu(x))`, `clamp(clamp(x, 0, 1) * 2, 0, 1)`.
     Conditions: the range holds for every input, so no test data are trusted; NaN passes through every form,

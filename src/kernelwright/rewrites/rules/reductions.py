@@ -38,8 +38,7 @@ def reduced_dims(node: fx.Node) -> tuple[int, ...] | None:
 def reduce_size_one(editor: Editor) -> int:
     """A sum, mean, extremum or log-sum-exp over dimensions of size 1 is its input; softmax over one is 1.
 
-    Conditions: every reduced dimension has size 1. A softmax of NaN or infinity would be NaN, the ones are
-    not.
+    Conditions: every reduced dimension has size 1. A softmax of NaN or infinity would be NaN, the ones are not.
     """
     count = 0
     for node in editor.nodes(*REDUCTIONS):
@@ -63,8 +62,7 @@ def reduce_size_one(editor: Editor) -> int:
 def subtract_itself(editor: Editor) -> int:
     """`x - x` is zero.
 
-    Conditions: floating point, same shape. Where x is NaN or infinite the reference gives NaN and this gives
-    0.
+    Conditions: floating point, same shape. Where x is NaN or infinite the reference gives NaN and this gives 0.
     """
     count = 0
     for node in editor.nodes(aten.sub):
@@ -115,9 +113,8 @@ def merge_reductions(editor: Editor) -> int:
 def push_reduction_through_product(editor: Editor) -> int:
     """A sum or mean of a `linear` or matrix product is a product with the summed operand.
 
-    `sum_j (x W^T + b)_j = x . sum_j W_j + sum_j b_j`: a matrix product becomes a matrix-vector product.
-    Conditions: the product has no other reader; the sum runs over its rows or columns, not over batch
-    dimensions alone.
+    `sum_j (x W^T + b)_j = x . sum_j W_j + sum_j b_j`: a matrix product becomes a matrix-vector product. Conditions: the
+    product has no other reader; the sum runs over its rows or columns, not over batch dimensions alone.
     """
     count = 0
     for node in editor.nodes(aten.sum, aten.mean):
@@ -202,8 +199,7 @@ def _reduced_product(editor: Editor, node: fx.Node, inner: fx.Node, dims: tuple[
 
 
 def pool_weights(editor: Editor) -> int:
-    """An average pool over the features of a `linear` is a `linear` with pooled weights: k times fewer
-    operations.
+    """An average pool over the features of a `linear` is a `linear` with pooled weights: k times fewer operations.
 
     Conditions: windows do not overlap and are not padded; the linear operator has no other reader; features
     beyond the last whole window are dropped, as the pool does.

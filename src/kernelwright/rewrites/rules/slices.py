@@ -75,8 +75,7 @@ def slice_first(editor: Editor) -> int:
 
 
 def _row_by_row(node: fx.Node, dim: int) -> list[int]:
-    """Positions of the arguments that must be sliced for a slice of the result; empty when that is not
-    enough."""
+    """Positions of the arguments that must be sliced for a slice of the result; empty when that is not enough."""
     rank = len(shape(node))
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not is_tensor(source) or shape(source)[:1] != shape(node)[:1]:
@@ -124,8 +123,7 @@ def split_concatenation(editor: Editor) -> int:
 
 
 def batch_steps(editor: Editor) -> int:
-    """Products of one weight with several slices of one tensor, as in an unrolled loop, are one product
-    before it.
+    """Products of one weight with several slices of one tensor, as in an unrolled loop, are one product before it.
 
     Conditions: same weight and bias, slices `x[:, t]` of the same tensor along one dimension that is not the
     features; at least half of all slices are used.
