@@ -1,4 +1,4 @@
-"""What a model's answers cost: tokens as the model reported them, and money where the user gave prices."""
+"""Adds up what answers cost: tokens as the model reported them, and money where the user gave prices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TOKENS_PER_PRICE = 1_000_000
 
 
 class Prices(BaseModel):
-    """What a provider charges, per million tokens. Given by the user; none is built in, for they change."""
+    """A provider's prices per million tokens. The user gives them; none is built in, for they change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: float = Field(ge=0)
-    """Of prompt tokens."""
+    """Price of prompt tokens."""
     output: float = Field(ge=0)
-    """Of answer tokens, hidden reasoning included."""
+    """Price of answer tokens, hidden reasoning included."""
     cached_input: float | None = Field(default=None, ge=0)
-    """Of prompt tokens the provider says it had cached; without it they are charged as any other."""
+    """Price of prompt tokens that the provider had cached; without it they cost as much as any other."""
     currency: str = "USD"
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_prompt_tokens: int = 0) -> float:
@@ -40,7 +40,7 @@ class Usage:
     """Totals since a model was opened."""
 
     requests: int = 0
-    """That ended in an answer, whole or not."""
+    """Requests that ended in an answer, whole or not."""
     retries: int = 0
     """Attempts repeated after a fault."""
     failures: int = 0

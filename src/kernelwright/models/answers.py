@@ -1,4 +1,4 @@
-"""Answers one by one: a model hands each over when it is done, so that a paid answer is recorded before the next comes."""
+"""Hands answers over one by one, as a model finishes them, so that a paid answer is recorded before the next comes."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ModelAnswer:
     """Which of the `count` answers to that conversation."""
     completion: Completion
     reasoning: str = ""
-    """What the model thought aloud in a field of its own, where a provider shows it. Not part of the answer."""
+    """The model's reasoning, where a provider shows it in a field of its own; no part of the answer."""
     cost: float | None = None
-    """In the currency of the model's prices; None without prices, or when the server did not tell its tokens."""
+    """Cost in the currency of the model's prices; None without prices, or when the server did not tell its tokens."""
 
 
 @runtime_checkable

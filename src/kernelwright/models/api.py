@@ -69,7 +69,7 @@ class ApiSettings(BaseModel):
     """How to get several answers to a prompt: `n` in one request, where prompt tokens are charged once; one request each;
     or the first for as long as the server takes it."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the provider calls the limit of an answer; OpenAI's reasoning models know only the second."""
+    """The provider's name for the limit of an answer; OpenAI's reasoning models know only the second."""
     send_seed: bool = True
     """Some providers refuse requests with a seed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ class ApiModel:
 
     @property
     def cost(self) -> float | None:
-        """What they cost so far; None when the settings have no prices."""
+        """Cost of all answers so far; None when the settings have no prices."""
         return self.usage.cost(self.settings.prices)
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:

@@ -1,4 +1,4 @@
-"""What a language model is to the rest: something that answers conversations.
+"""Defines a language model for the rest of the package: something that answers conversations.
 
 An endpoint (`api.py`) and a model in this process (`local.py`) both are a `ChatModel`; prompts, exemplars and parsing are
 not their business.
@@ -26,7 +26,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 4096
-    """Of one answer."""
+    """Longest answer, in tokens."""
     seed: int = 0
 
 

@@ -1,4 +1,4 @@
-"""A model from its kind and options, as a configuration file gives them."""
+"""Opens a model from its kind and options, as a configuration file gives them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Fault:
 
     code: CompletionFailure
     detail: str = ""
-    """What the other side said, without the key."""
+    """The other side's words, without the key."""
     retried: bool = False
     hopeless: bool = False
     retry_after_s: float | None = None
@@ -46,7 +46,7 @@ class Fault:
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """What a connection may raise while an answer is being read; which HTTP library it is depends on the SDK's version."""
+    """Exceptions of a connection while an answer is read; which HTTP library it is depends on the SDK's version."""
     found: list[type[Exception]] = [openai.APIError, json.JSONDecodeError, UnicodeDecodeError]
     for name in ("httpx", "httpx2"):
         try:
@@ -67,7 +67,7 @@ def redacted(text: str, key: str) -> str:
 
 
 def fault_of(error: Exception, key: str) -> Fault:
-    """What an attempt's exception means."""
+    """Sort the exception of an attempt."""
     if isinstance(error, openai.APIStatusError):
         return _status_fault(error, key)
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(error).__name__:

@@ -1,4 +1,4 @@
-"""A language model in this process: loaded from disk or the hub, or a trainer's own as it is at that moment."""
+"""Samples a language model in this process: loaded from disk or the hub, or a trainer's own as it is at that moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU_BATCH = 16
 GPU_BATCH = 512
 """At most, on a GPU: more hardly raises the rate of a small model, and delays its first answer. Our choice."""
 LOGIT_BYTES = 16
-"""Of memory for each slot and word of the vocabulary while a token is drawn: logits, chances, waiting times, quotients."""
+"""Memory for each slot and word of the vocabulary while a token is drawn: logits, chances, waiting times, quotients."""
 
 
 class LocalSettings(BaseModel):
@@ -37,7 +37,7 @@ class LocalSettings(BaseModel):
     batch_size: int | None = Field(default=None, ge=1)
     """Answers sampled at once; None: 16 on a CPU, what fits on a GPU, at most 512."""
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Of the GPU memory that is free when sampling starts, for keys, values and logits. A trainer that shares the GPU
+    """Share of the free GPU memory that keys, values and logits may take. A trainer that shares the GPU
     needs its own back only afterwards."""
     cuda_graphs: bool = True
     """Record a step once and replay it. Off, every kernel is launched from Python: several times slower. A model whose steps

@@ -1,4 +1,4 @@
-"""Loading a causal language model and its tokenizer: a folder, a name on the Hugging Face hub, or a GGUF file."""
+"""Loads a causal language model and its tokenizer: a folder, a name on the Hugging Face hub, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Weights(BaseModel):
 
     @property
     def label(self) -> str:
-        """What records call the model: the last part of where it lies."""
+        """The model's name in records: the last part of its path."""
         name = self.gguf_file or (Path(self.path).name if Path(self.path).exists() else self.path)
         return f"{name}+{Path(self.adapter).name}" if self.adapter else name
 
@@ -110,7 +110,7 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _location(weights: Weights) -> tuple[str, dict[str, str]]:
-    """What `from_pretrained` is told."""
+    """The arguments of `from_pretrained`."""
     path = Path(weights.path)
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""A transcript: every prompt and every answer of a model as JSON lines, and a model that answers out of one.
+"""Records every prompt and answer of a model as JSON lines, and answers again out of such a transcript.
 
 A line is on disk before the next answer is taken, so a run killed at any moment has lost no answer it had paid for, and
 the same run started again gets those answers from the file. `docs/models.md` describes the fields.
@@ -91,7 +91,7 @@ _LINE: TypeAdapter[PromptLine | AnswerLine] = TypeAdapter(Annotated[PromptLine |
 
 
 def prompt_id(prompt: Sequence[Message]) -> str:
-    """What a transcript calls a conversation."""
+    """The id of a conversation in a transcript."""
     return sha256_of([asdict(message) for message in prompt])
 
 

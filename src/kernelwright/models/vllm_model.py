@@ -1,4 +1,4 @@
-"""A model in this process under vLLM, for those who have it installed. A vLLM server is better reached by `api.py`.
+"""Runs a model in this process under vLLM, where that is installed. A vLLM server is better reached by `api.py`.
 
 Not run against vLLM itself by the tests, only against a stand-in with its interface (0.24 to 0.26).
 """

@@ -1,4 +1,4 @@
-"""What a search, a benchmark or a trainer needs of whatever judges for it: `JudgePool` here, `RayPool` on many machines."""
+"""Defines what judges for a search, a benchmark or a trainer: `JudgePool` on one machine, `RayPool` on many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many evaluations at once: processes that each hold a judge, several to a device.
+"""Does many evaluations at once, in processes that each hold a judge, several to a device.
 
 Building, checking and compiling of some candidates overlap with the timing of another; a lock file per device lets only
 one of them use the device at a time (`Judge`). A pool process that dies is replaced and its job tried once more.

@@ -1,4 +1,4 @@
-"""The Ray cluster that judges run on: importing Ray, connecting, counting places."""
+"""Connects to the Ray cluster that judges run on, and counts its places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ JUDGE_RESOURCE = "kernelwright_judge"
 """Custom resource of a node: how many CPU judges may time there. One, unless timing does not matter."""
 
 OBJECT_STORE_BYTES = 80 << 20
-"""Of a Ray started here, whose default is a third of the memory: records are small. Ray refuses less than 75 MiB."""
+"""Object store of a Ray started here. Ray's default is a third of the memory, but records are small; it refuses less than
+75 MiB."""
 
 _CONNECT_LIMIT_S = 10.0
 

@@ -1,9 +1,10 @@
-"""Many evaluations at once on many machines: Ray actors that each hold a judge. An optional extra.
+"""Does many evaluations at once on many machines, in Ray actors that each hold a judge. An optional extra.
 
 The counterpart of `JudgePool`, with the same interface. An actor has a whole GPU to itself or, on CPUs, one place of the
 custom resource `kernelwright_judge`, so that Ray puts nothing else there while a candidate is timed. An actor that
 dies, with its process or its machine, is replaced and its job tried once more; Ray's own restarts are off, since they
-would hide that from the count.
+would hide that from the count. `ray.util.ActorPool` is not used: it neither replaces a dead actor nor waits for a place
+without holding up a job, and one thread at a time may use it.
 
 Candidates run behind the same walls as under `JudgePool`: the actor's process never runs them, it asks a fork server
 that was started with an environment of its own. When Ray kills an actor, that server sees its channel close and ends

@@ -1,4 +1,4 @@
-"""From operator graphs to the text of a module that defines `ModelNew`.
+"""Writes operator graphs as the text of a module that defines `ModelNew`.
 
 The reference's classes are kept as they are and `ModelNew` inherits from `Model`: the same constructor, the
 same parameters from the same seed, the same `state_dict`. Only `forward` is new. It reads live parameters in

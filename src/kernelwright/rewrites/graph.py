@@ -1,4 +1,4 @@
-"""Reading and editing an operator graph: an `fx.Graph` of ATen calls in which every node knows its shape.
+"""Reads and edits an operator graph: an `fx.Graph` of ATen calls in which every node knows its shape.
 
 The rewrite rules see a task through these few functions. Each node made here is evaluated on fake tensors at once, so its
 shape, dtype and strides are always known and a rewrite that would change a shape fails where it is made.

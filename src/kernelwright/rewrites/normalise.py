@@ -1,4 +1,4 @@
-"""Bring a freshly exported graph into the form the rules expect: functional, and without bookkeeping operators."""
+"""Brings a freshly exported graph into the form the rules expect: functional, and without bookkeeping operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an operator is written in Python: infix, a method, a function of `torch` or of `torch.nn.functional`."""
+"""Spells operators in Python: infix, a method, a function of `torch` or of `torch.nn.functional`."""
 
 from __future__ import annotations
 

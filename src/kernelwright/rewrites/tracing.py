@@ -1,4 +1,4 @@
-"""From a task's source to operator graphs, one per module mode, with everything needed to print them again.
+"""Traces a task's source into operator graphs, one per module mode, with everything needed to print them again.
 
 The task is trusted code: it is run here, on fake tensors where it can be, so that even a task of many
 gigabytes is traced in seconds and megabytes.

@@ -1,4 +1,4 @@
-"""The HTTP side of the reward service: routes, and what stands before them."""
+"""Answers HTTP requests to the reward service, after checking who calls and how much is sent."""
 
 from __future__ import annotations
 

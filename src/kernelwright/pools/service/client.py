@@ -1,4 +1,4 @@
-"""The other end of the reward service: ask, wait, and ask again when the machine is at fault. Needs httpx.
+"""Calls the reward service: asks, waits, and asks again when the machine is at fault. Needs httpx.
 
 Asking again is safe, since equal requests are one evaluation. Neither torch nor FastAPI is needed here.
 """

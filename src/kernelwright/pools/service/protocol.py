@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from kernelwright.records import Evaluation, Label
 
 SOURCE_LIMIT_CHARACTERS = 1 << 18
-"""Of a task and of a candidate, as for a model's answers: no kernel is longer, and Python's parser takes memory by the
+"""Longest task or candidate, as for a model's answers: no kernel is longer, and Python's parser takes memory by the
 hundredfold."""
 
 BODY_LIMIT_BYTES = 4 << 20
-"""Of a request: room for a task and a candidate, every character of them escaped."""
+"""Largest request: room for a task and a candidate, every character of them escaped."""
 
 WAIT_LIMIT_S = 300.0
 """Longest wait of one request. Proxies commonly cut connections that are silent for longer."""
@@ -68,7 +68,7 @@ class EvaluationRequest(_WireModel):
     candidate: Source
     """A Python module that defines `ModelNew`."""
     policy: Name = "service"
-    """Who proposed it, for the record."""
+    """Name of the proposer, for the record."""
     techniques: tuple[Words, ...] = Field(default=(), max_length=32)
     settings: SettingsRequest = SettingsRequest()
     repeat: int = Field(default=0, ge=0, le=REPEAT_LIMIT)

@@ -1,4 +1,4 @@
-"""The queue of the reward service, and who waits for what.
+"""Queues the reward service's evaluations and tells the callers who wait for them.
 
 All state lives in the event loop's thread, so it needs no locks: between looking for a request and taking it in nothing
 else can run, and two equal requests can never become two evaluations. Only judging and writing happen in threads.

@@ -1,4 +1,4 @@
-"""The reward service's life: who may call it, where it listens, and how it ends."""
+"""Runs the reward service: reads its token, listens, and shuts down in order."""
 
 from __future__ import annotations
 

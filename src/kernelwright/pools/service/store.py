@@ -1,4 +1,4 @@
-"""What the service has judged: a run directory, and where in it each request's record lies.
+"""Keeps what the service has judged: a run directory, and where in it each request's record lies.
 
 A record is on disk before anybody is told of it, so a kill at any moment loses no finished evaluation; a restart reads
 the file and answers from it.

@@ -1,4 +1,4 @@
-"""Fusion of pointwise chains and row reductions into one kernel: C++ on a CPU, Triton on a GPU."""
+"""Fuses pointwise chains and row reductions into one kernel: C++ on a CPU, Triton on a GPU."""
 
 from __future__ import annotations
 

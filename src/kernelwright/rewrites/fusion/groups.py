@@ -1,4 +1,4 @@
-"""Finding operators that one kernel can compute, and putting the kernel into the graph."""
+"""Finds operators that one kernel can compute, and puts the kernel into the graph."""
 
 from __future__ import annotations
 

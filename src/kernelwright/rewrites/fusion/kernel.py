@@ -1,4 +1,4 @@
-"""What the C++ and the Triton kernels share: the walk over a program's steps, and the Python function that launches it."""
+"""Prints what the C++ and the Triton kernels share: a program's steps, and the Python function that launches it."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class FusedKernel(ABC):
         return self.program.steps[index].name
 
     def _neutral(self, index: int) -> str:
-        """What a reduction starts from."""
+        """The value that a reduction starts from."""
         return self.neutral[self._name_of(index)]
 
     def _operand(self, item: Operand) -> str:
         return f"v{item}" if isinstance(item, int) else self._literal(item)
 
     def _reduced(self, index: int) -> str:
-        """What a reduction takes in."""
+        """The operand of a reduction."""
         return self._operand(self.program.steps[index].operands[0])
 
     def _step(self, index: int) -> str:

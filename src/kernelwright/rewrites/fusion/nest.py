@@ -1,4 +1,4 @@
-"""The loop nest of a program: dimensions merged where every tensor allows it, and the order of its passes."""
+"""Plans a program's loops: merges dimensions where every tensor allows it, and orders the passes."""
 
 from __future__ import annotations
 

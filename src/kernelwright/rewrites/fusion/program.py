@@ -1,4 +1,4 @@
-"""A fused kernel as a small program: loads, pointwise steps, reductions and stores over one iteration space.
+"""Describes a fused kernel as a small program: loads, pointwise steps, reductions and stores over one iteration space.
 
 The iteration space is a tensor shape, of which one contiguous range of dimensions may be reduced. A value
 lives at one of two levels: `full` has one element per point, `row` has one per point of the dimensions that

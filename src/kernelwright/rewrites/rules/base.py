@@ -1,4 +1,4 @@
-"""What a rewrite rule is, and how a set of rules is applied until nothing fires any more."""
+"""Defines a rewrite rule, and applies a set of rules until none fires any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute only the rows that are read, and many small products of the same weight as one."""
+"""Computes only the rows that are read, and many small products of the same weight as one."""
 
 from __future__ import annotations
 
