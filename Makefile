@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-rest test-all exploits check clean
+.PHONY: setup demo test test-all exploits check check-dependencies clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +44,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+# Resolves the dependencies for each version of Python; takes minutes and the network, so it is no part of `check`.
+check-dependencies: setup
+	$(BIN)/python .ci/check_dependencies.py
 
 clean:
 	rm -rf $(VENV) demo-run

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from kernelwright.errors import ConfigError
 from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
@@ -61,10 +60,11 @@ def build(model: type[Model], values: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(_explain(model, error.errors()[0])) from error
+        raise ConfigError(_explain(model, error)) from error
 
 
-def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = list(model.model_fields)

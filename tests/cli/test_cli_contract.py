@@ -19,7 +19,7 @@ import pytest
 import kernelwright
 from kernelwright import cli
 from kernelwright.cli.options import NamedPath
-from kernelwright.errors import DeviceError, UsageError
+from kernelwright.errors import DeviceError, InternalError, UsageError
 
 KERNELWRIGHT = (sys.executable, "-m", "kernelwright")
 
@@ -266,6 +266,27 @@ def test_an_input_that_ends_the_program_cannot_choose_the_exit_status(status, mo
     monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(SystemExit(status)))
     assert cli.main(["doctor"]) == 2
     assert "ended the program" in one_error_line(capsys.readouterr().err)
+
+
+def test_an_error_that_was_to_stay_inside_is_a_fault(monkeypatch, capsys):
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(InternalError("leaked")))
+    assert cli.main(["doctor"]) == 3
+    assert "fault in kernelwright: InternalError: leaked" in one_error_line(capsys.readouterr().err)
+
+
+def test_a_hard_exit_is_refused_in_the_command_and_left_to_its_children(monkeypatch, capsys):
+    def ends_hard() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        os._exit(0)
+
+    before = os._exit
+    monkeypatch.setattr(cli.group, "get_command", lambda *_: click.Command("doctor", callback=ends_hard))
+    assert cli.main(["doctor"]) == 2
+    assert "ended the program" in one_error_line(capsys.readouterr().err)
+    assert os._exit is before
 
 
 def test_new_run_directories_of_one_second_are_apart(tmp_path, monkeypatch):

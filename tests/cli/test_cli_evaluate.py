@@ -306,8 +306,9 @@ def test_a_task_that_does_not_work_leaves_no_new_directory(place, capsys):
     assert list((place / "runs").iterdir()) == []
 
 
-def test_a_task_that_ends_the_program_is_a_broken_task(place, capsys):
-    (place / "task.py").write_text("import sys\nsys.exit(0)\n" + TASK)
+@pytest.mark.parametrize("ending", ["import sys; sys.exit(0)", "import os; os._exit(0)"])
+def test_a_task_that_ends_the_program_is_a_broken_task(place, capsys, ending):
+    (place / "task.py").write_text(f"{ending}\n{TASK}")
     assert evaluate("task.py", "good.py", "--json") == 2
     refused(capsys, 2, "it raised SystemExit")
 

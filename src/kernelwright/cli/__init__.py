@@ -11,13 +11,15 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import click
 
 import kernelwright
 from kernelwright.cli.group import LazyGroup
-from kernelwright.errors import KernelwrightError
+from kernelwright.errors import InternalError, KernelwrightError
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
@@ -64,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = bool(given) and given[0] == "--traceback"
     try:
-        return _flushed(_run(given))
+        with _hard_exit_raises():
+            return _flushed(_run(given))
     except click.exceptions.Exit as done:
         return _flushed(done.exit_code)
     except BrokenPipeError:
@@ -83,10 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KernelwrightError as error:
         if show_traceback:
             traceback.print_exc()
+        if isinstance(error, InternalError):
+            return _fault(error)
         return _say(f"error: {_one_line(str(error))}", error.exit_status)
     except SystemExit:
         # Raised by a file that was run, such as a kernel's; passing its status on could read as `accepted`.
-        return _say("error: code that was run as an input ended the program (sys.exit). Take that call out of it.", 2)
+        return _say("error: code that was run as an input ended the program (sys.exit, os._exit). Take that call out.", 2)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means `rejected`.
         if show_traceback:
             traceback.print_exc()
@@ -95,8 +100,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             where = f" at {_one_line(str(error.filename))}" if error.filename else ""
             return _say(f"error: Wanted to write{where}; {error.strerror}. Make room, or work in another directory.", FAULT)
-        what = f"{type(error).__name__}: {_one_line(str(error))}"
-        return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
+        return _fault(error)
+
+
+@contextmanager
+def _hard_exit_raises() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit in this process: a task that calls it would choose the command's exit status.
+
+    Processes that were forked from it leave as always.
+    """
+    here, leave = os.getpid(), os._exit
+
+    def raise_instead(status: int) -> NoReturn:
+        if os.getpid() != here:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = raise_instead
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _fault(error: Exception) -> int:
+    what = f"{type(error).__name__}: {_one_line(str(error))}"
+    return _say(f"error: fault in kernelwright: {what}. `kernelwright --traceback ...` shows where.", FAULT)
 
 
 def _run(arguments: list[str]) -> int:

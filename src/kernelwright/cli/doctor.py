@@ -55,8 +55,8 @@ def command(as_json: bool) -> None:
 
 
 def _python() -> Finding:
-    usable = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding("python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 or 3.12 is wanted")
+    usable = (3, 11) <= sys.version_info[:2] <= (3, 14)
+    return Finding("python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 to 3.14 is wanted")
 
 
 def _torch() -> Finding:
