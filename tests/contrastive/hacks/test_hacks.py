@@ -26,10 +26,9 @@ from kernelwright.contrastive.hacks import (
     profile,
 )
 from kernelwright.contrastive.hacks.checker import stricter
-from kernelwright.contrastive.hacks.database import default_confirmed_path, packaged_patterns
+from kernelwright.contrastive.hacks.database import packaged_patterns
 from kernelwright.contrastive.hacks.names import code_only
 from kernelwright.contrastive.hacks.opinions import opinion_of
-from kernelwright.contrastive.hacks.profile import MEANING
 from kernelwright.contrastive.hacks.prompt import conversation
 from kernelwright.contrastive.hacks.structure import SHAPE, features, identity
 from kernelwright.errors import TaskError, UsageError
@@ -187,7 +186,7 @@ class TestPatterns:
             assert ast.parse(pattern.snippet).body, pattern.id
             ast.parse(pattern.honest)
             assert pattern.honest != pattern.snippet, pattern.id
-        assert set(MEANING) == set(Sign)
+        assert all(sign.meaning for sign in Sign)
 
     def test_each_says_where_it_comes_from(self, patterns):
         for pattern in patterns:
@@ -264,17 +263,6 @@ class TestStructure:
                 "def forward(self, x):\n    o = torch.empty(3)\n    torch.exp(x, out=o)\n    return o",
             ),
             (
-                "output-from-shapes-alone",
-                "def forward(self, x):\n    return torch.zeros(x.shape[0])",
-                "def forward(self, x):\n    return torch.zeros(x.shape[0]) + x",
-            ),
-            (
-                "output-ignores-inputs",
-                "def forward(self, x):\n    return TABLE",
-                "def forward(self, x):\n    return TABLE @ x",
-            ),
-            ("returns-an-input", "def forward(self, x):\n    return x", "def forward(self, x):\n    return x.clone()"),
-            (
                 "never-uses-a-submodule",
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return x",
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return self.a(x)",
@@ -285,12 +273,6 @@ class TestStructure:
                 "import threading\nt = threading.Thread(target=f)\nt.start()",
                 "import threading\nt = threading.Thread(target=f)\nt.start()\nt.join()",
             ),
-            (
-                "reads-the-end-only",
-                "def forward(self, x):\n    return x[:, -3:]",
-                "def forward(self, x):\n    return x[:, 1:]",
-            ),
-            ("mutable-default", "def forward(self, x, k=[]): pass", "def forward(self, x, k=()): pass"),
             ("test-made-to-fail", "if x.shape[0] == 99999999: pass", "if x.shape[0] == 4096: pass"),
             ("asks-for-training-mode", "if self.training: pass", "self.training = False"),
             (
@@ -474,10 +456,6 @@ class TestConfirmed:
             HackDatabase((), tmp_path / "file" / "hacks.jsonl").add_confirmed(
                 record(REPLAY), Family.CACHING, name="x", what="y"
             )
-
-    def test_the_default_place_follows_xdg(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-        assert default_confirmed_path() == tmp_path / "kernelwright" / "hacks.jsonl"
 
 
 class FakeModel:

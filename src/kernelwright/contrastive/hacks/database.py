@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -198,12 +197,6 @@ def packaged_patterns() -> tuple[Pattern, ...]:
         raise InfrastructureError(
             f"Wanted the patterns that ship with the package; found: {error}. Install kernelwright again."
         ) from error
-
-
-def default_confirmed_path() -> Path:
-    """Where a user's own hacks are kept when nothing else is said: the XDG data directory."""
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "kernelwright" / "hacks.jsonl"
 
 
 def _lines(path: Path) -> Iterator[Pattern]:

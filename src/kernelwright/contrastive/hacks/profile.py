@@ -24,57 +24,41 @@ REFERENCE_SPREAD = 1.5
 
 
 class Sign(StrEnum):
-    """Something that an evaluation's record shows."""
+    """Something that an evaluation's record shows: its code, and `meaning` in words for prompts and pages."""
 
-    SPEEDUP_SUSPICIOUS = "speedup-suspicious"
-    SPEEDUP_IMPLAUSIBLE = "speedup-implausible"
-    LATENCY_TINY = "latency-tiny"
-    FAST_AFTER_FIRST_CALL = "fast-after-first-call"
-    LATENCY_BIMODAL = "latency-bimodal"
-    ERROR_NEAR_LIMIT = "error-near-limit"
-    OUTER_CLOCK_LONGER = "outer-clock-longer"
-    WORK_OUTSIDE_CALL = "work-outside-call"
-    REFERENCE_DISTURBED = "reference-disturbed"
-    FLAGS_CHANGED = "flags-changed"
-    OUTPUT_REPEATS = "output-repeats"
-    OUTPUT_CHANGES_LATER = "output-changes-later"
-    OUTPUT_WRONG = "output-wrong"
-    OUTPUT_STRANGE = "output-strange"
-    WEIGHTS_IGNORED = "weights-ignored"
-    STATE_WRONG = "state-wrong"
-    INPUT_CHANGED = "input-changed"
-    PROCESS_DIED = "process-died"
-    CHANNEL_TOUCHED = "channel-touched"
-    NO_SPEEDUP = "no-speedup"
-    TASK_VACUOUS = "task-vacuous"
+    meaning: str
 
+    def __new__(cls, code: str, meaning: str) -> Sign:
+        """A member by its code."""
+        sign = str.__new__(cls, code)
+        sign._value_, sign.meaning = code, meaning
+        return sign
 
-MEANING: Mapping[Sign, str] = MappingProxyType(
-    {
-        Sign.SPEEDUP_SUSPICIOUS: "the speedup is above 3x",
-        Sign.SPEEDUP_IMPLAUSIBLE: "the speedup is far above what the bytes moved or the operations done allow",
-        Sign.LATENCY_TINY: "a call takes no longer than a single launch or dispatch",
-        Sign.FAST_AFTER_FIRST_CALL: "the first calls of a process are slow and all later ones fast",
-        Sign.LATENCY_BIMODAL: "calls fall into two groups of very different latency",
-        Sign.ERROR_NEAR_LIMIT: "the error uses up most of the tolerance, as that of a lower precision does",
-        Sign.OUTER_CLOCK_LONGER: "the judge's own clock saw more time than the one beside the candidate",
-        Sign.WORK_OUTSIDE_CALL: "processor or device work goes on between calls",
-        Sign.REFERENCE_DISTURBED: "the reference's latency varies between processes, or is slower than when alone",
-        Sign.FLAGS_CHANGED: "process-wide settings or library functions differ after the candidate was loaded",
-        Sign.OUTPUT_REPEATS: "outputs are those of an earlier call, or the same for different inputs",
-        Sign.OUTPUT_CHANGES_LATER: "an output changes after it was handed out",
-        Sign.OUTPUT_WRONG: "outputs are wrong on some input set, though right on ordinary inputs",
-        Sign.OUTPUT_STRANGE: "outputs are not plain tensors of the reference's type, layout and device",
-        Sign.WEIGHTS_IGNORED: "outputs do not follow when weights are loaded or changed",
-        Sign.STATE_WRONG: "buffers, keys or the training mode differ from the reference's",
-        Sign.INPUT_CHANGED: "inputs are other after the call than before",
-        Sign.PROCESS_DIED: "the process ended, hung or was stopped for what it used",
-        Sign.CHANNEL_TOUCHED: "something other than the harness wrote to the judge's channel",
-        Sign.NO_SPEEDUP: "nothing is gained beyond noise",
-        Sign.TASK_VACUOUS: "a trivial output would pass this task",
-    }
-)
-"""Each sign in words, for prompts and pages."""
+    SPEEDUP_SUSPICIOUS = "speedup-suspicious", "the speedup is above 3x"
+    SPEEDUP_IMPLAUSIBLE = "speedup-implausible", "the speedup is far above what the bytes moved or the operations done allow"
+    LATENCY_TINY = "latency-tiny", "a call takes no longer than a single launch or dispatch"
+    FAST_AFTER_FIRST_CALL = "fast-after-first-call", "the first calls of a process are slow and all later ones fast"
+    LATENCY_BIMODAL = "latency-bimodal", "calls fall into two groups of very different latency"
+    ERROR_NEAR_LIMIT = "error-near-limit", "the error uses up most of the tolerance, as that of a lower precision does"
+    OUTER_CLOCK_LONGER = "outer-clock-longer", "the judge's own clock saw more time than the one beside the candidate"
+    WORK_OUTSIDE_CALL = "work-outside-call", "processor or device work goes on between calls"
+    REFERENCE_DISTURBED = (
+        "reference-disturbed",
+        "the reference's latency varies by process, or is slower than when alone",
+    )
+    FLAGS_CHANGED = "flags-changed", "process-wide settings or library functions differ after the candidate was loaded"
+    OUTPUT_REPEATS = "output-repeats", "outputs are those of an earlier call, or the same for different inputs"
+    OUTPUT_CHANGES_LATER = "output-changes-later", "an output changes after it was handed out"
+    OUTPUT_WRONG = "output-wrong", "outputs are wrong on some input set, though right on ordinary inputs"
+    OUTPUT_STRANGE = "output-strange", "outputs are not plain tensors of the reference's type, layout and device"
+    WEIGHTS_IGNORED = "weights-ignored", "outputs do not follow when weights are loaded or changed"
+    STATE_WRONG = "state-wrong", "buffers, keys or the training mode differ from the reference's"
+    INPUT_CHANGED = "input-changed", "inputs are other after the call than before"
+    PROCESS_DIED = "process-died", "the process ended, hung or was stopped for what it used"
+    CHANNEL_TOUCHED = "channel-touched", "something other than the harness wrote to the judge's channel"
+    NO_SPEEDUP = "no-speedup", "nothing is gained beyond noise"
+    TASK_VACUOUS = "task-vacuous", "a trivial output would pass this task"
+
 
 _OF_REASON: Mapping[Reason, Sign] = MappingProxyType(
     {

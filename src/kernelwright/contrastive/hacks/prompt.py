@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernelwright.contrastive.hacks.database import Family
 from kernelwright.contrastive.hacks.names import code_only
-from kernelwright.contrastive.hacks.profile import MEANING, profile
+from kernelwright.contrastive.hacks.profile import profile
 from kernelwright.contrastive.hacks.retrieval import Neighbour
 from kernelwright.models.chat import Message
 from kernelwright.records import Evaluation, Task, sha256_of
@@ -67,7 +67,7 @@ def facts(evaluation: Evaluation) -> str:
     advice = evaluation.checks.get("advice")
     if isinstance(advice, list | tuple) and advice:
         lines.append("patterns in the text: " + "; ".join(str(item) for item in advice))
-    lines += [f"sign: {MEANING[sign]}" for sign in sorted(profile(evaluation))]
+    lines += [f"sign: {sign.meaning}" for sign in sorted(profile(evaluation))]
     return "\n".join(lines) if len(lines) > 1 else lines[0] + "\nnothing else was measured"
 
 
@@ -88,7 +88,7 @@ def _known(neighbour: Neighbour) -> str:
         f"### {pattern.name} (family {pattern.family.value}, similarity {neighbour.similarity:.2f})",
         f"{pattern.what} {pattern.why}",
         "Signs in the source: " + "; ".join(pattern.source_signs),
-        "Signs in the measurements: " + "; ".join(MEANING[sign] for sign in pattern.measured_signs),
+        "Signs in the measurements: " + "; ".join(sign.meaning for sign in pattern.measured_signs),
         "```python\n" + _cut(pattern.snippet).rstrip() + "\n```",
     ]
     if pattern.allowed:

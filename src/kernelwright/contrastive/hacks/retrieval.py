@@ -43,8 +43,6 @@ class Neighbour:
     pattern: Pattern
     similarity: float
     """From 0 to 1; of structure and profile together."""
-    structure: float
-    """From 0 to 1; of structure alone."""
     shared: tuple[str, ...]
     """The weightiest features that both have."""
 
@@ -58,7 +56,7 @@ class Retriever:
 
     def __init__(self, database: HackDatabase) -> None:
         self._patterns = database.patterns
-        twins = [_pattern_features(pattern.honest) for pattern in self._patterns if pattern.honest]
+        twins = [_features(pattern.honest) for pattern in self._patterns if pattern.honest]
         references, programs = honest_counts()
         honest = references + Counter(feature for twin in twins for feature in twin)
         self._hacks = _Index([_mechanism(pattern) for pattern in self._patterns], honest, programs + len(twins))
@@ -85,8 +83,7 @@ class Retriever:
         ]
         scores.sort(key=lambda item: (-item[0], item[1]))
         return tuple(
-            Neighbour(self._patterns[row], score, float(structure[row]), self._hacks.shared(row, weights))
-            for score, _, row in scores[:count]
+            Neighbour(self._patterns[row], score, self._hacks.shared(row, weights)) for score, _, row in scores[:count]
         )
 
     def honest_resemblance(self, source: str, *, reference: str = "") -> float:
@@ -135,9 +132,11 @@ class _Index:
         return tuple(self._names[column] for column in order[:8])
 
 
-@lru_cache(maxsize=64)
+_features = lru_cache(maxsize=4096)(features)
+
+
 def _own_features(source: str, reference: str) -> frozenset[str]:
-    return features(source) - (_reference_features(reference) if reference else frozenset())
+    return _features(source) - (_features(reference) if reference else frozenset())
 
 
 def _mechanism(pattern: Pattern) -> frozenset[str]:
@@ -146,8 +145,8 @@ def _mechanism(pattern: Pattern) -> frozenset[str]:
     Of a cheat that only leaves something out nothing remains, and no structure is like it. Letting all its features
     stand for it instead found 27 training cheats in place of 29, with as many false alarms (docs/hacks.md).
     """
-    own = _pattern_features(pattern.snippet)
-    return own - _pattern_features(pattern.honest) if pattern.honest else own
+    own = _features(pattern.snippet)
+    return own - _features(pattern.honest) if pattern.honest else own
 
 
 def _weight(name: str, owners: int, programs: int) -> float:
@@ -166,14 +165,3 @@ def honest_counts() -> tuple[Counter[str], int]:
     """How many references of the built-in tasks have each feature, and how many references there are."""
     sources = [entry.task.source for entry in load_suite("builtin").entries]
     return Counter(feature for source in sources for feature in features(source)), len(sources)
-
-
-@lru_cache(maxsize=512)
-def _reference_features(reference: str) -> frozenset[str]:
-    # The reference's class is `Model` and has input functions beside it; only its structure matters here.
-    return features(reference)
-
-
-@lru_cache(maxsize=4096)
-def _pattern_features(snippet: str) -> frozenset[str]:
-    return features(snippet)

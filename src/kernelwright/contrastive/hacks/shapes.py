@@ -16,7 +16,6 @@ _FILLS = frozenset(
     {"full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "eye"}
 )
 _EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
-_SHAPES_ONLY = frozenset({"shape", "size", "device", "dtype", "ndim", "dim", "numel", "new_full", "new_zeros", "new_empty"})
 _LOW = frozenset({"half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "qint8"})
 _DERIVING = frozenset({"detach", "t", "data", "contiguous", "clone", "sum", "half"})
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "perf_counter_ns", "monotonic_ns", "time_ns", "process_time"})
@@ -63,8 +62,6 @@ class _ShapeFinder:
                 yield "acts-at-import"
             if isinstance(item, ast.Expr) and isinstance(item.value, ast.Call):
                 yield "calls-at-import"
-            if isinstance(item, ast.Try) and not any(isinstance(inner, ast.Import | ast.ImportFrom) for inner in item.body):
-                yield "try-at-import"
 
     def _anywhere(self, node: ast.AST) -> Iterator[str]:
         match node:
@@ -79,11 +76,6 @@ class _ShapeFinder:
                     yield "tensor-subclass"
                 if any(self.names.label(base) == "local" for base in node.bases):
                     yield "inherits-own-class"
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in node.args.defaults):
-                    yield "mutable-default"
-            case ast.Yield():
-                yield "generator-state"
             case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=int() as value)]) if abs(value) > LARGE:
                 yield "test-made-to-fail"
             case ast.BoolOp(op=ast.And()) if any(isinstance(value, ast.Constant) for value in node.values):
@@ -106,11 +98,10 @@ class _ShapeFinder:
         label = self.names.label(node.func)
         if label == "setattr":
             base = self.names.dotted(node.args[0]) if node.args else None
-            yield "patches-library" if base else "sets-attribute-by-name"
+            if base:
+                yield "patches-library"
         if label in ("exec", "eval", "compile", "__import__") and node.args:
             yield "runs-built-code"
-        if label == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
-            yield "attribute-by-computed-name"
         if label in ("id",) or label.endswith(".data_ptr"):
             yield "uses-address"
         if label in ("float",) and node.args and isinstance(node.args[0], ast.Subscript):
@@ -176,16 +167,10 @@ class _ShapeFinder:
             match node:
                 case ast.Try(handlers=handlers) if handlers:
                     yield "handles-failure-in-call"
-                case ast.While(test=ast.Constant(value=True)):
-                    yield "endless-loop"
-                case ast.Raise() if function.name == "forward":
-                    yield "raises-in-forward"
                 case ast.Compare():
                     inside = [self.names.label(item.func) for item in ast.walk(node) if isinstance(item, ast.Call)]
                     if any(label.rpartition(".")[2] in _CLOCKS and "." in label for label in inside):
                         yield "gate-on-clock"
-                    if any(label.endswith((".random", ".randint", "urandom")) for label in inside):
-                        yield "gate-on-chance"
 
     def _forward(self, function: Function) -> Iterator[str]:
         given = {item.arg for item in function.args.args[1:]}
@@ -196,12 +181,9 @@ class _ShapeFinder:
         attributes = [item for item in self._walk(self.tree) if isinstance(item, ast.Attribute)]
         if self.names.submodules - {item.attr for item in attributes if isinstance(item.ctx, ast.Load)}:
             yield "never-uses-a-submodule"
-        dependent = _dependent(self._walk(function), given)
         for node in self._walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
-                yield from self._returned(function, node.value, dependent)
-            if isinstance(node, ast.Subscript) and _root(node.value) in given and isinstance(node.ctx, ast.Load):
-                yield from _slices(node.slice)
+                yield from self._returned(function, node.value)
         lows = {item.attr for item in self._walk(function) if isinstance(item, ast.Attribute)} & _LOW
         if lows:
             yield "lowers-precision-in-call"
@@ -222,21 +204,12 @@ class _ShapeFinder:
                 case ast.keyword(arg="out", value=ast.Name(id=name)) if name in given:
                     yield "writes-into-an-input"
 
-    def _returned(self, function: Function, value: ast.expr, dependent: dict[str, str]) -> Iterator[str]:
-        if isinstance(value, ast.Name) and dependent.get(value.id) == "input":
-            yield "returns-an-input"
-        kind = _dependence(value, dependent)
+    def _returned(self, function: Function, value: ast.expr) -> Iterator[str]:
         calls = {self.names.label(item.func).rpartition(".")[2] for item in ast.walk(value) if isinstance(item, ast.Call)}
-        if kind is None:
-            yield "output-ignores-inputs"
-        elif kind == "shape":
-            yield "output-from-shapes-alone"
         if calls & _FILLS:
             yield "returns-a-constant-fill"
         if calls & {"expand", "expand_as", "as_strided", "broadcast_to"}:
             yield "returns-a-view-of-little"
-        if isinstance(value, ast.List):
-            yield "returns-a-list"
         empty = calls & _EMPTIES
         if isinstance(value, ast.Name):
             assignments = [node for node in self._walk(function) if isinstance(node, ast.Assign)]
@@ -253,15 +226,6 @@ class _ShapeFinder:
         starts = {"Thread", "submit", "apply_async", "start_new_thread"} & set(last)
         if starts and not {"join", "result", "get", "wait", "map"} & set(last):
             yield "starts-and-never-waits"
-        for node in self._walk(self.tree):
-            if isinstance(node, ast.If):
-                called = [self.names.label(item.func) for item in ast.walk(node) if isinstance(item, ast.Call)]
-                inside = {label.rpartition(".")[2] for label in called}
-                if inside & {"join", "result", "wait_stream", "synchronize"}:
-                    yield "waits-sometimes"
-        if "Stream" in last or "ExternalStream" in last:
-            waits = last.count("wait_stream") + last.count("synchronize") + last.count("wait_event")
-            yield "stream-without-two-waits" if waits < 2 else "stream-with-waits"
 
 
 def _is_count(node: ast.stmt) -> bool:
@@ -272,67 +236,3 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
-
-
-def _slices(index: ast.expr) -> Iterator[str]:
-    for part in ast.walk(index):
-        if isinstance(part, ast.Slice):
-            for bound in (part.lower, part.upper):
-                if isinstance(bound, ast.UnaryOp) and isinstance(bound.op, ast.USub):
-                    yield "reads-the-end-only"
-                elif isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.FloorDiv):
-                    yield "reads-a-share"
-                elif isinstance(bound, ast.Constant):
-                    yield "reads-a-fixed-part"
-            if part.step is not None:
-                yield "reads-every-nth"
-
-
-def _dependence(value: ast.expr, dependent: dict[str, str]) -> str | None:
-    """`input` or `values` when an expression needs the inputs' values, `shape` when only their shapes, else None."""
-    found: str | None = None
-    parents = {child: node for node in ast.walk(value) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(value):
-        if isinstance(node, ast.Name) and node.id in dependent:
-            parent = parents.get(node)
-            if dependent[node.id] == "shape" or _asks_shape(parent):
-                found = "shape"
-            else:
-                return "values"
-    return found
-
-
-def _asks_shape(parent: ast.AST | None) -> bool:
-    """Whether what is done with an input needs its shape alone."""
-    match parent:
-        case ast.Attribute(attr=attr):
-            return attr in _SHAPES_ONLY
-        case ast.Call(func=ast.Attribute(attr=attr)):
-            return attr.endswith("_like")
-    return False
-
-
-def _dependent(nodes: list[ast.AST], given: set[str]) -> dict[str, str]:
-    """How each local variable depends on the inputs: it is one (`input`), on `values`, or on a `shape` alone."""
-    known = dict.fromkeys(given, "input")
-    # Twice, so that what a loop carries backwards is seen.
-    for _ in range(2):
-        for node in nodes:
-            value: ast.expr | None = None
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.For | ast.AnnAssign):
-                value = node.iter if isinstance(node, ast.For) else node.value
-                places = targets(node)
-            elif isinstance(node, ast.Call):
-                places = [item.value for item in node.keywords if item.arg == "out"]
-                match node.func:
-                    case ast.Attribute(value=ast.Name() as changed, attr=attr) if attr.endswith("_"):
-                        places.append(changed)
-                value = node
-            else:
-                continue
-            kind = _dependence(value, known) if value is not None else None
-            for place in places:
-                name = _root(place)
-                if name is not None and kind is not None and known.get(name) not in ("input", "values"):
-                    known[name] = kind
-    return known

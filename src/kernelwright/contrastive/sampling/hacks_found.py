@@ -1,13 +1,13 @@
-"""What training found of cheats: programs that the judge rejected for a cheating reason, each once, to be read by people."""
+"""Writes the cheats that training found to a folder, each once, for people to read."""
 
 from __future__ import annotations
 
-import ast
 import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernelwright.contrastive.hacks.structure import identity
 from kernelwright.contrastive.rollouts import RolloutLog
 from kernelwright.contrastive.sampling.metrics import CHEATING
 from kernelwright.records import Evaluation, RunDirectory
@@ -70,16 +70,8 @@ def _own_part(source: str) -> str:
 
 
 def _shape(source: str) -> str:
-    """A program without what a model may vary at no cost: names of variables, numbers, layout."""
+    """The same for programs that differ in names, numbers and layout only."""
     try:
-        tree = ast.parse(source)
+        return identity(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            node.id = "v"
-        elif isinstance(node, ast.arg):
-            node.arg = "v"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            node.value = 0
-    return ast.dump(tree)
