@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import kernelwright.judge
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Judge, Settings, resolve_device
 from kernelwright.judge import judge as judge_module
@@ -531,6 +532,10 @@ VALID = {
             "        self.register_load_state_dict_pre_hook(lambda module, state, *rest: state.update(shift=module.shift))"
         ),
     ),
+    "a scalar and an empty parameter": task(
+        "return inputs[0] * self.gain + self.none.sum()",
+        init=("self.gain, self.none = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.empty(0))"),
+    ),
     "complex numbers": task("return torch.fft.rfft(inputs[0]) * 2"),
     "lazily conjugated numbers": task("return torch.fft.rfft(inputs[0]).conj()"),
     "not in float64": task("return (inputs[0].view(torch.int32) & 0x7FFFFFFF).view(torch.float32) * 2"),
@@ -752,6 +757,12 @@ def test_a_task_that_does_not_work_is_a_task_error(judge, what):
 
 
 # --- devices --------------------------------------------------------------------------------------
+
+
+def test_the_package_has_the_names_that_it_lists_and_no_others():
+    assert {kernelwright.judge.Judge, kernelwright.judge.Settings} == {Judge, Settings}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = kernelwright.judge.nothing
 
 
 def test_devices_by_name(monkeypatch):

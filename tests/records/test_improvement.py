@@ -48,3 +48,8 @@ def test_without_an_aa_comparison_there_is_no_noise_floor():
 def test_a_one_sided_bound_lies_above_most_of_what_was_measured():
     assert upper_bound([[3.0] * 4, [3.0] * 4]) == 3.0
     assert 2.0 < upper_bound([[1.0] * 4, [2.0] * 4, [3.0] * 4]) <= 3.0
+
+
+def test_a_schedule_of_a_model_names_no_gpu_that_measured_it():
+    with pytest.raises(ValueError, match="a model's costs"):
+        _ = Confirmation(1.5, 1.4, 1.6, 0.0, None, None, 3).measured_on

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,24 @@ def test_a_defect_of_the_launcher_is_not_blamed_on_the_schedule(child):
     with pytest.raises(DeviceError, match="a defect of the launcher"):
         child.time(b"defect", PLAN)
     assert child.compare(b"same", [1]) is None
+
+
+def test_an_answer_of_another_form_is_a_defect_of_ours(monkeypatch):
+    launcher = ContainedLauncher(SPEC, b"original", fake_launcher)
+    monkeypatch.setattr(ContainedLauncher, "_ask", lambda self, request: 5)
+    with pytest.raises(DeviceError, match="wanted timings"):
+        launcher.time(b"same", PLAN)
+    with pytest.raises(DeviceError, match="wanted a comparison"):
+        launcher.compare(b"same", [1])
+
+
+def test_a_process_that_survives_its_killing_is_a_device_error():
+    launcher = ContainedLauncher(SPEC, b"original", fake_launcher)
+    immortal = SimpleNamespace(pid=7, is_alive=lambda: True, kill=lambda: None, join=lambda seconds: None)
+    launcher._process, launcher._connection = immortal, SimpleNamespace(close=lambda: None)
+    with pytest.raises(DeviceError, match="the GPU has to be reset"):
+        launcher._stop()
+    launcher._process = None
 
 
 def test_no_process_is_left_behind():
