@@ -19,7 +19,7 @@ def simulate(generator, processes, blocks, truth=0.0):
 def test_students_interval_by_hand():
     # Constant blocks leave the bootstrap only the processes, whose range is narrower than Student's interval.
     found = ratio_interval([[0.1] * 4, [0.2] * 4, [0.3] * 4])
-    margin = 4.303 * 0.1 / math.sqrt(3)
+    margin = 4.302652729911275 * 0.1 / math.sqrt(3)
     assert found.estimate == pytest.approx(math.exp(0.2))
     assert found.low == pytest.approx(math.exp(0.2 - margin))
     assert found.high == pytest.approx(math.exp(0.2 + margin))
@@ -28,13 +28,21 @@ def test_students_interval_by_hand():
 
 def test_students_interval_with_two_processes_by_hand():
     found = ratio_interval([[0.0] * 3, [0.02] * 3])
-    assert math.log(found.high) == pytest.approx(0.01 + 12.706 * 0.02 / math.sqrt(2) / math.sqrt(2))
+    assert math.log(found.high) == pytest.approx(0.01 + 12.706204736432095 * 0.02 / math.sqrt(2) / math.sqrt(2))
 
 
-def test_more_processes_than_the_table_has_use_its_last_quantile():
+def test_looks_widen_students_margin_too():
+    processes = [[0.1] * 4, [0.2] * 4, [0.3] * 4]
+    margins = [ratio_interval(processes, looks=looks).half_width for looks in (1, 4)]
+    # t of 2 degrees of freedom has a closed form: (2p - 1) / sqrt(2 p (1 - p)).
+    for margin, p in zip(margins, (1 - 0.025, 1 - 0.025 / 4), strict=True):
+        assert margin == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)) * 0.1 / math.sqrt(3))
+
+
+def test_many_processes_approach_the_normal_quantile():
     centres = [0.01 * (k % 2) for k in range(40)]
     found = ratio_interval([[value] * 3 for value in centres])
-    margin = 2.131 * np.std(centres, ddof=1) / math.sqrt(40)
+    margin = 2.0226909117347285 * np.std(centres, ddof=1) / math.sqrt(40)
     assert found.half_width >= margin - 1e-12
 
 

@@ -185,7 +185,9 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
     """
     estimate = min(claimed.estimate, by_series.high)
     low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
-    return Interval(estimate, min(low, estimate), max(min(claimed.high, by_series.high), estimate))
+    # Only a contradiction lowers the upper end: to take the lower of two upper ends would miss twice as often.
+    high = by_series.high if by_series.high < claimed.low else claimed.high
+    return Interval(estimate, min(low, estimate), max(high, estimate))
 
 
 def hidden_us(processes: Sequence[TimingSeries], charges: Sequence[Charge]) -> float:

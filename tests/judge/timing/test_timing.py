@@ -554,7 +554,8 @@ def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
     claimed = Interval(10.0, 9.0, 11.0)
-    assert scoring.confirmed(claimed, Interval(10.0, 9.5, 10.5), 0.0) == Interval(10.0, 9.0, 10.5)
+    assert scoring.confirmed(claimed, Interval(10.0, 9.5, 10.5), 0.0) == Interval(10.0, 9.0, 11.0)
+    assert scoring.confirmed(claimed, Interval(9.0, 8.5, 9.5), 0.0) == Interval(9.5, 8.5, 11.0)
     assert scoring.confirmed(claimed, Interval(1.0, 0.9, 1.1), 0.0) == Interval(1.1, 0.9, 1.1)
     assert scoring.confirmed(claimed, Interval(20.0, 0.5, 40.0), 0.5) == Interval(10.0, 6.0, 11.0)
     assert scoring.confirmed(Interval(10.0, 10.0, 10.0), Interval(10.0, 9.0, 11.0), 0.0).low == 10.0
