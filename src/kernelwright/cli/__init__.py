@@ -39,6 +39,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
         "bench": ("kernelwright.cli.bench", "Judge a suite's candidates and baselines in one run."),
         "train": ("kernelwright.cli.train", "Train a model: supervised, self-supervised, contrastive."),
         "report": ("kernelwright.cli.report", "Write a run directory as one HTML page."),
+        "rescore": ("kernelwright.cli.rescore", "Compute every published number of a run again."),
         "sass": ("kernelwright.cli.sass", "Show, play, check and optimize machine-code schedules."),
         "serve": ("kernelwright.cli.serve", "The judge as an HTTP reward service."),
     },

@@ -23,10 +23,11 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.report.bench_table import is_strict
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
-from kernelwright.search.bench_summary import BenchResult, is_strict, summarise
+from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.tasks.entries import Suite
 
 W = TypeVar("W")

@@ -1,0 +1,80 @@
+"""Computes the table of a bench run from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.table import TaskResult, baseline_table, bench_table, tally
+
+ENTRIES = "entries.json"
+"""Names what the table has a line for: without it a table cannot be computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchEntry:
+    """One line of a suite. Two may have one task and different candidates."""
+
+    task: str
+    task_sha256: str
+    level: int | None
+    candidate_sha256: str | None
+    """None where the suite has no candidate."""
+
+
+def task_results(run: RunDirectory, entries: Sequence[BenchEntry], errors: Mapping[str, str]) -> list[TaskResult]:
+    """The results of each entry, from the evaluations on disk.
+
+    Args:
+        run: The bench run.
+        entries: Of its suite, in order.
+        errors: Per task and baseline, what kept it from being measured.
+    """
+    found: dict[str, list[Evaluation]] = {}
+    for evaluation in run.evaluations():
+        found.setdefault(evaluation.task_sha256, []).append(evaluation)
+    run_is_strict = bool((run.read_json("config.json") or {}).get("settings", {}).get("strict_fp32"))
+    failed: dict[str, list[str]] = {}
+    for name in errors:
+        task, _, what = name.rpartition(" ")
+        failed.setdefault(task, []).append(what)
+    return [_result(entry, found.get(entry.task_sha256, []), run_is_strict, failed.get(entry.task, ())) for entry in entries]
+
+
+def table_json(results: Sequence[TaskResult]) -> dict[str, Any]:
+    """What `table.json` holds."""
+    rows = []
+    for row in bench_table(results):
+        rows.append({**asdict(row), "fast_p": {str(p): share for p, share in row.fast_p.items()}})
+    return {"rows": rows, "tally": asdict(tally(results)), "baselines": [asdict(row) for row in baseline_table(results)]}
+
+
+def is_strict(found: Evaluation) -> bool:
+    """Whether an evaluation was made with TF32 off on both sides."""
+    return bool(found.checks.get("strict_fp32"))
+
+
+def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool, failed: Sequence[str]) -> TaskResult:
+    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
+    judged = [one for one in found if one.policy != BASELINE_POLICY and one.candidate_sha256 == entry.candidate_sha256]
+    main = [evaluation for evaluation in found if is_strict(evaluation) == run_is_strict]
+    eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
+    latencies_us: dict[str, float] = {}
+    if eager_us:
+        latencies_us["eager"] = median(eager_us)
+        for evaluation in main:
+            if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
+                latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
+    return TaskResult(
+        entry.task,
+        entry.level,
+        latencies_us,
+        next((one for one in reversed(judged) if is_strict(one) == run_is_strict), None),
+        next((one for one in reversed(judged) if is_strict(one) != run_is_strict), None),
+        has_candidate=entry.candidate_sha256 is not None,
+        failed=tuple(failed),
+    )
