@@ -1,4 +1,4 @@
-"""What a winning schedule is made of: as few moves as possible, and what each of them is worth.
+"""Explains a winning schedule: spells it in as few moves as possible, and measures what each of them is worth.
 
 A search's own list of moves goes back and forth. Here the difference between original and winner is spelled
 again as one move for each instruction that really changed its place, instructions that travelled together are

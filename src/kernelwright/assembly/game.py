@@ -1,4 +1,4 @@
-"""The assembly game of CuAsmRL (arXiv 2501.08071) as a Gymnasium environment, and a wider one.
+"""Gives the assembly game of CuAsmRL (arXiv 2501.08071), and a wider one, as Gymnasium environments.
 
 The player re-orders the machine code of one kernel, one legal move after another, to make it faster. Every state that can
 be reached computes the same: illegal moves are masked, and stall counts are derived anew after each move

@@ -1,5 +1,4 @@
-"""Running machine-code schedules: launch specs, measuring in contained processes, the cache of tuned kernels,
-and putting tuned kernels back into Triton, into torch.compile and into candidates.
+"""Keeps tuned kernels in a cache and puts them back into Triton, into torch.compile and into candidates.
 
-Modules are imported one by one: the process that runs schedules needs neither torch nor Triton.
+Modules are imported one by one, since some need torch or Triton and others do not.
 """

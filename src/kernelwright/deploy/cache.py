@@ -1,4 +1,4 @@
-"""Tuned kernels on disk, found by what the compiler made, the GPU and how the kernel is launched.
+"""Keeps tuned kernels on disk, found by what the compiler made, the GPU and how the kernel is launched.
 
     ROOT/<architecture>/<key>/entry.json          what it is, where it came from, what was proven and measured
     ROOT/<architecture>/<key>/<SHA-256>.cubin     the tuned cubin; an earlier one is removed once the entry is written

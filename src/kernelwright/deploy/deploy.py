@@ -1,4 +1,4 @@
-"""From the winner of a search to the cache: proven again, measured again, kept with its provenance.
+"""Puts the winner of a search into the cache: proves it again, measures it again, and keeps its provenance.
 
 A run directory holds its winner as three files that `write_winner` makes and `read_winner` reads:
 

@@ -1,4 +1,4 @@
-"""Tuned machine code under torch.compile: its Triton kernels go through Triton's compiler, and through the same cache.
+"""Runs tuned machine code under torch.compile, whose Triton kernels are looked up in the same cache.
 
     with tuned_torch_compile():
         fast = torch.compile(model)

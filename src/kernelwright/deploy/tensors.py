@@ -1,4 +1,4 @@
-"""Copies of a launch's tensors, with the memory around them, and whether two sets of copies are the same."""
+"""Copies a launch's tensors with the memory around them, and compares two sets of copies."""
 
 from __future__ import annotations
 

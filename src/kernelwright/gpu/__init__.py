@@ -1,4 +1,4 @@
-"""Compilers and disassemblers: source to cubin, cubin to text."""
+"""Everything that touches a compiler, a disassembler or the CUDA driver."""
 
 from __future__ import annotations
 

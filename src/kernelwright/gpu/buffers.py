@@ -1,4 +1,4 @@
-"""Contents of a kernel's tensors: reproducible inputs, and whether two outputs are the same."""
+"""Draws reproducible contents of a kernel's tensors, and compares outputs."""
 
 from __future__ import annotations
 

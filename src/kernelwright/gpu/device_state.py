@@ -1,4 +1,4 @@
-"""Clocks, temperature and load of the device, recorded before and after timing. Nothing is ever set."""
+"""Reads clocks, temperature and load of the device before and after timing; it sets nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding an nvdisasm that can read a cubin and running it.
+"""Finds an nvdisasm that can read a cubin, and runs it.
 
 Cubins come in two container formats: up to CUDA 12 (ELF ABI version 7) and from CUDA 13 (version 8).
 On compute capabilities below 10.0 an nvdisasm prints register live ranges only for its own generation's

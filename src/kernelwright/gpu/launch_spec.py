@@ -1,4 +1,4 @@
-"""How to run a kernel: a typed description that fits in a TOML or JSON file.
+"""Describes how a kernel is launched, in types that fit in a TOML or JSON file.
 
 A launch file names a cubin, or CUDA source to make one from, beside the description:
 

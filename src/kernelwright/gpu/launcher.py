@@ -1,4 +1,4 @@
-"""Running a kernel again and again: what measuring needs, and how the CUDA driver does it."""
+"""Launches a kernel again and again through the CUDA driver, and times it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA C++ to cubin with nvcc, without a GPU."""
+"""Compiles CUDA C++ to cubins with nvcc, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling Triton kernels to cubins for a named architecture, without a GPU."""
+"""Compiles Triton kernels to cubins for a named architecture, without a GPU."""
 
 from __future__ import annotations
 

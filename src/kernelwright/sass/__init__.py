@@ -1,4 +1,4 @@
-"""Reading, re-scheduling and checking NVIDIA machine code. Pure Python: no torch, no GPU.
+"""Reads, re-schedules and checks NVIDIA machine code. Pure Python: no torch, no GPU.
 
 from kernelwright import gpu, sass
 

@@ -1,4 +1,4 @@
-"""A simulated in-order issue of one scheduler's warps: a cost model for tests and for ranking schedules.
+"""Simulates the in-order issue of one scheduler's warps: a cost model for tests and for ranking schedules.
 
 Nothing here is a time of a GPU. The model knows stall counts, yields, scoreboards, barriers between warps,
 execution ports and fixed guesses at the latency of memory; it knows no caches, no bandwidth, no bank

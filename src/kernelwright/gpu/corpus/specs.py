@@ -1,4 +1,4 @@
-"""Launch specs of the built-in corpus: CuAsmRL's six kernels and four more.
+"""Describes the launches of the built-in corpus: CuAsmRL's six kernels and four more.
 
 The sizes are our choice, meant for some tens of microseconds on a large GPU: the paper's are not in the sources that
 could be read.

@@ -1,4 +1,4 @@
-"""The scheduling control word of a 128-bit SASS instruction (compute capability 7.0 to 12.x).
+"""Decodes and encodes the scheduling control word of a 128-bit SASS instruction (compute capability 7.0 to 12.x).
 
 The assembler, not the hardware, keeps dependent instructions apart. Bits 105 to 124 of every
 instruction say how: how long to wait before the next issue, which of six scoreboards the result

@@ -1,4 +1,4 @@
-"""What a cubin is apart from debug information, and carrying a schedule over to another build of it.
+"""Identifies a cubin apart from its debug information, and carries a schedule over to another build of it.
 
 A compiler writes the path and the lines of the source into the file, so the same kernel has other bytes
 when its source moves or gains a comment. What runs is the rest. The identity hashes that rest, and a

@@ -1,4 +1,4 @@
-"""One typed SASS instruction."""
+"""Turns one listed SASS instruction into a typed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading `nvdisasm -c -hex -plr -lrm narrow`: instruction text, words and register live ranges.
+"""Reads the output of `nvdisasm -c -hex -plr -lrm narrow`: instruction text, words and register live ranges.
 
 The live-range table marks, for every instruction and every register of four files (GPR, PRED, UGPR,
 UPRED), `^` defined, `v` used, `x` both and `:` live. That is an exact operand description, wide

@@ -1,4 +1,4 @@
-"""What each opcode does that its register operands do not say.
+"""Tells what each opcode does beyond its register operands.
 
 Three questions are answered here: which pipe computes the result (so how long it takes), which memory
 or synchronisation state the instruction touches, and whether it may be moved at all. An opcode that

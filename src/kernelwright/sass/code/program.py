@@ -1,4 +1,4 @@
-"""A cubin as a program: kernels, basic blocks, control flow, and writing a new schedule back."""
+"""Turns a cubin into kernels, basic blocks and control flow, and writes a new schedule back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new order of a basic block must respect, derived once from the original order.
+"""Derives from a basic block's original order what every new order must respect.
 
 Every constraint has the form "v issues at least `cycles` after u", with u and v in one block, or at
 least so many cycles after the block begins or before it ends. Order is the case of zero cycles:

@@ -1,4 +1,4 @@
-"""Least issue distance between dependent instructions over all paths of the control-flow graph."""
+"""Finds the least issue distance between dependent instructions over all paths of the control-flow graph."""
 
 from __future__ import annotations
 

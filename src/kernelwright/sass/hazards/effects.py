@@ -1,4 +1,4 @@
-"""Everything an instruction reads and writes, registers and machine state alike, as named resources."""
+"""Names the resources that an instruction reads and writes, registers and machine state alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cycles must separate two dependent fixed-latency instructions.
+"""Bounds the cycles that must separate two dependent fixed-latency instructions.
 
 Nothing in hardware checks these distances. The numbers are upper bounds: published measurements,
 plus the largest distances seen in code that ptxas 12.8 made, rounded up. The rule that uses them is

@@ -1,4 +1,4 @@
-"""How closely two instructions may follow each other into the same execution port.
+"""Bounds how closely two instructions may follow each other into the same execution port.
 
 A port accepts a warp's instruction every so many cycles. The distances below are the least that ptxas
 12.8 leaves in any of the kernels looked at (compute capabilities 8.0 to 9.0), and it never goes below

@@ -1,4 +1,4 @@
-"""Which wait protects which consumer: abstract interpretation of the six scoreboards.
+"""Finds which wait protects which consumer, by abstract interpretation of the six scoreboards.
 
 A variable-latency instruction counts its result on a write scoreboard and the reading of its sources
 on a read scoreboard. A later instruction that waits for the scoreboard to be empty thereby knows it

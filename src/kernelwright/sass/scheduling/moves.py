@@ -1,4 +1,4 @@
-"""The moves of the game as data: what is done, where, and how it is spelled in JSON.
+"""Defines the moves of the game as data, and spells them in JSON.
 
 Slots are those of the schedule at the moment the move is played, so a list of moves replays from the
 original order only.

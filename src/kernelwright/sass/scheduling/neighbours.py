@@ -1,4 +1,4 @@
-"""Random legal moves of every kind: where searches that need no fixed numbering of moves get theirs."""
+"""Draws random legal moves of every kind, for searches that need no fixed numbering of moves."""
 
 from __future__ import annotations
 

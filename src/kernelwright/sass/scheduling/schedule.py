@@ -1,4 +1,4 @@
-"""A kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
+"""Holds a kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
 
 A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped
 yield, a flipped reuse bit. Which moves are legal, and every control word, are functions of the state

@@ -1,4 +1,4 @@
-"""Stall counts from an order: the least that satisfy every distance."""
+"""Derives from an order the least stall counts that satisfy every distance."""
 
 from __future__ import annotations
 

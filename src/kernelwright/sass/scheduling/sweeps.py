@@ -1,4 +1,4 @@
-"""Several moves at once: what a run of like instructions can do together.
+"""Plays several moves at once: what a run of like instructions can do together.
 
 One move at a time is a small step where many instructions share a resource: a dozen shared-memory loads spread among
 arithmetic, or all issued a little earlier, are a dozen moves of which each alone may cost time. A sweep draws a stretch of
