@@ -7,6 +7,8 @@ from pathlib import Path
 
 LINES_MAX = 40
 _LINE_CHARACTERS_MAX = 300
+_WORDS_CHARACTERS_MAX, _ERRORS_CHARACTERS_MAX = 2000, 4000
+"""Characters told of an ordinary exception, and of a compiler's errors."""
 _LOG_BYTES_MAX = 1 << 20
 _EXTENSION = "Error building extension"
 """First words of PyTorch's error when ninja fails; the compiler's output follows unless `verbose` sent it to stdout."""
@@ -31,8 +33,8 @@ def first_errors(text: str, log: Path) -> str:
     elif len(lines) > LINES_MAX:  # as Triton's errors: the place first, then the kernel, then what is wrong with it
         lines = [lines[0], *lines[1 - LINES_MAX :]]
     else:
-        return text
-    return "\n".join(_FOLDERS.sub("", line)[:_LINE_CHARACTERS_MAX] for line in lines)
+        return text[:_WORDS_CHARACTERS_MAX]
+    return "\n".join(_FOLDERS.sub("", line)[:_LINE_CHARACTERS_MAX] for line in lines)[:_ERRORS_CHARACTERS_MAX]
 
 
 def _with_context(lines: list[str]) -> list[str]:

@@ -16,7 +16,6 @@ from kernelwright.judge.worker.harness import Harness
 
 OUTPUT_LOG = "output.log"
 """File in a worker's private folder that receives what it prints."""
-_MESSAGE_CHARACTERS_MAX = 4000
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
@@ -61,14 +60,14 @@ def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
     name, private = f"{config['role']}.py", Path(config["private"])
     path = str(private / name)
     try:
-        text = first_errors(str(error), private / OUTPUT_LOG)
+        text = first_errors(str(error).replace(path, name), private / OUTPUT_LOG)
     except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
         text = "(no message)"
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
     trace = "".join(traceback.StackSummary.extract(iter(own[-6:])).format())
     return {
         "type": type(error).__name__,
-        "message": text.replace(path, name)[:_MESSAGE_CHARACTERS_MAX],
+        "message": text,
         "trace": trace.replace(path, name)[-4000:],
     }
 
