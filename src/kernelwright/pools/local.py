@@ -114,12 +114,7 @@ class JudgePool:
         return len(self._slots)
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """Do the jobs, in any order; yields each as it ends.
-
-        Args:
-            jobs: What to do; taken one by one, as slots become free.
-            stop: Asked before each job; True leaves it and all that follow undone.
-        """
+        """As `Evaluator.evaluate`."""
         for job, found in spread(jobs, self.slots, self._submit, stop):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 

@@ -99,7 +99,6 @@ class RayPool:
                 f"{device}, per_gpu {per_gpu}, slots {slots}. Ray chooses which GPU: name none."
             )
         self._ray = import_ray()
-        self._settings = settings
         self._start_limit_s = start_limit_s
         self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
@@ -138,11 +137,7 @@ class RayPool:
         return self._slots
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """Do the jobs, in any order; yields each as it ends.
-
-        Args:
-            jobs: What to do; taken one by one, as slots become free.
-            stop: Asked before each job; True leaves it and all that follow undone.
+        """As `Evaluator.evaluate`.
 
         Raises:
             InfrastructureError: Ray has been shut down.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.fusion.groups import Limits, Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.graph import Editor, value
 from kernelwright.rewrites.tracing import OperatorGraph
@@ -28,7 +28,7 @@ class Foundry:
         on_gpu = device.startswith("cuda")
         self.technique = f"fuse-{'all' if single else 'chains'}-{'triton' if on_gpu else 'cpp'}"
         self._type: Callable[..., Any] = triton.TritonKernel if on_gpu else cpp.CppKernel
-        self._limits = Limits(triton.accepts if on_gpu else cpp.accepts)
+        self._accepts = triton.accepts if on_gpu else cpp.accepts
 
     def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
         """Replace groups of operators by kernels, in place.
@@ -37,7 +37,7 @@ class Foundry:
             The technique's name when there was something to fuse.
         """
         editor = Editor(graph.graph, graph.mode)
-        groups = find(graph.graph, self._limits, self._single)
+        groups = find(graph.graph, self._accepts, self._single)
         replaced: dict[fx.Node, fx.Node] = {}
         for group in groups:
             replace_group(editor, group, self._make, replaced)

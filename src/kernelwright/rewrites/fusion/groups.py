@@ -73,18 +73,11 @@ class FusionGroup:
         return [node for node in self.members if any(user not in self.members for user in node.users)]
 
 
-class Limits:
-    """What a code generator can print.
-
-    Args:
-        accepts: Whether it can print a program of this shape.
-    """
-
-    def __init__(self, accepts: Callable[[LoopProgram], bool]) -> None:
-        self.accepts = accepts
+Accepts = Callable[[LoopProgram], bool]
+"""Whether a code generator can print a program of this shape."""
 
 
-def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> FusionGroup | None:
+def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
     """The group with one more node; None when the node does not fit."""
     old = group.program
     program = LoopProgram(old.logical, old.split, old.reduced)
@@ -103,7 +96,7 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], limit
     # The kernel stands after the last value it reads and before the first reader of what it writes.
     if needed and users and max(needed) >= min(users):
         return None
-    return bigger if limits.accepts(program) else None
+    return bigger if accepts(program) else None
 
 
 def _lower(program: LoopProgram, node: fx.Node) -> None:
@@ -143,7 +136,7 @@ def _dense(node: fx.Node) -> bool:
     return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
 
 
-def find(graph: fx.Graph, limits: Limits, single: bool) -> list[FusionGroup]:
+def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
     """Groups worth a kernel: at least two operators or, with `single`, one of `WORTH_ALONE`."""
     nodes = list(graph.nodes)
     positions = {node: index for index, node in enumerate(nodes)}
@@ -159,11 +152,11 @@ def find(graph: fx.Graph, limits: Limits, single: bool) -> list[FusionGroup]:
         for source in node.all_input_nodes:
             if source in member_of and not any(member_of[source] is group for group in near):
                 near.append(member_of[source])
-        joined = _join(near, node, positions, limits)
+        joined = _join(near, node, positions, accepts)
         if joined is None:
             over: Any = node.args[0] if packet in ROW_OPERATORS else node
             start = FusionGroup(LoopProgram(shape(over)))
-            joined = _try(start, node, positions, limits)
+            joined = _try(start, node, positions, accepts)
         if joined is None:
             continue
         # A group is gone only when all of it went into the new one.
@@ -200,18 +193,18 @@ def _in_cycle(nodes: list[fx.Node], groups: list[FusionGroup]) -> FusionGroup | 
     return min(stuck, key=lambda group: len(group.members), default=None)
 
 
-def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int], limits: Limits) -> FusionGroup | None:
+def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
     """The largest group made of the node and the groups it reads from."""
     if len(near) > 1:
         merged: FusionGroup | None = near[0]
         for other in near[1:]:
             for member in other.members:
-                merged = _try(merged, member, positions, limits) if merged is not None else None
-        result = _try(merged, node, positions, limits) if merged is not None else None
+                merged = _try(merged, member, positions, accepts) if merged is not None else None
+        result = _try(merged, node, positions, accepts) if merged is not None else None
         if result is not None:
             return result
     for group in sorted(near, key=lambda item: -len(item.members)):
-        result = _try(group, node, positions, limits)
+        result = _try(group, node, positions, accepts)
         if result is not None:
             return result
     return None
