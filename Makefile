@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all exploits check check-dependencies clean
+.PHONY: setup demo test test-rest test-all exploits check check-dependencies clean
 
 setup: $(VENV)/.ready
 

@@ -58,7 +58,10 @@ FOUND = exceptions_of(
 
 
 def test_every_exception_is_drawn_under_its_parent():
-    assert {name: bases[0] for name, bases in FOUND.items()} == DRAWN | {"KernelwrightError": "Exception"}
+    # A private one is control flow inside one module.
+    assert {name: bases[0] for name, bases in FOUND.items() if not name.startswith("_")} == DRAWN | {
+        "KernelwrightError": "Exception"
+    }
 
 
 def test_every_exception_ends_in_error():
