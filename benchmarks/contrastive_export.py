@@ -1,4 +1,4 @@
-"""What a campaign is carried between machines as: what is worth keeping, in a few files of bounded size.
+"""Packs what is worth keeping of a campaign into a few files of bounded size, to carry it between machines.
 
 `records.tar.gz.N` (run directories, exemplar databases, the evaluations that all parts share, hacks, summary, table, logs)
 and `weights.tar.N` (adapters in bfloat16, the newest checkpoint of an unfinished arm without its optimiser's state: Adam

@@ -1,4 +1,4 @@
-"""What a model is asked: the task, what was tried before with its scores, how to answer, and the judge's rules.
+"""Writes the prompt of a model: the task, what was tried before with its scores, how to answer, and the judge's rules.
 
 The parts and their order are CUDA-L1's (table 3); the words are our own, and the rules are those of the judge
 (docs/verdicts.md), so that a model is not punished for what nobody told it.

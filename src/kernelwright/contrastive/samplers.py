@@ -1,4 +1,4 @@
-"""Which earlier candidates a prompt shows: by performance bucket, by island, at random, or none.
+"""Chooses the earlier candidates that a prompt shows: by performance bucket, by island, at random, or none.
 
 CUDA-L1 compares the first three (table 5): shown at random, exemplars were worse than none at all (2.14x against
 2.41x); chosen by bucket or island they were better (3.12x and 3.21x).

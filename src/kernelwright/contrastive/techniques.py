@@ -1,4 +1,4 @@
-"""What a candidate's text shows of how it works, as tags: for records and reports, never for a reward.
+"""Tags a candidate's text with the techniques that it shows: for records and reports, never for a reward.
 
 The names follow CUDA-L1's list of techniques (section 4.6) where it has one.
 """

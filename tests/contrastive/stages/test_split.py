@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kernelwright.contrastive.stages.config import TasksSection
-from kernelwright.contrastive.stages.split import kins_of, resemblance, shingles_of, split, split_of
+from kernelwright.contrastive.stages.split import clusters_of, resemblance, shingles_of, split, split_of
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_task
@@ -46,8 +46,8 @@ def test_a_chain_of_near_duplicates_stays_together():
     base = builtin_task("gelu_tanh_composite")
     copies = [base, renamed(base, **{"512": "513"}), renamed(base, inner="deep")]
     others = [builtin_task("linear_sum"), builtin_task("diag_matmul")]
-    kins = kins_of([*copies, *others], 0.8)
-    assert sorted(len(kin) for kin in kins) == [1, 1, 3]
+    clusters = clusters_of([*copies, *others], 0.8)
+    assert sorted(len(cluster) for cluster in clusters) == [1, 1, 3]
     sides = split([*copies, *others], held_out=2, seed=0, similarity=0.8)
     assert {task.id for task in sides.held_out} == {"linear_sum", "diag_matmul"}
 

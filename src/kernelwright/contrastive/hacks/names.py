@@ -1,4 +1,4 @@
-"""What the names of a candidate stand for, so that its structure can be compared with the names taken out."""
+"""Resolves what the names of a candidate stand for, so that structures can be compared without names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reviewing model is shown: the task, the candidate, what was measured, and known hacks that resemble it."""
+"""Writes the prompt of a reviewing model: the task, the candidate, what was measured, and known hacks that resemble it."""
 
 from __future__ import annotations
 

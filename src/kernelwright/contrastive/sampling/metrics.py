@@ -1,4 +1,4 @@
-"""What is watched during training: success rate, speedup quantiles, reward, and how much was rejected for cheating."""
+"""Computes and logs metrics of training: success rate, speedup quantiles, reward, and the share rejected for cheating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompt a task gets at a step: the exemplars that the sampler draws from the database, put into words."""
+"""Makes the prompt of a task at a step, with exemplars that the sampler draws from the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a model is on tasks that training never saw: best of a few judged answers to each, measured again.
+"""Measures a model on tasks that training never saw: best of a few judged answers to each, measured again.
 
 The protocol is the same for every model. Each held-out task gets `samples` judged answers. The best that was accepted is
 measured once more, independently and with full settings; that second measurement is the task's speedup, above 1 or

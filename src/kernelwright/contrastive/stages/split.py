@@ -1,7 +1,7 @@
-"""Which tasks train and which are held out: no task, family or near-duplicate stands on both sides.
+"""Splits tasks into those to train on and those held out: no family or near-duplicate stands on both sides.
 
-Tasks are joined into kins: those of one family, and those whose models are near-duplicates. A kin goes to one side as a
-whole. The split follows from the tasks and the seed alone.
+Tasks are joined into clusters: those of one family, and those whose models are near-duplicates. A cluster goes to one side
+as a whole. The split follows from the tasks and the seed alone.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ def _tasks(section: TasksSection) -> list[Task]:
 
 
 def split(tasks: Sequence[Task], *, held_out: int, seed: int, similarity: float) -> TaskSplit:
-    """Draw whole kins at random for the held-out side until it has `held_out` tasks.
+    """Draw whole clusters at random for the held-out side until it has `held_out` tasks.
 
-    Kins larger than a third of `held_out` are left to training, so that no single idea decides the evaluation.
+    Clusters larger than a third of `held_out` are left to training, so that no single idea decides the evaluation.
 
     Raises:
-        ConfigError: there are too few tasks, or too few separate kins.
+        ConfigError: there are too few tasks, or too few separate clusters.
     """
-    kins = kins_of(tasks, similarity)
-    random.Random(seed).shuffle(kins)
+    clusters = clusters_of(tasks, similarity)
+    random.Random(seed).shuffle(clusters)
     chosen: set[str] = set()
-    for kin in kins:
+    for cluster in clusters:
         if len(chosen) >= held_out:
             break
-        if len(kin) <= max(1, held_out // 3):
-            chosen |= {task.sha256 for task in kin}
+        if len(cluster) <= max(1, held_out // 3):
+            chosen |= {task.sha256 for task in cluster}
     train = tuple(task for task in tasks if task.sha256 not in chosen)
     if len(chosen) < held_out or not train:
         raise ConfigError(
-            f"Wanted {held_out} held-out tasks and others to train on; found {len(tasks)} tasks in {len(kins)} kins. "
-            "Lower tasks.held_out or add tasks."
+            f"Wanted {held_out} held-out tasks and others to train on; found {len(tasks)} tasks in {len(clusters)} "
+            "clusters. Lower tasks.held_out or add tasks."
         )
     return TaskSplit(train, tuple(task for task in tasks if task.sha256 in chosen))
 
 
-def kins_of(tasks: Sequence[Task], similarity: float) -> list[list[Task]]:
+def clusters_of(tasks: Sequence[Task], similarity: float) -> list[list[Task]]:
     """Tasks joined where they share a family or are near-duplicates; transitively."""
     shingles = [shingles_of(task) for task in tasks]
     families = [family_of(task) for task in tasks]
@@ -97,10 +97,10 @@ def kins_of(tasks: Sequence[Task], similarity: float) -> list[list[Task]]:
             related = families[one] is not None and families[one] == families[other]
             if related or resemblance(shingles[one], shingles[other]) >= similarity:
                 leader[find(one)] = find(other)
-    kins: dict[int, list[Task]] = {}
+    clusters: dict[int, list[Task]] = {}
     for index, task in enumerate(tasks):
-        kins.setdefault(find(index), []).append(task)
-    return list(kins.values())
+        clusters.setdefault(find(index), []).append(task)
+    return list(clusters.values())
 
 
 def resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
