@@ -44,6 +44,7 @@ def execute(scripts, folder, tmp_path_factory, monkeypatch):
     return run
 
 
+@pytest.mark.exhaustive
 def test_many_schedules_run_on_several_gpus_and_the_same_call_goes_on(execute, tmp_path):
     first = execute(tmp_path, 20)
     assert (first["schedules"], first["distinct"], first["wrong"], first["faults"], first["broken"]) == (20, 20, 0, 0, {})
@@ -72,6 +73,7 @@ def test_a_fault_costs_its_process_and_nothing_else(execute, tmp_path, monkeypat
     assert all(bad["moves"] for bad in found["bad"])
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_that_does_not_run_at_all_does_not_stop_the_others(execute, folder, tmp_path):
     broken = folder / "broken.json"
     broken.write_text((folder / "rope.json").read_text().replace("rope.cubin", "none.cubin"))
@@ -83,6 +85,7 @@ def test_a_kernel_that_does_not_run_at_all_does_not_stop_the_others(execute, fol
     assert found["schedules"] == 10
 
 
+@pytest.mark.exhaustive
 def test_the_schedule_that_ends_its_process_is_named(execute, scripts, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_EXIT_AT", "9")
     monkeypatch.setattr(scripts[1], "MOST_FAULTS", 1)

@@ -85,6 +85,7 @@ def test_cpp_agrees_with_eager(name: str) -> None:
     compare(done.reference, done.source, 2e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.toolchain
 def test_cpp_lets_nan_through() -> None:
     text = task_text("return torch.relu(a) + torch.clamp(a, -1, 1), (a * 2).amax(-1) + 1", "torch.randn(64, 40)")

@@ -63,6 +63,7 @@ def test_swapped_dependent_neighbours(file, dependence, kind, architecture):
         assert kind in kinds(sample, sample.reordered(i, j))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("file_and_kind", [("R", "waw"), ("P", "predicate")])
 def test_swapped_definitions(file_and_kind):
     file, kind = file_and_kind

@@ -56,6 +56,7 @@ def test_any_number_of_moves_is_accepted_by_the_checker(which, seed, moves):
     assert check(sample.cubin, schedule.cubin(sample.program), remembering) == []
 
 
+@pytest.mark.exhaustive
 @given(st.sampled_from(NAMES), seeds)
 @settings(max_examples=6, deadline=None)
 def test_the_papers_moves_are_accepted_too(name, seed):

@@ -103,6 +103,7 @@ print(count, sorted(wanted))
 """
 
 
+@pytest.mark.exhaustive
 def test_kernels_compute_what_the_task_does_in_triton_s_interpreter(tmp_path):
     pytest.importorskip("triton")
     done = subprocess.run(

@@ -158,6 +158,7 @@ def test_the_throughput_benchmark_runs(row_sum):
     assert found["kernel"] == "row_sum"
 
 
+@pytest.mark.exhaustive
 def test_several_processes_share_a_gpu_in_the_throughput_benchmark(row_sum, monkeypatch):
     from pathlib import Path
 
