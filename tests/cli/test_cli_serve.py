@@ -134,32 +134,32 @@ def descendants(pid: int) -> list[int]:
 @pytest.mark.exhaustive
 def test_a_service_judges_survives_a_kill_and_ends_in_order(place):
     with serving("--settings", "quick.toml") as (process, url):
-        with ServiceClient(url, TOKEN) as client:
-            good = client.evaluate(request())
-            wrong = client.evaluate(request(GOOD.replace("+ 3", "+ 4")))
-            assert verl_score(url, f"```python\n{GOOD}```")["score"] == good.reward.value
-            assert good.evaluation.accepted, good.evaluation.detail
-            assert 0 < good.evaluation.speedup_low <= good.evaluation.speedup <= good.evaluation.speedup_high
-            assert (wrong.evaluation.reason, wrong.reward.value) == ("wrong-output", 0.0)
-            slow = request("import time; time.sleep(1000)").model_dump_json(exclude_defaults=True)
-            headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-            begun = httpx.post(f"{url}/v1/evaluations?wait_s=0.5", content=slow, headers=headers)
-            assert begun.json()["state"] == State.RUNNING
-            handles = descendants(process.pid)
-            assert len(handles) >= 3  # the judge, its fork server, its worker
-            process.kill()
-            process.wait(LIMIT_S)
+        client = ServiceClient(url, TOKEN)
+        good = client.evaluate(request())
+        wrong = client.evaluate(request(GOOD.replace("+ 3", "+ 4")))
+        assert verl_score(url, f"```python\n{GOOD}```")["score"] == good.reward.value
+        assert good.evaluation.accepted, good.evaluation.detail
+        assert 0 < good.evaluation.speedup_low <= good.evaluation.speedup <= good.evaluation.speedup_high
+        assert (wrong.evaluation.reason, wrong.reward.value) == ("wrong-output", 0.0)
+        slow = request("import time; time.sleep(1000)").model_dump_json(exclude_defaults=True)
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        begun = httpx.post(f"{url}/v1/evaluations?wait_s=0.5", content=slow, headers=headers)
+        assert begun.json()["state"] == State.RUNNING
+        handles = descendants(process.pid)
+        assert len(handles) >= 3  # the judge, its fork server, its worker
+        process.kill()
+        process.wait(LIMIT_S)
     for handle in handles:
         assert select.select([handle], [], [], LIMIT_S)[0], "a process was left behind"
         os.close(handle)
     assert len(list(RunDirectory(place / "run").evaluations())) == 2
 
     with serving("--settings", "quick.toml") as (process, url):
-        with ServiceClient(url, TOKEN) as client:
-            again = client.evaluate(request())
-            assert again.reused
-            assert again.evaluation == good.evaluation
-            assert again.reward == good.reward
+        client = ServiceClient(url, TOKEN)
+        again = client.evaluate(request())
+        assert again.reused
+        assert again.evaluation == good.evaluation
+        assert again.reward == good.reward
         assert descendants(process.pid) == []
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0

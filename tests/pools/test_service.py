@@ -420,8 +420,7 @@ PENDING = httpx.Response(202, json={"id": "0" * 64, "state": "queued"})
 
 def test_the_client_has_a_candidate_judged(service):
     script = Scripted(service)
-    with script.client() as client:
-        reply = client.evaluate(REQUEST)
+    reply = script.client().evaluate(REQUEST)
     assert reply.evaluation.accepted
     assert reply.reward.value == 1.99
     assert script.seen == [("POST", "/v1/evaluations")]

@@ -35,7 +35,7 @@ from kernelwright.records.rewards import Reward, reward_named
 HEALTH_PATH = "/v1/health"
 
 _RETRY_SOON_S = 5
-"""After a failure of the machine; our choice."""
+"""`Retry-After` of a failure of the machine; our choice."""
 
 WaitS = Annotated[float, Query(ge=0, le=WAIT_LIMIT_S)]
 RequestId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
@@ -46,22 +46,16 @@ class RequestError(InternalError):
 
     def __init__(self, status: int, error: ErrorCode, wanted: str, found: str, do: str, **headers: str) -> None:
         super().__init__(found)
-        self.status = status
-        self.body = ErrorBody(error=error, wanted=wanted, found=found, do=do)
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-    def response(self) -> Response:
-        """As HTTP."""
-        return Response(self.body.model_dump_json(), self.status, self.headers, media_type="application/json")
+        body = ErrorBody(error=error, wanted=wanted, found=found, do=do).model_dump_json()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.response = Response(body, status, named, media_type="application/json")
 
 
 def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
-    """The application.
+    """The application, with which the queue starts and stops.
 
-    Args:
-        queue: What judges; started and stopped with the application.
-        token: What callers must bring as `Authorization: Bearer TOKEN`; None lets anybody in, and then only requests
-            that were meant for this machine by name.
+    Callers must bring the token as `Authorization: Bearer TOKEN`; without one anybody may call, but only by this machine's
+    own name.
     """
 
     @contextlib.asynccontextmanager
@@ -76,7 +70,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
 
     @app.post("/v1/evaluations")
     async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:
-        reward = _reward(body.reward)
+        reward = None if body.reward is None else reward_named(body.reward)
         timed = queue.settings.timed if body.settings.timed is None else body.settings.timed
         if reward is not None and reward.needs_time and not timed:
             raise RequestError(
@@ -102,7 +96,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
 
     @app.get("/v1/evaluations/{request}")
     async def get_evaluation(request: RequestId, wait_s: WaitS = 0.0, reward: str | None = None) -> Response:
-        function = _reward(reward)
+        function = None if reward is None else reward_named(reward)
         found = queue.find(request)
         if found is None:
             raise RequestError(
@@ -125,17 +119,10 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
     async def get_metrics() -> Metrics:
         return queue.metrics()
 
-    app.add_exception_handler(RequestError, _on_request_error)
-    app.add_exception_handler(KernelwrightError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_fault)
+    for kind in (KernelwrightError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
     app.add_middleware(_RequestGuard, token=token)
     return app
-
-
-def _reward(name: str | None) -> Reward | None:
-    return None if name is None else reward_named(name)
 
 
 async def _waited(pending: PendingEvaluation, wait_s: float) -> Outcome | State:
@@ -148,7 +135,7 @@ async def _waited(pending: PendingEvaluation, wait_s: float) -> Outcome | State:
 
 def _answer(queue: EvaluationQueue, request: str, found: Outcome | State, reward: Reward | None, reused: bool) -> Response:
     if isinstance(found, KernelwrightError):
-        return _problem(found).response()
+        return _problem(found).response
     headers = {"Location": f"/v1/evaluations/{request}"}
     if isinstance(found, State):
         headers["Retry-After"] = str(queue.retry_after_s())
@@ -160,7 +147,22 @@ def _answer(queue: EvaluationQueue, request: str, found: Outcome | State, reward
     return Response(reply.model_dump_json(), status, headers, media_type="application/json")
 
 
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, KernelwrightError):
+        problem = _problem(error)
+    elif isinstance(error, RequestValidationError):
+        problem = _invalid(request, error)
+    elif isinstance(error, HTTPException):
+        problem = _refused(error)
+    else:
+        found = f"a fault of the service: {type(error).__name__}"
+        problem = RequestError(500, ErrorCode.FAULT, "an answer", found, "See its log.")
+    return problem.response
+
+
 def _problem(error: KernelwrightError) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
     found = str(error)
     if isinstance(error, TaskError):
         return RequestError(422, ErrorCode.TASK_ERROR, "a task that works", found, "Correct the task.")
@@ -172,79 +174,46 @@ def _problem(error: KernelwrightError) -> RequestError:
     return RequestError(503, code, "an evaluation", found, do, retry_after=str(_RETRY_SOON_S))
 
 
-async def _on_request_error(_: Request, problem: Exception) -> Response:
-    assert isinstance(problem, RequestError)
-    return problem.response()
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, KernelwrightError)
-    return _problem(error).response()
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _invalid(request: Request, error: RequestValidationError) -> RequestError:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
+    found = f"{where}: {problem['msg']}"
     if problem["type"] == "json_invalid":
-        return RequestError(
-            400, ErrorCode.INVALID_JSON, "a JSON object", f"{where}: {problem['msg']}", "Send JSON, encoded in UTF-8."
-        ).response()
+        return RequestError(400, ErrorCode.INVALID_JSON, "a JSON object", found, "Send JSON, encoded in UTF-8.")
+    wanted, do = "a request of known fields, each in its range", "Correct the field; docs/scale.md lists them."
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if where == "body" and not kind.endswith("json"):
         # What a page in a browser may send unasked is never read as JSON.
-        return RequestError(
-            422,
-            ErrorCode.INVALID_REQUEST,
-            "a body that says it is JSON",
-            f"the content type {kind}" if kind else "no content type",
-            "Send the header `Content-Type: application/json`.",
-        ).response()
-    return RequestError(
-        422,
-        ErrorCode.INVALID_REQUEST,
-        "a request of known fields, each in its range",
-        f"{where}: {problem['msg']}",
-        "Correct the field; docs/scale.md lists them.",
-    ).response()
+        wanted, found = "a body that says it is JSON", f"the content type {kind}" if kind else "no content type"
+        do = "Send the header `Content-Type: application/json`."
+    return RequestError(422, ErrorCode.INVALID_REQUEST, wanted, found, do)
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _refused(error: HTTPException) -> RequestError:
     if error.status_code == 413:
-        return _too_large().response()
+        return _too_large()
     codes = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED, 400: ErrorCode.INVALID_JSON}
     code = codes.get(error.status_code, ErrorCode.INVALID_REQUEST)
     do = "The routes are /v1/evaluations, /v1/evaluations/ID, /v1/health and /v1/metrics."
-    return RequestError(error.status_code, code, "a request that this service answers", str(error.detail), do).response()
-
-
-async def _on_fault(_: Request, error: Exception) -> Response:
-    found = type(error).__name__
-    return RequestError(500, ErrorCode.FAULT, "an answer", f"a fault of the service: {found}", "See its log.").response()
+    return RequestError(error.status_code, code, "a request that this service answers", str(error.detail), do)
 
 
 class _RequestGuard:
-    """Stands before everything else: who may come in, and with how much.
-
-    Args:
-        app: What it protects.
-        token: As in `create_app`.
-    """
+    """Refuses callers without the token, foreign host names and bodies that are too large."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass one request on, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         problem = self._refusal(scope["path"], headers)
         if problem is not None:
-            await problem.response()(scope, receive, send)
+            await problem.response(scope, receive, send)
             return
         taken = 0
 

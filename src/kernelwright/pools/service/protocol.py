@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from kernelwright.records import Evaluation, Label
 
+TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
+
 SOURCE_LIMIT_CHARACTERS = 1 << 18
 """Longest task or candidate, as for a model's answers: no kernel is longer, and Python's parser takes memory by the
 hundredfold."""
@@ -42,7 +44,7 @@ class TaskText(_WireModel):
 
 
 class SettingsRequest(_WireModel):
-    """What a caller may choose of the judge's settings. What makes a verdict strict is the service's own choice."""
+    """Judge settings that a caller may choose. Those that make a verdict strict are the service's own."""
 
     timed: bool | None = None
     """False checks correctness only."""
@@ -79,7 +81,7 @@ class EvaluationRequest(_WireModel):
 
 
 class State(StrEnum):
-    """How far an evaluation is."""
+    """Progress of an evaluation."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -94,13 +96,13 @@ class RewardReply(_WireModel):
 
 
 class EvaluationReply(_WireModel):
-    """An evaluation, or how far it is."""
+    """An evaluation, or its progress."""
 
     id: str
     """Hash of task, candidate, settings and repeat."""
     state: State
     reused: bool = False
-    """Whether it had been judged before this request."""
+    """True when it was judged before this request."""
     evaluation: Evaluation | None = None
     """The whole record, once done."""
     reward: RewardReply | None = None
@@ -108,7 +110,7 @@ class EvaluationReply(_WireModel):
 
 
 class ErrorCode(StrEnum):
-    """What kept a request from being answered."""
+    """Reason why a request was not answered."""
 
     UNAUTHORIZED = "unauthorized"
     WRONG_HOST = "wrong-host"
@@ -137,7 +139,7 @@ class ErrorBody(_WireModel):
 
 
 class Health(_WireModel):
-    """For whoever routes requests."""
+    """State of the service, for load balancers."""
 
     status: str
     """`ok` or `shutting-down`."""

@@ -47,6 +47,9 @@ RETRY_LIMIT_S = 600
 _FREE = ("timed", "processes_min", "processes_max", "blocks", "target_half_width", "build_limit_s", "run_limit_s")
 """Settings that a request may replace."""
 
+_COUNTED = ("accepted", "infrastructure_errors", "task_errors", "dropped", "reused", "joined", "refused_full")
+"""Metrics that only count."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -72,11 +75,11 @@ class EvaluationQueue:
     """Takes requests, hands them to judges, remembers the answers.
 
     Args:
-        judges: What judges; each is given one job at a time. One that several threads may use can be several of these.
-        store: Where records go.
-        settings: Of the judge, where a request changes none.
+        judges: Evaluators that are given one job at a time. One that several threads may use may stand here several times.
+        store: Records of finished evaluations.
+        settings: Judge settings where a request changes none.
         queue_limit: Requests that may wait for a judge.
-        drain_s: How long evaluations that have begun may take to end once the service shuts down.
+        drain_s: Time for evaluations that have begun to end at shutdown, seconds.
         builtin_only: Refuse tasks that are not built in: a task's code runs unconfined.
     """
 
@@ -141,11 +144,11 @@ class EvaluationQueue:
         return pending
 
     def find(self, request: str) -> PendingEvaluation | KernelwrightError | Evaluation | None:
-        """What is known of an id: an evaluation that waits or runs, a record, why it failed, or nothing."""
+        """The evaluation of an id while it waits or runs, its record, or its failure; None where the id is unknown."""
         return self._pending.get(request) or self.store.get(request) or self._failed.get(request)
 
     def retry_after_s(self) -> int:
-        """When a place in the queue may be free, from how long the latest evaluations took."""
+        """Seconds until a place in the queue may be free, estimated from the latest evaluations."""
         mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else FIRST_GUESS_S
         return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / len(self._judges))))
 
@@ -157,16 +160,10 @@ class EvaluationQueue:
             queue_limit=self._queue_limit,
             running=sum(pending.state is State.RUNNING for pending in self._pending.values()),
             recorded=len(self.store),
-            accepted=self._counts["accepted"],
             rejected=dict(self._rejected),
-            infrastructure_errors=self._counts["infrastructure_errors"],
-            task_errors=self._counts["task_errors"],
-            dropped=self._counts["dropped"],
-            reused=self._counts["reused"],
-            joined=self._counts["joined"],
-            refused_full=self._counts["refused_full"],
             judging_s=round(self._judging_s, 3),
             uptime_s=round(time.monotonic() - self._started, 3),
+            **{name: self._counts[name] for name in _COUNTED},
         )
 
     def drain(self) -> None:

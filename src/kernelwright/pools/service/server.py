@@ -16,15 +16,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.pools.service.protocol import TOKEN_VARIABLE
 from kernelwright.pools.service.queue import EvaluationQueue
 
-TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
-
 TOKEN_CHARACTERS_MIN = 16
-"""Shorter ones can be guessed. `openssl rand -hex 32` makes a good one."""
+"""Fewest characters of a token: shorter ones can be guessed."""
 
 _GRACE_S = 30
-"""For answers to leave, after the last evaluation has ended."""
+"""Time for answers to leave after the last evaluation, seconds."""
 
 
 def take_token(file: Path | None) -> str | None:
@@ -82,7 +81,7 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client finds it."""
+    """Address for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -90,15 +89,7 @@ def url_of(listener: socket.socket) -> str:
 def run(app: FastAPI, queue: EvaluationQueue, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]) -> int:
     """Serve until SIGINT or SIGTERM, then shut down in order; a second one ends at once what still runs.
 
-    Args:
-        app: From `create_app`.
-        queue: The one in it.
-        listener: From `listen`.
-        drain_s: As the queue's.
-        on_ready: Called once requests are answered.
-
-    Returns:
-        The number of the signal that ended it.
+    `drain_s` is the queue's; `on_ready` is called once requests are answered. Returns the number of the signal.
     """
     return asyncio.run(_run(app, queue, listener, drain_s, on_ready))
 

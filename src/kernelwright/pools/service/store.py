@@ -1,4 +1,4 @@
-"""Keeps what the service has judged: a run directory, and where in it each request's record lies.
+"""Keeps the service's evaluations in a run directory, with an index from each request to its record.
 
 A record is on disk before anybody is told of it, so a kill at any moment loses no finished evaluation; a restart reads
 the file and answers from it.
@@ -26,9 +26,9 @@ class EvaluationStore:
 
     Args:
         path: The directory; created when missing.
-        device: `cpu` or `cuda`: what kind of device its records are of.
-        settings: Of requests that change none.
-        hardware: Names of what judges; found on this machine when None.
+        device: `cpu` or `cuda`, the kind of device that its records are of.
+        settings: Settings of requests that change none.
+        hardware: Names of the hardware that judges; found on this machine when None.
 
     Raises:
         UsageError: another service has it open, or it belongs to a run on other hardware, by other versions, or of
@@ -58,9 +58,6 @@ class EvaluationStore:
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    def __contains__(self, request: str) -> bool:
-        return bytes.fromhex(request) in self._offsets
 
     def get(self, request: str) -> Evaluation | None:
         """The record that answers a request; None when there is none."""
