@@ -633,7 +633,7 @@ def test_after_calls_that_warm_up_the_next_request_finds_the_process_awake(confi
     [
         ("raise SystemExit(4)", "SystemExit", "exit status 4"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
-        ("raise ValueError('x' * 9000)", "ValueError", "x" * 4000),
+        ("raise ValueError('x' * 9000)", "ValueError", "x" * 2000),
         ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "E", "(no message)"),
         ("def (", "SyntaxError", None),
     ],
