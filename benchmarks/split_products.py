@@ -145,7 +145,7 @@ def try_out(values: dict[str, Any], small: tuple[int, int, int]) -> dict[str, An
     try:
         module = emitted(template.Knobs(**values))
         a, b = torch.randn(m, k, device=device()), torch.randn(n, k, device=device())
-        error = relative_error(module.launch(a, b, weight=False), a.double() @ b.double().T)
+        error = relative_error(module.launch(a, b), a.double() @ b.double().T)
         result: dict[str, Any] = {"error": error}
     # Compilers and drivers raise many types, and one refused choice must not end the others.
     except Exception as failure:  # noqa: BLE001
@@ -274,7 +274,7 @@ def errors(module: ModuleType, dry: bool) -> dict[str, dict[str, Any]]:
     for name, operands in ranges(dry).items():
         torch.manual_seed(1)
         a, b = operands()
-        ours, theirs = module.launch(a, b, weight=False), a @ b.T
+        ours, theirs = module.launch(a, b), a @ b.T
         if name == "Inf and NaN":
             same = bool((ours.isnan() == theirs.isnan()).all() and ((ours == theirs) | ~theirs.isinf()).all())
             whole = theirs.isfinite()
@@ -328,8 +328,9 @@ def tune(shape: tuple[int, int, int, int], tried: list[dict[str, Any]], timer: T
         row: dict[str, Any] = {"knobs": plan}
         try:
             module = emitted(template.Knobs(**plan))
-            row["ms"] = statistics.median(timer(lambda: module.launch(a, b), 5, 0.3))  # noqa: B023
-            module._kept.clear()
+            kept = halves_of(module, b, plan)
+            row["ms"] = statistics.median(timer(lambda: module.launch(a, b, halves_b=kept), 5, 0.3))  # noqa: B023
+            kept = None
         # A refused choice is left out; an error that broke the device ends the shape.
         except Exception as failure:
             row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
@@ -344,19 +345,24 @@ def tune(shape: tuple[int, int, int, int], tried: list[dict[str, Any]], timer: T
     return report
 
 
+def halves_of(module: ModuleType, b: Any, plan: dict[str, Any]) -> Any:
+    """What the module's split makes of B, to be kept between calls."""
+    return module.split(b.reshape(-1, *b.shape[-2:]), plan["form"] != "inline")
+
+
 def final(plan: dict[str, Any], a: Any, b: Any, timer: Timer, operations: float, base: float, error: Any) -> dict[str, Any]:
     """One choice at length: with B's halves kept, with both operands split in the call, and the split of A alone."""
     import torch
 
     module = emitted(template.Knobs(**plan))
     whole = a.reshape(-1, *a.shape[-2:])
-    kept = timer(lambda: module.launch(a, b), LEAST_SAMPLES, 2.0)
-    fresh = timer(lambda: module.launch(a, b, weight=False), LEAST_SAMPLES, 2.0)
+    halves_b = halves_of(module, b, plan)
+    kept = timer(lambda: module.launch(a, b, halves_b=halves_b), LEAST_SAMPLES, 2.0)
+    fresh = timer(lambda: module.launch(a, b), LEAST_SAMPLES, 2.0)
     halves = plan["form"] in ("split", "tma", "wgmma")
     split = timer(lambda: module.split(whole, halves), 11, 0.5)
     out = module.launch(a, b)
     again = module.launch(a, b)
-    module._kept.clear()
     ms, fresh_ms = statistics.median(kept), statistics.median(fresh)
     return {
         "knobs": plan,

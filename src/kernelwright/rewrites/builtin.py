@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import emit, fusion, wrappers
+from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
 from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
@@ -29,6 +29,8 @@ class Recipe:
     fuse: str | None = None
     """`chains`: groups of two operators and more become kernels; `all`: single ones as well."""
     wrapper: str | None = None
+    product: str | None = None
+    """How large float32 products are computed: one of `products.FORMS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,13 @@ class Workshop:
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
         source = emit.reference_source(self.task.source)
         techniques: tuple[str, ...] = ()
-        if self.trace is not None and (recipe.rules or recipe.fuse):
+        changes = bool(recipe.rules or recipe.fuse or recipe.product)
+        if self.trace is not None and changes:
             try:
                 source, techniques = self._rewritten(self.trace, recipe)
             except UntraceableError as error:
                 self.obstacle = str(error)
-        if (recipe.rules or recipe.fuse) and not techniques:
+        if changes and not techniques:
             return None
         if recipe.wrapper is not None:
             techniques = (*techniques, recipe.wrapper)
@@ -97,10 +100,17 @@ class Workshop:
                 break
             except RuleError as error:
                 self.broken[error.name] = str(error)
+        if recipe.product:
+            if products.clash(emit.reference_source(self.task.source)):
+                return "", ()
+            replaced = products.Products(recipe.product)
+            if not sum(replaced.replace(graph) for graph in graphs):
+                return "", ()
+            fired.append(recipe.product)
         if recipe.fuse:
             foundry = fusion.Foundry(self.device, single=recipe.fuse == "all")
             fused = [name for graph in graphs for name in foundry.fuse(graph)]
-            if not fused:
+            if not fused and not recipe.product:
                 return "", ()
             fired += fused
         techniques = tuple(dict.fromkeys(fired))
@@ -168,6 +178,10 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     """The fixed part of the plan."""
     always = frozenset(rule.name for rule in RULES if rule.always)
     whole = Recipe(always)
+    for technique in products.techniques_on(workshop.device):
+        # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands.
+        yield replace(whole, fuse="all", product=technique)
+        yield replace(whole, fuse="all", product=technique, wrapper="cuda-graph")
     yield whole
     yield replace(whole, fuse="chains")
     if workshop.device.startswith("cuda"):
@@ -209,6 +223,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
             None,
         ),
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
+        next((name for name in techniques if name in products.FORMS), None),
     )
 
 

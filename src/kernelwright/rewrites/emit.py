@@ -233,7 +233,9 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
     kernels = {kernel.__name__: kernel for part in (training, evaluation) for kernel in part.kernels}
     helpers = {helper.__name__: helper for part in (training, evaluation) for helper in part.helpers}
     first = next(iter(kernels.values()), None)
-    prologue = type(first).prologue(list(kernels.values())).strip() if first else ""
+    kinds: dict[Any, list[GeneratedKernel]] = {}
+    for kernel in kernels.values():
+        kinds.setdefault(type(kernel), []).append(kernel)
     guards = _guards(trace, _kernel_guards(trace, first) if first else [])
     forward = (
         [
@@ -266,7 +268,7 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
-        prologue,
+        *(kind.prologue(members).strip() for kind, members in kinds.items()),
         *(kernel.definition().strip() for kernel in kernels.values()),
         "class ModelNew(Model):",
     ]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from string import Template
 
@@ -27,8 +27,9 @@ SOURCE = Path(__file__).with_name("split_product.triton.txt")
 """Text of the emitted module, with `$` places for knobs and the epilogue."""
 CUDA_SOURCE = Path(__file__).with_name("split_product.cu")
 """CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_text` writes."""
-LEAST_WORK = 1 << 29
-"""Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast."""
+LEAST_WORK = 1 << 28
+"""Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast: on an H200 1024 x 512 x 512 takes 0.78 of its
+time and 128 x 1024 x 1024, which has half as many, 1.18 (results/2026-11-23-split-products-h200)."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 SHARED_BYTES = 227 * 1024
@@ -119,6 +120,62 @@ WGMMA_CHOICES = tuple(
     for g in (4, 8)
 )
 """Knobs of the form `wgmma` that fit: a block has one warpgroup that loads and two that multiply."""
+
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeClass:
+    """Knobs that were the quickest of a form on products like these.
+
+    Attributes:
+        knobs: without `split_k`, which `chosen` adds.
+        least_tiles: how many tiles of 128 x 128 the output has at least.
+        least_n: its columns, at least.
+        least_k: length of its sums, at least.
+    """
+
+    knobs: Knobs
+    least_tiles: int = 0
+    least_n: int = 0
+    least_k: int = 0
+
+
+SHAPE_CLASSES: dict[str, tuple[ShapeClass, ...]] = {
+    "wgmma": (
+        ShapeClass(
+            knobs=Knobs(form="wgmma", block_n=192, num_warps=12, num_stages=2, chunk=64, cluster=2),
+            least_tiles=2048,
+            least_n=4096,
+            least_k=1024,
+        ),
+        ShapeClass(knobs=Knobs(form="wgmma", num_warps=12, chunk=64, cluster=2), least_tiles=MULTIPROCESSORS),
+        ShapeClass(knobs=Knobs(form="wgmma", num_warps=12, chunk=64, cluster=2), least_k=1 << 15),
+        ShapeClass(knobs=Knobs(form="wgmma", block_n=64, num_warps=12, num_stages=4, group=4, chunk=64)),
+    ),
+    "tma": (
+        ShapeClass(knobs=Knobs(form="tma", chunk=64), least_tiles=MULTIPROCESSORS // 4),
+        ShapeClass(knobs=Knobs(form="tma", chunk=64), least_k=1 << 15),
+        ShapeClass(knobs=Knobs(form="tma", block_m=64, block_k=32, num_warps=4, num_stages=4, chunk=32)),
+    ),
+}
+"""The first that a product belongs to is taken. From results/2026-11-23-split-products-h200; one accumulator and a chunk of
+one step throughout, whose error is at most 2.1 times SGEMM's there. Two accumulators are up to 7 % quicker in the form
+`tma`, at 22 times SGEMM's error on uniform values."""
+
+
+def chosen(form: str, batch: int, m: int, n: int, k: int) -> Knobs:
+    """Knobs for a product of these sizes, by the class of its shape."""
+    tiles = batch * -(-m // 128) * -(-n // 128)
+    knobs = next(
+        one.knobs for one in SHAPE_CLASSES[form] if tiles >= one.least_tiles and n >= one.least_n and k >= one.least_k
+    )
+    programs = batch * -(-m // knobs.block_m) * -(-n // knobs.block_n)
+    # As many slices of K as fill the multiprocessors once, each with sums worth a program.
+    fitting = [s for s in (2, 4, 8, 16, 32, 64) if programs * s <= MULTIPROCESSORS and k // s >= 256]
+    return replace(knobs, split_k=max(fitting, default=1))
 
 
 def unfit(knobs: Knobs) -> str | None:
@@ -252,8 +309,8 @@ def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", diff
     return None
 
 
-def cuda_text(knobs: Knobs) -> str:
-    """CUDA C++ of the form `wgmma` for these knobs."""
+def cuda_head(knobs: Knobs) -> str:
+    """Definitions that come before `CUDA_SOURCE` for these knobs of the form `wgmma`."""
     size = knobs.block_n // 2
     registers = ", ".join(f"%{i}" for i in range(size))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(size))
@@ -269,25 +326,43 @@ def cuda_text(knobs: Knobs) -> str:
         f'        : {outputs} : "l"(a), "l"(b), "r"(add));',
         "}",
     ]
-    return "\n".join(lines) + "\n" + CUDA_SOURCE.read_text(encoding="utf-8")
+    return "\n".join(lines) + "\n"
+
+
+def cuda_text(knobs: Knobs) -> str:
+    """CUDA C++ of the form `wgmma` for these knobs."""
+    return cuda_head(knobs) + CUDA_SOURCE.read_text(encoding="utf-8")
+
+
+def spelled(knobs: Knobs) -> str:
+    """Knobs as the emitted functions take them: text of a dictionary.
+
+    Raises:
+        ValueError: the knobs do not fit.
+    """
+    if why := unfit(knobs):
+        raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
+    if knobs.form != "wgmma":
+        return repr(asdict(knobs))
+    return f'{repr(asdict(knobs))[:-1]}, "head": r"""\n{cuda_head(knobs)}"""}}'
 
 
 def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LEAST_WORK) -> str:
     """Text of a module that defines `product(a, b, *tensors)`, where `tensors` are those of the epilogue in their order.
 
+    Its functions also take other knobs of the same form and number of accumulators, as `knobs=` and `spelled`.
+
     Raises:
         ValueError: the knobs do not fit, or two fragments read a tensor of one name.
     """
-    if why := unfit(knobs):
-        raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
     tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
     if len(set(tensors)) < len(tensors):
         raise ValueError(f"wanted another name for each tensor of the epilogue, found {tensors}")
     indented = "".join(f"    {fragment.kernel}\n" for fragment in epilogue)
     expected = {"columns": "(n,)", "output": "(*a.shape[:-1], n)"}
     return Template(SOURCE.read_text(encoding="utf-8")).substitute(
-        knobs=repr(asdict(knobs)),
-        cuda=f'r"""\n{cuda_text(knobs)}"""' if knobs.form == "wgmma" else "None",
+        knobs=spelled(knobs),
+        cuda=f'r"""\n{CUDA_SOURCE.read_text(encoding="utf-8")}"""' if knobs.form == "wgmma" else "None",
         gain=repr(float(knobs.gain)),
         # Below this a scaled value keeps fewer than 22 bits in its two halves.
         narrow=repr(2.0**-3 if knobs.joint else 2.0**-14),
