@@ -48,9 +48,8 @@ class Violation:
     """One reason why a schedule is not legal.
 
     Attributes:
-        kind: what is broken; see docs/sass.md for the list.
+        kind: what is broken; docs/sass.md lists the kinds.
         address: code offset in the mutated kernel, bytes (file offset for kind "container").
-        detail: a sentence for people.
     """
 
     kind: str
@@ -146,7 +145,7 @@ def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
 
 
 def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
-    """Return, for each slot of the mutated kernel, which original instruction is in it."""
+    """Return the original instruction in each slot of the mutated kernel, and what does not match."""
     violations: list[Violation] = []
     order: list[int] = []
     elsewhere = {i.payload for i in old.instructions}
@@ -238,7 +237,7 @@ def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:
 
 
 def _register_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
-    """Compare the sequence of accesses of every resource, block by block.
+    """Compare the sequence of accesses of every resource in a block.
 
     Instructions never leave their block, so equal sequences in every block are an equal def-use graph.
     """

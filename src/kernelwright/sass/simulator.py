@@ -50,12 +50,7 @@ _OCCUPANCY_CYCLES = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What no legal schedule can fall below in the model.
-
-    Attributes:
-        cycles: the bound.
-        limits: name of each limit -> cycles; the largest one is the bound.
-    """
+    """Least cycles of any legal schedule in the model; `limits` maps a limit's name to its cycles, the largest binds."""
 
     cycles: int
     limits: dict[str, int]
@@ -68,7 +63,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the model needs to know of one instruction, wherever it stands."""
+    """Properties of one instruction in the model, independent of its place."""
 
     port: str | None
     occupancy: int
@@ -89,7 +84,7 @@ class _Warp:
     position: int = 0
     ready: int = 0
     counted: list[list[int]] = field(default_factory=lambda: [[] for _ in SCOREBOARDS])
-    """For each scoreboard: when its operations complete, each at least as late as the one before."""
+    """For each scoreboard: completion times of its operations, ascending."""
     copies_done: int = 0
     tensor: list[int] = field(default_factory=list)
     arrived: int | None = None
@@ -100,9 +95,8 @@ def simulate(schedule: Schedule, architecture: int, warps: int = 4, iterations: 
     """Return the cycles that one scheduler takes for its warps in the model.
 
     Args:
-        schedule: what to run.
         architecture: compute capability times ten.
-        warps: that one scheduler holds, all running the same path.
+        warps: warps of one scheduler, all on the same path.
         iterations: passes through each loop.
     """
     steps = _steps(schedule.kernel, architecture)
@@ -147,10 +141,10 @@ def simulate(schedule: Schedule, architecture: int, warps: int = 4, iterations: 
 
 
 def ideal_cycles(kernel: Kernel, architecture: int, warps: int = 4, iterations: int = 4) -> Bound:
-    """Return what no legal schedule of `kernel` can fall below in the model of `simulate`.
+    """Return a lower bound of the cycles of any legal schedule of `kernel` in the model of `simulate`.
 
-    Each block takes at least its longest chain of dependences, its issue slots and its busiest port; no
-    instruction leaves its block. All warps together need an issue slot for every instruction, and the ports.
+    Each block takes at least its longest chain of dependences, its issue slots and its busiest port; no instruction
+    leaves its block. All warps together need an issue slot for every instruction, and the ports.
     """
     steps = _steps(kernel, architecture)
     chains = _longest_chains(kernel, steps)
@@ -266,7 +260,7 @@ def _drain(instruction: Instruction) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def _path(kernel: Kernel, iterations: int) -> tuple[int, ...]:
-    """Return the slots that a warp executes: every loop `iterations` times, and the branches that lead to most work."""
+    """Return the slots a warp executes: every loop `iterations` times, and the branches that lead to most work."""
     work = _work_ahead(kernel, iterations)
     path: list[int] = []
     passes: dict[int, int] = {}
@@ -288,7 +282,7 @@ def _path(kernel: Kernel, iterations: int) -> tuple[int, ...]:
 
 
 def _work_ahead(kernel: Kernel, iterations: int) -> list[int]:
-    """Return for each block the most instructions on any way down from it, those in loops counted `iterations` times."""
+    """Return for each block the most instructions on any way down from it, loops counted `iterations` times."""
     looped = loop_slots(kernel)
     work = [0] * len(kernel.blocks)
     for block in reversed(kernel.blocks):

@@ -31,10 +31,9 @@ class ControlWord:
 
     Attributes:
         stall: cycles until the next instruction of this warp may issue; 0 drains the pipeline.
-        yields: whether the scheduler may switch to another warp after this instruction
-            (bit 109 is zero then).
-        write_barrier: scoreboard that counts this instruction's result, or None.
-        read_barrier: scoreboard that counts the reading of its sources, or None.
+        yields: whether the scheduler may switch to another warp after this instruction (bit 109 is zero then).
+        write_barrier: scoreboard that counts this instruction's result.
+        read_barrier: scoreboard that counts the reading of its sources.
         wait_mask: bit i set: issue only when scoreboard i is empty.
         reuse: bits 0, 1, 2: keep source operand a, b, c in the operand cache.
     """
@@ -72,7 +71,7 @@ class ControlWord:
         return (word & ~CONTROL_MASK & WORD_MASK) | field << CONTROL_SHIFT
 
     def with_stall(self, stall: int) -> ControlWord:
-        """Return this control word with another stall count, other bits adjusted to stay encodable.
+        """Return this control word with another stall count.
 
         A stall above 11 exists only with `yields`, and operand reuse only without.
         """

@@ -54,7 +54,7 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CubinSection:
-    """One ELF section: its name and where its bytes lie in the file."""
+    """Name of an ELF section, and place of its bytes in the file."""
 
     name: str
     offset_bytes: int
@@ -66,8 +66,6 @@ class CodeSection:
     """The code of one kernel.
 
     Attributes:
-        kernel: the kernel's name.
-        section: where the code lies in the file.
         listed_offsets: code offset -> names of the side tables that mention it.
         has_relocations: whether the loader patches this code.
     """
@@ -95,8 +93,7 @@ def read_cubin(data: bytes) -> CubinImage:
     """Parse a cubin.
 
     Raises:
-        CubinError: the bytes are not a well-formed 64-bit CUDA ELF file with code of 128-bit instructions, or it is for
-            an architecture that is not supported.
+        CubinError: the bytes are no 64-bit CUDA ELF file with 128-bit instructions, or for an unsupported architecture.
     """
     if len(data) < ELF_HEADER.size or data[:4] != b"\x7fELF":
         raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")

@@ -15,7 +15,7 @@ _CODE_ADDRESS = re.compile(r"`\([^)]*\)")
 _PREDICATE_FILES = {"PR": "P", "UPR": "UP"}
 _PREDICATES = range(7)
 PREDICATE_FILE_WRITERS = frozenset({"R2P", "UR2UP"})
-"""They write those predicates of a file that a mask names."""
+"""Opcodes that write those predicates of a file that a mask names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,10 @@ class Instruction:
         address: offset in the code section, bytes.
         word: the 128-bit encoding.
         text: the disassembly.
-        predicate: guard such as "P0" or "!UP1", or None.
+        predicate: guard such as "P0" or "!UP1".
         opcode: first part of the mnemonic, for example "LDG".
         modifiers: the other parts, for example ("E", "128").
-        operands: operand texts in order.
-        control: the scheduling control word.
-        defs: registers written. A guarded instruction's registers are in `uses` too, because the
-            old value survives when the guard is false.
-        uses: registers read, the guard included.
-        traits: what the opcode does beyond its registers.
+        uses: registers read, the guard included; with a guard also `defs`, whose old values survive when it is false.
         is_certain: whether the operand text and the live ranges agree; if not, it must not move.
     """
 
@@ -53,7 +48,7 @@ class Instruction:
 
     @property
     def payload(self) -> int:
-        """The encoding without its control word: what the instruction does, not when."""
+        """Encoding without the control word: what the instruction does, not when."""
         return self.word & ~CONTROL_MASK
 
     @property
@@ -63,7 +58,7 @@ class Instruction:
 
     @property
     def is_variable_latency(self) -> bool:
-        """Whether its completion is known by a scoreboard only."""
+        """Whether only a scoreboard tells that it is complete."""
         return (
             self.traits.pipe is Pipe.VARIABLE
             or self.control.write_barrier is not None

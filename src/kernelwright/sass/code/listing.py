@@ -26,7 +26,6 @@ class ListedInstruction:
     Attributes:
         address: offset in the code section, bytes.
         text: the assembly text without the final semicolon.
-        word: the 128-bit encoding.
         defs: registers marked as defined.
         uses: registers marked as used.
         has_marks: whether the row carried a live-range table.
@@ -42,7 +41,7 @@ class ListedInstruction:
 
 @dataclass(slots=True)
 class ListedKernel:
-    """One code section of a listing: its instructions and its label addresses."""
+    """Instructions and label addresses of one code section of a listing."""
 
     name: str
     instructions: list[ListedInstruction] = field(default_factory=list)

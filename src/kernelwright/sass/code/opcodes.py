@@ -16,7 +16,7 @@ from functools import lru_cache
 
 
 class Pipe(Enum):
-    """Where an instruction executes, as far as its latency is concerned."""
+    """Execution pipe of an instruction, as far as its latency is concerned."""
 
     ALU = "alu"
     FMA = "fma"
@@ -57,8 +57,8 @@ class Traits:
         is_sync: takes part in the order of synchronisation and warp-wide operations.
         is_fence: no memory access may cross it.
         is_pinned: must stay at its address, and nothing may cross it.
-        is_memory: what CuAsmRL calls a memory instruction: it may be chosen by the paper's action.
-        queue: name of the in-order queue it is issued to, or None.
+        is_memory: a memory instruction in CuAsmRL's sense, which the paper's actions may choose.
+        queue: the in-order queue it is issued to, if any.
     """
 
     pipe: Pipe
@@ -127,13 +127,13 @@ _TRANSFER = _names(
 BLOCK_ENDS = _names("BRA BRX JMP JMX JMXU BRXU CALL RET EXIT BSYNC BREAK KILL BPT RTT WARPSYNC")
 """Opcodes after which execution may continue somewhere else."""
 NEVER_FALLS_THROUGH = _names("BRA EXIT RET JMP KILL")
-"""Of these, the ones after which the next instruction is not executed if no condition is named."""
+"""Subset of `BLOCK_ENDS` that never continues at the next instruction unless a condition is named."""
 _CLOCKS = ("SR_CLOCK", "SR_GLOBALTIMER")
 
 
 @lru_cache(maxsize=4096)
 def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...], architecture: int) -> Traits:
-    """Return the traits of an instruction, from its opcode, modifiers, operand text and architecture number."""
+    """Return the traits of an instruction; an opcode that is not listed is pinned."""
     if opcode in _TRANSFER:
         return Traits(Pipe.CONTROL, ALL_SPACES, ALL_SPACES, is_sync=True, is_fence=True, is_pinned=True)
     if opcode in _MEMORY:

@@ -37,13 +37,12 @@ class Kernel:
     """One kernel's code; two are equal only if they are the same object.
 
     Attributes:
-        name: the kernel's name.
         architecture: compute capability times ten.
         code: where its bytes lie, and the side tables that name its instructions.
         instructions: in address order; index i lies at address 16 * i. Padding at the end is left out.
         blocks: basic blocks in address order, covering every instruction once.
-        fixed: indices of instructions that must stay at their address: those that transfer control
-            or name a code address, that a side table lists, or that are not understood.
+        fixed: indices of instructions that must stay at their address: they transfer control, name a code address,
+        stand in a side table, or are not understood.
     """
 
     name: str
@@ -91,11 +90,7 @@ class Program:
 
 
 def load(cubin: bytes, disassemble: Disassembler) -> Program:
-    """Parse and disassemble a cubin.
-
-    Args:
-        cubin: the file's bytes.
-        disassemble: for example `kernelwright.gpu.disassemble`.
+    """Parse and disassemble a cubin, for example with `kernelwright.gpu.disassemble`.
 
     Raises:
         CubinError: the bytes are not a readable cubin.
@@ -149,9 +144,9 @@ def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel
 
 
 def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> tuple[Block, ...]:
-    """Split code into basic blocks and link them; a jump of unknown target may reach every block.
+    """Split code into linked basic blocks.
 
-    Code that nothing is seen to lead to could be reached from everywhere.
+    A jump of unknown target may reach every block, and every block may reach code that nothing is seen to lead to.
     """
     count = len(instructions)
     starts = {0}
@@ -192,7 +187,7 @@ def _may_fall_through(last: Instruction) -> bool:
 
 
 def _unreached(blocks: Sequence[Block]) -> frozenset[int]:
-    """Return the blocks that no path from the first one leads to."""
+    """Return the blocks that no path from the first one reaches."""
     seen = {0}
     work = [0]
     while work:
@@ -203,5 +198,5 @@ def _unreached(blocks: Sequence[Block]) -> frozenset[int]:
 
 
 def _is_final_loop(instructions: Sequence[Instruction], block: Block) -> bool:
-    """Whether a block is the branch to itself that ends every kernel, which nothing ever reaches."""
+    """Whether a block is the unreachable branch to itself that ends every kernel."""
     return block.stop - block.start == 1 and instructions[block.start].opcode == "BRA" and block.successors == (block.index,)

@@ -35,18 +35,16 @@ Spacings = tuple[tuple[tuple[int, int], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockConstraints:
-    """Constraints on one block; instructions are named by their index in the kernel.
+    """Constraints on one block; instructions are named by their index in the kernel, times are in cycles.
 
     Attributes:
-        block: the block.
         predecessors: for v: {u: cycles}: v issues at least `cycles` after u, and after it in order.
         successors: for u: every v that must stay behind it.
-        after_entry: for v: least cycles from the block's begin to v.
-        before_exit: for u: least cycles from u to the block's end.
-        duration: least cycles that the block takes.
+        after_entry: for v: least time from the block's begin to v.
+        before_exit: for u: least time from u to the block's end.
+        duration: least time that the block takes.
         gap_before: for synchronising or pinned v: least stall of whatever precedes it.
-        floors: least stall of each instruction: 1 or 2 where a dependence explains the original
-            stall, otherwise the original stall.
+        floors: least stall of each instruction: 1 or 2 where a dependence explains the original stall, else the original.
         drains: instructions with a stall of zero, which holds until the pipeline is empty: no other stall replaces it.
         segments: maximal runs [start, stop) of movable slots.
         ports: for each instruction with a known execution port: the number of its operation.
@@ -109,7 +107,7 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
 
 
 def issue_times(instructions: Sequence[Instruction], block: Block) -> list[int]:
-    """Return issue times of a block's instructions from its begin, and the end time as last element."""
+    """Return the cycle at which each instruction of a block issues, counted from its begin, and last the block's end."""
     times = [0]
     for i in range(block.start, block.stop):
         times.append(times[-1] + max(1, instructions[i].control.stall))
@@ -145,7 +143,7 @@ def accesses(instructions: Sequence[Instruction], order: Sequence[int]) -> Itera
 
 
 def _scoreboard_order(instructions: Sequence[Instruction], facts: ScoreboardFacts) -> Iterator[tuple[int, int, int]]:
-    """Yield (earlier, later, cycles): producer before waiter, waiter before whoever relies on it."""
+    """Yield (earlier, later, cycles) for producers before waiters, and waiters before what relies on the wait."""
     for (token, waiter), age in facts.cleared.items():
         yield token.producer, waiter, min(age, settle_cycles(instructions[token.producer]))
     for waiter, consumer in facts.relied:
@@ -222,8 +220,8 @@ def _holds_at_exit(instructions: Sequence[Instruction], block: Block, strange: f
 def _holds(instruction: Instruction, strange: frozenset[str]) -> Iterator[tuple[tuple[str, bool], int]]:
     """Yield what an instruction demands of later ones: (resource, is definition), cycles.
 
-    A scoreboard counts as a resource here: whoever counts on it defines it, whoever waits uses it. So
-    does an execution port, which every instruction of its family defines and uses.
+    Scoreboards and execution ports count as resources: an instruction that counts on a scoreboard defines it, one that
+    waits uses it, and every instruction of a port's family does both.
     """
     for name in defs_of(instruction):
         yield (name, True), hold_cycles(Dependence.RAW, name, instruction, name in strange)
@@ -307,7 +305,7 @@ def _floors(
     ports: dict[int, int],
     spacings: Spacings,
 ) -> dict[int, int]:
-    """Return how far each stall may be lowered: not at all where nothing known explains it."""
+    """Return the least stall of each instruction: the original where nothing known explains it."""
     floors = {}
     latest: dict[int, int] = {}
     for i in range(block.start, block.stop):

@@ -37,18 +37,15 @@ def is_guarded(instruction: Instruction) -> bool:
 
 
 def may_keep_old_values(instruction: Instruction) -> bool:
-    """Whether what it defines may still hold what an earlier instruction wrote.
-
-    That is so when it is switched off, and when it unpacks a mask of predicates.
-    """
+    """Whether its definitions may leave earlier values: it can be switched off, or unpacks a mask of predicates."""
     return is_guarded(instruction) or instruction.opcode in PREDICATE_FILE_WRITERS
 
 
 def memory_conflict(first: Instruction, second: Instruction) -> bool:
     """Whether the order of two instructions' memory accesses may matter.
 
-    Addresses are not compared: equal base registers do not prove that two threads' accesses are
-    disjoint. Two asynchronous copies into shared memory have no order of their own.
+    Addresses are not compared: equal base registers do not prove that two threads' accesses are disjoint. Two
+    asynchronous copies into shared memory have no order of their own.
     """
     a, b = first.traits, second.traits
     if first.opcode == "LDGSTS" and second.opcode == "LDGSTS":
@@ -57,8 +54,9 @@ def memory_conflict(first: Instruction, second: Instruction) -> bool:
 
 
 def vouches_for(earlier: Instruction, later: Instruction) -> bool:
-    """Whether a wait for `later` may stand for a wait for `earlier`: same in-order queue, and
-    `earlier` lacks a scoreboard that `later` has.
+    """Whether a wait for `later` may stand for a wait for `earlier`.
+
+    They share an in-order queue, and `earlier` lacks a scoreboard that `later` has.
     """
     queue = earlier.traits.queue
     if queue is None or queue != later.traits.queue:
@@ -71,11 +69,11 @@ def vouches_for(earlier: Instruction, later: Instruction) -> bool:
 
 
 def vouches_for_result(earlier: Instruction, later: Instruction) -> bool:
-    """Whether that holds for the result of `earlier`, not only for the reading of its sources.
+    """Whether `vouches_for` holds for the result of `earlier`, not only for the reading of its sources.
 
-    ptxas lets a guarded operation vouch for reads. For results it was never seen to do so, and an
-    operation that is switched off may complete at once. Nor was it seen to count on the order of results
-    from memory of different kinds, or from global memory at all, where a hit overtakes a miss.
+    ptxas lets a guarded operation vouch for reads. For results it was never seen to do so, and an operation that is
+    switched off may complete at once. Nor was it seen to count on the order of results from memory of different kinds, or
+    from global memory at all, where a hit overtakes a miss.
     """
     in_order = earlier.traits.queue in _IN_ORDER_RESULTS or (
         earlier.opcode == later.opcode and earlier.opcode in _IN_ORDER_AMONG_THEMSELVES

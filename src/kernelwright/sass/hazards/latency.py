@@ -18,13 +18,11 @@ LONGEST_CYCLES = 64
 """Longer than any fixed latency; the bound for pairs about which nothing is known."""
 
 _SYNC_CYCLES = 16
-"""A barrier holds a warp only some cycles after it issued; loads issued before that read too early.
-
-Six cycles is what ptxas leaves between BAR and a load, and five is seen to fail on hardware.
-"""
+"""A barrier holds a warp only some cycles after it issued; loads issued before that read too early. Six cycles is what ptxas
+leaves between BAR and a load, and five is seen to fail on hardware."""
 _UNIFORM_READ_CYCLES = 4
 _STRANGE_READER_CYCLES = 16
-"""How much earlier than ordinary arithmetic an instruction of unknown latency may read its operands."""
+"""Most cycles by which an instruction of unknown latency reads its operands earlier than ordinary arithmetic."""
 _SHORT = frozenset({Pipe.ALU, Pipe.FMA, Pipe.IMAD, Pipe.HALF})
 _RESULT_CYCLES = {
     Pipe.ALU: 6,
@@ -40,7 +38,7 @@ _RESULT_CYCLES = {
 
 
 class Dependence(Enum):
-    """How two accesses of one resource depend on each other, the first named first."""
+    """Kind of dependence between two accesses of one resource, the first named first."""
 
     RAW = "raw"
     WAR = "war"
@@ -48,10 +46,7 @@ class Dependence(Enum):
 
 
 def bound_cycles(kind: Dependence, resource: str, producer: Instruction, consumer: Instruction) -> int:
-    """Return the issue distance that is enough for any such pair.
-
-    Zero means that a scoreboard, not time, keeps the two apart.
-    """
+    """Return an issue distance that is enough for any such pair; 0 where a scoreboard, not time, keeps the two apart."""
     if resource in PSEUDO_RESOURCES:
         return _SYNC_CYCLES
     pipe, reader = producer.traits.pipe, consumer.traits.pipe
@@ -85,8 +80,6 @@ def hold_cycles(kind: Dependence, resource: str, producer: Instruction, strange:
 
     Args:
         kind: RAW for a definition, WAR for a use.
-        resource: what is accessed.
-        producer: the instruction that accesses it.
         strange: whether an instruction of unknown latency accesses the resource anywhere.
     """
     if resource in PSEUDO_RESOURCES:

@@ -59,19 +59,19 @@ LONGEST_SPACING_CYCLES = max(*_SPACING_CYCLES.values(), _WIDE_CYCLES, _AFTER_SHA
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where an instruction is issued to, and as what kind of operation."""
+    """Execution port of an instruction, and the kind of operation it is there."""
 
     family: str
     operation: str
 
     @property
     def families(self) -> frozenset[str]:
-        """The families whose instructions it must keep away from."""
+        """Families whose instructions it must keep away from."""
         return frozenset({self.family, "uniform"}) if self.operation == "CS2R" else frozenset({self.family})
 
 
 def port_of(instruction: Instruction) -> Port | None:
-    """Return the port of an instruction, or None if it is limited by none that is known."""
+    """Return the port of an instruction, or None if no known port limits it."""
     traits = instruction.traits
     if instruction.predicate in ("!PT", "!UPT"):
         # Fillers against hardware faults are never executed and stand closer than anything else.
@@ -104,9 +104,7 @@ Spacings = dict[tuple[Port, Port], int]
 
 
 def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[tuple[Port, Port], tuple[int, int]]:
-    """Return the least distance of each pair of operations of one port, and where, over all paths.
-
-    The place is the index of the later instruction.
+    """Return the least distance of each pair of operations of one port over all paths, and the index of the later one.
 
     Pairs that are nowhere closer than the longest spacing are left out.
     """

@@ -68,7 +68,7 @@ def reuse_spans(kernel: Kernel) -> dict[int, int]:
 
 
 def _reader_distance(instructions: Sequence[Instruction], index: int, shift: int, stop: int) -> int:
-    """Return how far behind the next reader of the kept operand stands, or a long way if that is not clear."""
+    """Return the distance to the next reader of the kept operand, or the longest span if that is not clear."""
     register = instructions[index].word >> shift & 0xFF
     # Where one operand is a constant, another's register may be in its place.
     if str(register) not in _KEPT_REGISTER.findall(instructions[index].text):
@@ -87,10 +87,7 @@ def same_run(order: Sequence[int], slot: int, span: int) -> bool:
 
 
 def may_keep(first: Instruction, follower: Instruction, operand: int, architecture: int) -> bool:
-    """Whether `first` may keep source `operand` for the instruction right behind it, by rule 2.
-
-    The follower must be in the same basic block.
-    """
+    """Whether `first` may keep source `operand` for the next instruction of its block, by rule 2."""
     if first.opcode != follower.opcode or operand not in _KEEPABLE.get(first.opcode, ()):
         return False
     if first.opcode in _KEPT_NOWHERE.get(architecture, ()):

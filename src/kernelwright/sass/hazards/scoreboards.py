@@ -35,7 +35,7 @@ _READS_UNIFORM_AT_ISSUE = frozenset({"LDS", "LDSM", "LDL", "STS", "STSM", "STL"}
 
 
 class TokenKind(Enum):
-    """What of an outstanding instruction is still to happen."""
+    """Outstanding part of an instruction: its result, or the reading of its sources."""
 
     RESULT = "result"
     READ = "read"
@@ -57,16 +57,16 @@ class _Pending:
 
 @dataclass(slots=True)
 class ScoreboardFacts:
-    """What the analysis found.
+    """Outcome of the analysis.
 
     Attributes:
-        unprotected: (producer, consumer, kind) where no wait was found between the two. In code the
-            assembler made, this means that the analysis does not know the mechanism.
-        cleared: (token, waiter): least cycles from the producer to the waiter that clears the token,
-            at most `SAFE_SETTLE_CYCLES`.
+        unprotected: (producer, consumer, kind) without a wait between the two. In code the assembler made, this means
+        that the analysis does not know the mechanism.
+        cleared: (token, waiter): least cycles from the producer to the waiter that clears the token, at most
+        `SAFE_SETTLE_CYCLES`.
         relied: (waiter, consumer) in one block: the consumer relies on the waiter having waited.
-        overlapping: (producer, access): a memory access issues while a fence, an atomic operation or a strong
-            load may not be complete. Where the assembler allows that, it is fine.
+        overlapping: (producer, access): a memory access issues while a fence, an atomic operation or a strong load may
+        not be complete. Where the assembler allows that, it is fine.
     """
 
     unprotected: set[tuple[int, int, TokenKind]] = field(default_factory=set)
@@ -89,13 +89,7 @@ def _briefly(_token: Token, _waiter: int) -> int:
 def analyse_scoreboards(
     instructions: Sequence[Instruction], blocks: Sequence[Block], settle: Settle = _briefly
 ) -> ScoreboardFacts:
-    """Run the analysis to its fixed point over all paths.
-
-    Args:
-        instructions: the kernel's code.
-        blocks: its control flow.
-        settle: from when a wait counts; an earlier one leaves the token outstanding.
-    """
+    """Run the analysis to its fixed point over all paths; a wait earlier than `settle` leaves the token outstanding."""
     entry: dict[int, _State] = {0: {}}
     work = [0]
     while work:
@@ -117,10 +111,9 @@ def analyse_scoreboards(
 
 
 def settle_cycles(producer: Instruction) -> int:
-    """Return how long after its issue a wait for the producer's scoreboard is surely seen.
+    """Return the cycles after its issue from which a wait for the producer's scoreboard is surely seen.
 
-    ptxas waits two cycles after some opcodes; for those where it was never seen to wait less than
-    this, the longer time is kept.
+    ptxas waits two cycles after some opcodes; the others keep the longer time, below which it was never seen to wait.
     """
     return SETTLE_CYCLES if producer.opcode in _QUICK_TO_SETTLE else SAFE_SETTLE_CYCLES
 
@@ -136,7 +129,7 @@ def waits_of(instruction: Instruction) -> int:
 
 
 def tokens_of(instruction: Instruction, index: int) -> dict[Token, int]:
-    """Return the tokens an instruction makes outstanding, each with the scoreboards that count it."""
+    """Return the tokens an instruction makes outstanding, each with the mask of scoreboards that count it."""
     if not instruction.is_variable_latency:
         return {}
     control = instruction.control
@@ -177,7 +170,7 @@ def _step(instructions: Sequence[Instruction], index: int, state: _State, settle
 
 
 def _cover(instructions: Sequence[Instruction], later: Instruction, state: _State) -> None:
-    """Let a later operation of an in-order queue vouch for earlier ones without own scoreboard."""
+    """Let a later operation of an in-order queue vouch for earlier ones without a scoreboard of their own."""
     control = later.control
     result = 0 if control.write_barrier is None else 1 << control.write_barrier
     read = result | (0 if control.read_barrier is None else 1 << control.read_barrier)

@@ -39,10 +39,7 @@ class ClusterMove:
 
 @dataclass(frozen=True, slots=True)
 class StallEdit:
-    """Make the instruction in `slot` stall `cycles` longer, or as much less if it was made longer before.
-
-    What the rules demand is added where it is still missing, so a stall never falls below it.
-    """
+    """Change by `cycles` what the instruction in `slot` stalls beyond the least stall of the rules."""
 
     slot: int
     cycles: int

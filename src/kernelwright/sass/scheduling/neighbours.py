@@ -29,13 +29,13 @@ _STALL_STEPS = (-2, -1, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """Which moves a search may make.
+    """Moves that a search may draw.
 
     Attributes:
         kinds: names of kinds of moves, of `MOVE_KINDS`.
-        max_distance: by how many slots one instruction may be moved at once; None is as far as is legal.
+        max_distance: slots by which one instruction may be moved at once; None is as far as is legal.
         memory_only: whether only memory instructions are chosen.
-        hot_share: share of the draws that choose among instructions inside loops, where there are any.
+        hot_share: share of the draws that choose among instructions inside loops, if there are any.
     """
 
     kinds: tuple[str, ...] = MOVE_KINDS

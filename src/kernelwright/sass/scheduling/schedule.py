@@ -23,7 +23,7 @@ from kernelwright.sass.scheduling.stalls import retime
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What was changed by hand about one instruction.
+    """Deliberate changes of one instruction's control word.
 
     Attributes:
         extra_stall: cycles beyond the least stall, 0 or more.
@@ -40,10 +40,9 @@ _NO_EDIT = Edit()
 
 
 class Schedule:
-    """The current order and timing of one kernel.
+    """Current order and timing of one kernel.
 
     Attributes:
-        kernel: the original kernel.
         order: for each slot, the index of the original instruction in it.
         history: moves played, oldest first.
     """
@@ -68,7 +67,7 @@ class Schedule:
 
     @property
     def movable_slots(self) -> tuple[int, ...]:
-        """Slots whose instruction may be taken elsewhere, in order."""
+        """Slots of instructions that may be taken elsewhere, in order."""
         return self._movable
 
     @property
@@ -77,7 +76,7 @@ class Schedule:
         return sum(max(1, stall) for stall in self._stalls)
 
     def slot_of(self, index: int) -> int:
-        """Return where the instruction with this original index is now."""
+        """Return the present slot of the instruction with this original index."""
         return self._slot[index]
 
     def window(self, slot: int) -> range:
@@ -96,12 +95,7 @@ class Schedule:
         return self._outcome(move) is not None
 
     def legal_moves(self, max_distance: int | None = None, memory_only: bool = False) -> Iterator[Move]:
-        """Yield legal moves.
-
-        Args:
-            max_distance: only moves of at most this many slots; 1 gives CuAsmRL's swaps.
-            memory_only: only moves of memory instructions, as in CuAsmRL.
-        """
+        """Yield legal moves, of memory instructions only if asked; a `max_distance` of 1 slot gives CuAsmRL's swaps."""
         for slot in self._segment_of:
             if memory_only and not self.kernel.instructions[self.order[slot]].traits.is_memory:
                 continue
@@ -118,14 +112,7 @@ class Schedule:
         max_distance: int | None = None,
         memory_only: bool = False,
     ) -> Move | None:
-        """Return a random legal move, or None when `attempts` draws found none.
-
-        Args:
-            rng: where chance comes from.
-            attempts: how many moves to try.
-            max_distance: as in `legal_moves`.
-            memory_only: as in `legal_moves`.
-        """
+        """Return a random one of `legal_moves`, or None when `attempts` draws found none."""
         slots = list(self._segment_of)
         if memory_only:
             slots = [s for s in slots if self.kernel.instructions[self.order[s]].traits.is_memory]
@@ -175,7 +162,7 @@ class Schedule:
         return move
 
     def copy(self) -> Schedule:
-        """Return a schedule in the same state with the same history, which goes its own way from here."""
+        """Return an independent schedule in the same state with the same history."""
         twin = object.__new__(Schedule)
         twin.__dict__ |= self.__dict__
         twin.order, twin.history = list(self.order), list(self.history)
@@ -183,7 +170,7 @@ class Schedule:
         return twin
 
     def edit_of(self, index: int) -> Edit:
-        """Return what was changed by hand about the instruction with this original index."""
+        """Return the edit of the instruction with this original index."""
         return self._edits.get(index, _NO_EDIT)
 
     def control(self, slot: int) -> ControlWord:
@@ -209,7 +196,7 @@ class Schedule:
 
     @property
     def moved(self) -> int:
-        """How many instructions are not in their original slot."""
+        """Number of instructions outside their original slot."""
         return sum(slot != index for slot, index in enumerate(self.order))
 
     def _control(self, slot: int, edit: Edit) -> ControlWord:
@@ -338,7 +325,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a legal move changes: the order and stalls of one block, and one instruction's edit; None is as before."""
+    """Effect of a legal move: the new order and stalls of one block, and one instruction's edit; None is as before."""
 
     constraints: BlockConstraints
     order: list[int] | None

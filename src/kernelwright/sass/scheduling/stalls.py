@@ -17,9 +17,8 @@ def retime(
 
     Args:
         order: the block's instructions; must already respect every predecessor relation.
-        constraints: of the block.
         extra: cycles by which an instruction is to stall longer than its least stall. Distances that
-            hold with less stall hold with more, so this only takes slack from what is added elsewhere.
+        hold with less stall hold with more, so this only takes slack from what is added elsewhere.
     """
     floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
     predecessors = constraints.predecessors
@@ -88,21 +87,18 @@ def _delay(
     not_before: int,
     drains: frozenset[int],
 ) -> int | None:
-    """Raise stalls of `earlier` until the instruction after them issues late enough.
+    """Raise stalls of `earlier` until the instruction after them issues late enough; the latest absorbs the delay first.
 
-    The latest instruction absorbs the delay first. Distances that already hold only grow.
+    Distances that already hold only grow. `stalls`, by position, and `issued`, by instruction, are changed in place.
 
     Args:
-        earlier: the instructions before it, in order; `stalls` and `issued` are changed for them.
-        stalls: stall counts by position.
-        issued: issue times by instruction.
-        time: its issue time now.
+        time: issue time of the instruction now.
         demands: for each u in `earlier`: least distance from u.
         not_before: least issue time.
         drains: instructions whose stall cannot be raised.
 
     Returns:
-        Its new issue time, or None when no stall counts satisfy the demands.
+        The new issue time, or None when no stall counts satisfy the demands.
     """
     for position in range(len(earlier) - 1, -2, -1):
         needed = max([not_before] + [issued[u] + cycles for u, cycles in demands.items()])

@@ -19,22 +19,14 @@ _FARTHEST_SHIFT = 8
 _LONGEST = 16
 _ATTEMPTS = 32
 _NEARER_TRIES = 3
-"""Slots nearer to where it was that are tried when the wanted one is not legal. These are our choice."""
+"""Slots nearer to the old one that are tried when the wanted one is not legal. These are our choice."""
 
 
 def play_sweep(schedule: Schedule, rng: random.Random, hot_share: float = 0.8) -> int:
-    """Play a random sweep of legal moves.
+    """Play a random sweep of legal moves and return their number, 0 when `_ATTEMPTS` draws changed nothing.
 
     A stretch of instructions with one opcode is shifted by some slots, laid out with a gap between each two (none gathers
-    them), or has its yields flipped.
-
-    Args:
-        schedule: what is played on; the moves are in its history.
-        rng: where chance comes from.
-        hot_share: share of the draws that choose a block inside a loop, where there is one.
-
-    Returns:
-        How many moves were played; 0 when `_ATTEMPTS` draws changed nothing.
+    them), or has its yields flipped. `hot_share` of the draws choose a block inside a loop, if there is one.
     """
     inside = loop_slots(schedule.kernel)
     movable = set(schedule.movable_slots)
