@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     base, tokenizer = load_pretrained(Weights(path=options.base, dtype="float32", device="cpu"))
     model = PeftModel.from_pretrained(base, str(options.before), is_trainable=True).eval()
-    local = LocalModel.from_module(model, tokenizer)
+    local = LocalModel(model, tokenizer)
     of_the_step = list(groups(options.rollouts, options.step))
     prompt, rollout = next(
         (prompt, rollout)

@@ -209,7 +209,7 @@ Work = Callable[[list[list[int]], int], Iterator[int]]
 def with_slots(model: Any, tokenizer: Any, count: int, batch: int, ends: tuple[int, ...], cuda_graphs: bool = True) -> Work:
     """This package's sampler."""
     settings = LocalSettings(batch_size=batch, cuda_graphs=cuda_graphs)
-    local = LocalModel.from_module(model, tokenizer, settings=settings)
+    local = LocalModel(model, tokenizer, settings=settings)
     local._stop_ids = ends
 
     def work(prompts: list[list[int]], max_tokens: int) -> Iterator[int]:

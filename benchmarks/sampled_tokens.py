@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=6, help="the first so many of that step")
     options = parser.parse_args(arguments)
     model, tokenizer = load_pretrained(Weights(path=options.base, adapter=options.adapter, dtype="float32", device="cpu"))
-    local = LocalModel.from_module(model.eval(), tokenizer)
+    local = LocalModel(model.eval(), tokenizer)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     with (options.out / "answers.jsonl").open("w", encoding="utf-8") as lines:

@@ -41,7 +41,7 @@ def small_strides(monkeypatch):
 
 def sampler(model, *, batch_size: int | None = 3, template: bool = True, **options) -> LocalModel:
     tokenizer = tiny_tokenizer() if template else tiny_tokenizer(None)
-    return LocalModel.from_module(model, tokenizer, settings=LocalSettings(batch_size=batch_size, **options))
+    return LocalModel(model, tokenizer, settings=LocalSettings(batch_size=batch_size, **options))
 
 
 def greedy(max_tokens: int = 40) -> Sampling:

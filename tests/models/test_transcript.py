@@ -93,7 +93,6 @@ def test_every_prompt_and_answer_is_written(file):
         "failure": "stream-cut",
         "cost": 0.25,
     }
-    assert Transcript(file).prompts()[lines[0]["id"]] == tuple(conversation("b"))
 
 
 def test_an_answer_is_on_disk_before_the_next_is_taken(file):

@@ -12,7 +12,7 @@ TOKENS_PER_PRICE = 1_000_000
 
 
 class Prices(BaseModel):
-    """A provider's prices per million tokens. The user gives them; none is built in, for they change."""
+    """A provider's prices per million tokens, from the user: none is built in, for they change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +25,7 @@ class Prices(BaseModel):
     currency: str = "USD"
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_prompt_tokens: int = 0) -> float:
-        """The price of so many tokens, in `currency`; cached ones are among the prompt's."""
+        """Price of these tokens, in `currency`; cached ones are among the prompt's."""
         cached_price = self.input if self.cached_input is None else self.cached_input
         total = (
             (prompt_tokens - cached_prompt_tokens) * self.input
@@ -49,15 +49,15 @@ class Usage:
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Those of `completion_tokens` that were spent on hidden reasoning."""
+    """Part of `completion_tokens`: hidden reasoning."""
     unreported: int = 0
-    """Requests whose tokens the server never told. While this is above 0, all token totals are lower bounds."""
+    """Requests whose tokens the server never told. Above 0, all token totals are lower bounds."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
 
     def cost(self, prices: Prices | None) -> float | None:
-        """The total price, or a lower bound of it when `unreported` is above 0; None without prices."""
+        """Total price, a lower bound while `unreported` is above 0; None without prices."""
         if prices is None:
             return None
         return prices.cost(self.prompt_tokens, self.completion_tokens, self.cached_prompt_tokens)
@@ -71,7 +71,7 @@ class Meter:
         self._total = Usage()
 
     def add(self, usage: Usage) -> None:
-        """Count this too."""
+        """Count more usage."""
         with self._lock:
             self._total = self._total + usage
 

@@ -1,4 +1,4 @@
-"""Hands answers over one by one, as a model finishes them, so that a paid answer is recorded before the next comes."""
+"""Defines answers that come one by one, so that a paid answer is recorded before the next comes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
 
 
 class CompletionFailure(StrEnum):
-    """Why there is no whole answer: what `Completion.failure` is or, followed by `: ` and a detail, starts with."""
+    """Reason code of a failed answer: `Completion.failure`, or its beginning before `: ` and a detail."""
 
     EMPTY_ANSWER = "empty-answer"
     """Nothing but white space, or no choices at all."""
     STREAM_CUT = "stream-cut"
     """The connection ended before the answer did; the text is what had arrived."""
     JUNK_ANSWER = "junk-answer"
-    """What arrived is not what the protocol says."""
+    """The reply breaks the protocol."""
     CONTENT_FILTER = "content-filter"
     """The provider withheld the answer."""
     PROVIDER_ERROR = "provider-error"
     """The server reported an error while it answered."""
     REFUSED = "refused"
-    """The server refuses this request, for one because the prompt is too long, and may take others."""
+    """The server refuses this request, such as a prompt that is too long, and may take others."""
     TIMEOUT = "timeout"
-    """Silence for too long, or an answer that took too long."""
+    """Too long a silence, or too long an answer."""
     RATE_LIMITED = "rate-limited"
     """Status 429 at the last attempt, or a server that wants to be left alone for longer than allowed."""
     SERVER_ERROR = "server-error"
@@ -34,22 +34,22 @@ class CompletionFailure(StrEnum):
     UNREACHABLE = "unreachable"
     """No connection at the last attempt."""
     PROMPT_TOO_LONG = "prompt-too-long"
-    """It leaves no room for an answer in the window of a local model."""
+    """The prompt leaves no room for an answer in the window of a local model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
-    """One completion and where it belongs."""
+    """One completion and its place among those asked for."""
 
     prompt: int
-    """Index of its conversation among those asked."""
+    """Index of the conversation."""
     number: int
-    """Which of the `count` answers to that conversation."""
+    """Number among the `count` answers to that conversation."""
     completion: Completion
     reasoning: str = ""
-    """The model's reasoning, where a provider shows it in a field of its own; no part of the answer."""
+    """Reasoning that a provider shows in a field of its own; no part of the answer."""
     cost: float | None = None
-    """Cost in the currency of the model's prices; None without prices, or when the server did not tell its tokens."""
+    """Cost in the currency of the prices; None without prices or token counts."""
 
 
 @runtime_checkable
@@ -64,7 +64,7 @@ class Incremental(Protocol):
 def answers_of(
     model: ChatModel, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling
 ) -> Iterator[ModelAnswer]:
-    """The answers of any model: as they come where it can, else all at the end."""
+    """The answers of any model, one by one where it is `Incremental`, else all at the end."""
     if isinstance(model, Incremental):
         yield from model.answers(prompts, count=count, sampling=sampling)
         return

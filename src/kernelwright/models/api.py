@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,22 +32,22 @@ log = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 FIRST_WAIT_S = 1.0
-"""Before the second attempt; it doubles with each further one. Our choice, as are the defaults below."""
+"""Wait before the second attempt; it doubles with each further one. Our choice, as are the defaults below."""
 
 EVENT_STREAM = "text/event-stream"
 NO_STREAM_ADVICE = "see whether the address is right, or set `stream = false` for an endpoint that does not stream"
 
 FEWEST_FAULTS = 3
-"""Requests in a row that must run out of attempts, at least, before an endpoint that had answered counts as gone."""
+"""Fewest requests in a row that run out of attempts before an endpoint that had answered counts as gone."""
 
 
 class ApiSettings(BaseModel):
-    """How to reach an endpoint and how hard to lean on it."""
+    """Address and limits of an endpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = ""
-    """The provider's name of the model; empty: the environment's `OPENAI_MODEL`."""
+    """Provider's name of the model; empty: the environment's `OPENAI_MODEL`."""
     base_url: str = ""
     """Address up to and with `/v1`; empty: the environment's `OPENAI_BASE_URL`, else OpenAI's own."""
     key_variable: str = "OPENAI_API_KEY"
@@ -54,24 +55,24 @@ class ApiSettings(BaseModel):
     concurrency: int = Field(default=8, ge=1)
     """Requests in flight at once."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """At most so many attempts are started in a minute, evenly spaced."""
+    """Attempts started in a minute at most, evenly spaced."""
     attempts: int = Field(default=6, ge=1)
-    """How often a request is tried before it counts as failed."""
+    """Attempts at a request before it counts as failed."""
     longest_wait_s: float = Field(default=120, gt=0)
-    """Between two attempts. A server that asks for more is not asked again."""
+    """Longest wait between two attempts. A server that asks for more is not asked again."""
     silence_timeout_s: float = Field(default=120, gt=0)
-    """Without a connection, or without a further byte of an answer."""
+    """Limit without a connection, or without a further byte of an answer."""
     answer_timeout_s: float = Field(default=1800, gt=0)
-    """For one whole answer, however busily it trickles."""
+    """Limit for one whole answer, however busily it trickles."""
     stream: bool = True
     """Read answers as they are written: an answer cut short then keeps what had arrived, and long ones do not time out."""
     several: Literal["auto", "n", "requests"] = "auto"
-    """How to get several answers to a prompt: `n` in one request, where prompt tokens are charged once; one request each;
-    or the first for as long as the server takes it."""
+    """Several answers to a prompt: `n` in one request, which charges prompt tokens once; `requests`, one each; `auto`, `n`
+    for as long as the server takes it."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The provider's name for the limit of an answer; OpenAI's reasoning models know only the second."""
+    """Provider's name for the limit of an answer; OpenAI's reasoning models know only the second."""
     send_seed: bool = True
-    """Some providers refuse requests with a seed."""
+    """Off for providers that refuse requests with a seed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as `top_k`. They are recorded: no secrets here."""
     prices: Prices | None = None
@@ -81,10 +82,10 @@ class ApiModel:
     """A `ChatModel` over HTTP.
 
     Args:
-        settings: Where and how.
-        environ: Where the key and defaults are looked up.
-        sleep: Waits so many seconds; a test's does not.
-        clock: Monotonic seconds, to space requests by.
+        settings: Address and limits.
+        environ: Environment with the key and defaults.
+        sleep: Sleeps so many seconds; for tests.
+        clock: Monotonic seconds; for tests.
 
     Raises:
         PolicyError: no model is named, or there is no key for an endpoint that needs one.
@@ -140,11 +141,11 @@ class ApiModel:
         return self.usage.cost(self.settings.prices)
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """As `ChatModel.sample`."""
+        """Implements `ChatModel.sample`."""
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """As `Incremental.answers`.
+        """Implements `Incremental.answers`.
 
         Raises:
             PolicyError: the endpoint refuses all work; or nothing but faults came back: the first request to run out of
@@ -181,7 +182,7 @@ class ApiModel:
                         self._check_endpoint(outcome, faults_in_a_row, answered)
                     found = self._answers(outcome, prompt, numbers)
                     yield from found
-                    if isinstance(outcome, ApiReply) and outcome.cause is None:
+                    if isinstance(outcome, ApiReply) and outcome.fault is None:
                         # Refused with `n` and answered without, or told to give more answers than it gave.
                         self._takes_n &= prompt not in without_n and len(found) == len(numbers)
                     if len(found) < len(numbers):
@@ -191,7 +192,7 @@ class ApiModel:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_endpoint(self, fault: Fault, faults_in_a_row: int, answered: bool) -> None:
-        """Raise `PolicyError` where there is no point in going on; one unlucky request is none."""
+        """Raise `PolicyError` where going on is useless; one unlucky request is no reason."""
         if fault.hopeless:
             raise PolicyError(_what_to_do(fault, self))
         patience = max(self.settings.concurrency, FEWEST_FAULTS) if answered else 1
@@ -203,7 +204,7 @@ class ApiModel:
             )
 
     def _may_be_for_n(self, outcome: ApiReply | Fault, numbers: list[int]) -> bool:
-        """Whether a request was refused, and might not be if it asked for one answer."""
+        """True for a refusal that might not come if the request asked for one answer."""
         refused = isinstance(outcome, Fault) and outcome.code == CompletionFailure.REFUSED and not outcome.hopeless
         return refused and len(numbers) > 1 and self.settings.several == "auto"
 
@@ -222,7 +223,7 @@ class ApiModel:
     def _request(
         self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int, stop: threading.Event
     ) -> ApiReply | Fault:
-        """One request, tried until it is answered or there is no more point in it."""
+        """Try one request until it is answered or trying is useless."""
         sleep = self._sleep or stop.wait
         for attempt in range(1, self.settings.attempts + 1):
             self._pacer.wait(sleep)
@@ -246,7 +247,7 @@ class ApiModel:
         return outcome
 
     def _attempt(self, body: dict[str, Any], stop: threading.Event) -> ApiReply | Fault:
-        """One attempt. What arrives before a fault is kept as an answer cut short."""
+        """Make one attempt. Text that arrives before a fault is kept as an answer cut short."""
         reply = ApiReply()
         try:
             answer = self._client.chat.completions.create(**body)
@@ -255,20 +256,22 @@ class ApiModel:
                 reply.read_stream(answer, lambda: stop.is_set() or self._clock() > deadline_s)
                 if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
                     came = redacted(kind, self._key) or "something of no type"
-                    reply.cut(CompletionFailure.JUNK_ANSWER, f"no event stream came but {came}: {NO_STREAM_ADVICE}")
+                    detail = f"no event stream came but {came}: {NO_STREAM_ADVICE}"
+                    reply.fault = Fault(CompletionFailure.JUNK_ANSWER, detail)
             else:
                 reply.read_whole(answer)
         except transport_errors() as error:
             fault = fault_of(error, self._key)
             if not reply.has_text:
                 return fault
-            reply.cut(CompletionFailure.STREAM_CUT if fault.code == CompletionFailure.UNREACHABLE else fault.code)
+            unreachable = fault.code == CompletionFailure.UNREACHABLE
+            reply.fault = Fault(CompletionFailure.STREAM_CUT if unreachable else fault.code)
         return reply
 
     def _body(self, prompt: Sequence[Message], n: int, sampling: Sampling, number: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": [{"role": message.role, "content": message.content} for message in prompt],
+            "messages": [asdict(message) for message in prompt],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             self.settings.max_tokens_field: sampling.max_tokens,

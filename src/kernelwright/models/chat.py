@@ -1,7 +1,6 @@
 """Defines a language model for the rest of the package: something that answers conversations.
 
-An endpoint (`api.py`) and a model in this process (`local.py`) both are a `ChatModel`; prompts, exemplars and parsing are
-not their business.
+Endpoints (`api.py`) and models in this process (`local.py`) implement `ChatModel`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How answers are drawn."""
+    """Parameters of drawing answers."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -32,7 +31,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer, or what became of it. An answer that failed is data: `text` is what had arrived, `failure` says why."""
+    """One answer. A failed one is data too: `text` is what had arrived."""
 
     text: str
     prompt_tokens: int
@@ -40,23 +39,20 @@ class Completion:
     finish_reason: str = "stop"
     """`stop`, `length` (cut at `max_tokens`) or the provider's own word."""
     failure: str | None = None
-    """Why there is no whole answer, such as `stream-cut`; None when there is one."""
+    """Reason why there is no whole answer, such as `stream-cut`; None when there is one."""
 
 
 class ChatModel(Protocol):
-    """A language model.
-
-    Attributes:
-        name: what records call it, such as `api:deepseek-chat` or `local:Qwen2.5-Coder-1.5B`.
-    """
+    """A language model."""
 
     name: str
+    """Name in records, such as `api:deepseek-chat` or `local:Qwen2.5-Coder-1.5B`."""
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
         """Answer each conversation `count` times; the result has one list for each prompt, in order.
 
         Raises:
-            PolicyError: the model cannot be reached or loaded, or refuses all work (a bad key, no such model). What
-                goes wrong with a single answer is a `Completion` with its `failure`.
+            PolicyError: the model cannot be reached or loaded, or refuses all work (a bad key, no such model). A single
+                answer that fails is a `Completion` with its `failure`.
         """
         ...

@@ -15,11 +15,7 @@ KINDS = ("api", "local", "vllm")
 
 
 def chat_model(kind: str, **options: Any) -> ChatModel:
-    """Open a model.
-
-    Args:
-        kind: `api`: fields of `ApiSettings`; `local`: of `Weights` and `LocalSettings`; `vllm`: of `VllmSettings`.
-        options: The fields. `docs/models.md` describes them.
+    """Open a model of a kind: `api`, `local` or `vllm`, with the options that `docs/models.md` describes.
 
     Raises:
         ConfigError: there is no such kind or option, or a value is out of range.

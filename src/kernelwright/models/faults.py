@@ -1,4 +1,4 @@
-"""Sorts what goes wrong with an endpoint by what to do about it. No text made here contains the key."""
+"""Classifies the faults of an endpoint by their remedy. No text made here contains the key."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Fault:
 
     code: CompletionFailure
     detail: str = ""
-    """The other side's words, without the key."""
+    """The server's words, without the key."""
     retried: bool = False
     hopeless: bool = False
     retry_after_s: float | None = None
-    """How long the server asked to be left alone."""
+    """Wait that the server asked for."""
     status: int | None = None
-    """HTTP status, when there was an answer."""
+    """HTTP status; None without an answer."""
 
     @property
     def text(self) -> str:
@@ -67,7 +67,7 @@ def redacted(text: str, key: str) -> str:
 
 
 def fault_of(error: Exception, key: str) -> Fault:
-    """Sort the exception of an attempt."""
+    """Classify the exception of an attempt."""
     if isinstance(error, openai.APIStatusError):
         return _status_fault(error, key)
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(error).__name__:
@@ -110,7 +110,7 @@ def _said(error: openai.APIStatusError) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
-    """The wait that a response asks for: seconds, milliseconds, or a date (RFC 9110, 10.2.3). None: it asks for none."""
+    """Wait that a response asks for in seconds, milliseconds or a date (RFC 9110, 10.2.3); None where it asks for none."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             wait_s = float(headers.get(name, "")) * unit_s

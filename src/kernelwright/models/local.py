@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -22,51 +23,48 @@ from kernelwright.models.sampler import Draw, Request, Sampled, SlotSampler, att
 log = logging.getLogger(__name__)
 
 CPU_BATCH = 16
-"""Answers at once on a CPU. Our choice."""
+"""Answers sampled at once on a CPU. Our choice."""
 GPU_BATCH = 512
-"""At most, on a GPU: more hardly raises the rate of a small model, and delays its first answer. Our choice."""
+"""Most answers at once on a GPU: more hardly raises a small model's rate, and delays its first answer. Our choice."""
 LOGIT_BYTES = 16
-"""Memory for each slot and word of the vocabulary while a token is drawn: logits, chances, waiting times, quotients."""
+"""Bytes for each slot and word of the vocabulary while a token is drawn: logits, chances, waiting times, quotients."""
 
 
 class LocalSettings(BaseModel):
-    """How a model in this process samples."""
+    """Sampling settings of a model in this process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch_size: int | None = Field(default=None, ge=1)
     """Answers sampled at once; None: 16 on a CPU, what fits on a GPU, at most 512."""
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Share of the free GPU memory that keys, values and logits may take. A trainer that shares the GPU
-    needs its own back only afterwards."""
+    """Share of the free GPU memory for keys, values and logits. They are freed before a trainer on the same GPU goes on."""
     cuda_graphs: bool = True
-    """Record a step once and replay it. Off, every kernel is launched from Python: several times slower. A model whose steps
-    cannot be recorded is sampled without, and says so."""
+    """Record a step once and replay it; several times slower when off. A model that cannot be recorded is sampled without,
+    after a warning."""
     autocast: Literal["none", "bfloat16", "float16"] = "none"
-    """Compute in this type although the weights have another: what a trainer with float32 weights and `bf16` does."""
+    """Type to compute in although the weights have another, as in a trainer with float32 weights and `bf16`."""
 
 
 class LocalModel:
     """A `ChatModel` on this machine. Answers depend on the seed, the prompts and the batch size; on a CPU on nothing else.
 
-    Not for several threads at a time: a second caller waits for the first.
-
-    Args:
-        model: A causal language model of transformers; of one wrapped by peft, the LoRA is in effect as it is.
-        tokenizer: Its tokenizer, given a chat template if it has none.
-        name: What records call it.
-        settings: How to sample.
+    Somebody else may hold the model and be training it: weights are read as they are at each call, with a peft LoRA in
+    effect; mode and attention are put back when a call ends. Give it unwrapped (no DDP, FSDP or compile). One thread at a
+    time samples: a second caller waits.
 
     Raises:
-        PolicyError: it is of a kind that cannot be sampled here.
+        PolicyError: the model is of a kind that cannot be sampled here.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, settings: LocalSettings) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str = "local:live", settings: LocalSettings | None = None
+    ) -> None:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         _check_kind(self.model)
         self.tokenizer = prepare_tokenizer(tokenizer)
         self.name = name
-        self.settings = settings
+        self.settings = settings = settings or LocalSettings()
         self._stop_ids = stop_ids(self.model, self.tokenizer)
         self._largest_batch = settings.batch_size
         self._graphs = settings.cuda_graphs
@@ -75,23 +73,9 @@ class LocalModel:
 
     @classmethod
     def load(cls, weights: Weights, settings: LocalSettings | None = None) -> LocalModel:
-        """Load a model.
-
-        Raises:
-            PolicyError: it cannot be loaded, or is of a kind that cannot be sampled here.
-        """
+        """Load a model; raises PolicyError where it cannot be loaded or sampled here."""
         model, tokenizer = load_pretrained(weights)
-        return cls(model, tokenizer, name=f"local:{weights.label}", settings=settings or LocalSettings())
-
-    @classmethod
-    def from_module(
-        cls, model: Any, tokenizer: Any, *, name: str = "local:live", settings: LocalSettings | None = None
-    ) -> LocalModel:
-        """Sample a model that somebody else holds and may be training; give it unwrapped (no DDP, FSDP or compile).
-
-        Its weights are read as they are at each call. Mode and attention are put back when a call ends.
-        """
-        return cls(model, tokenizer, name=name, settings=settings or LocalSettings())
+        return cls(model, tokenizer, name=f"local:{weights.label}", settings=settings)
 
     @property
     def usage(self) -> Usage:
@@ -99,11 +83,11 @@ class LocalModel:
         return self._meter.total
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """As `ChatModel.sample`."""
+        """Implements `ChatModel.sample`."""
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """As `Incremental.answers`. Take all of them before the model is used for anything else."""
+        """Implements `Incremental.answers`. Take all of them before the model is used for anything else."""
         spelled = [self.prompt_ids(prompt) for prompt in prompts]
         for prompt, number, found in self.sample_ids(spelled, count=count, sampling=sampling):
             completion = self._completion(spelled[prompt], found)
@@ -119,7 +103,7 @@ class LocalModel:
 
     def prompt_ids(self, prompt: Sequence[Message]) -> list[int]:
         """A conversation as tokens, up to where the answer begins."""
-        turns = [{"role": message.role, "content": message.content} for message in prompt]
+        turns = [asdict(message) for message in prompt]
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
@@ -127,11 +111,9 @@ class LocalModel:
     def sample_ids(
         self, prompts: Sequence[Sequence[int]], *, count: int, sampling: Sampling
     ) -> Iterator[tuple[int, int, Sampled | None]]:
-        """Sample token sequences after prompts given as tokens, `count` after each.
+        """Sample `count` answers after each prompt, all as tokens; yields each answer as it ends.
 
-        Returns:
-            For each answer, in the order in which they end: index of the prompt, number of the answer, and its tokens; None
-            when the prompt leaves no room in the model's window.
+        Yields index of the prompt, number of the answer, and the answer: None when the prompt leaves no room in the window.
         """
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         requests = []
@@ -148,7 +130,7 @@ class LocalModel:
             yield *divmod(found.index, count), found
 
     def _sampled(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
-        """Sample requests, with fewer at once each time the memory does not suffice."""
+        """Sample requests, half as many at once each time the memory does not suffice."""
         owed = {request.index: request for request in requests}
         draw = Draw(sampling.temperature, sampling.top_p, self._stop_ids, sampling.seed)
         with self._lock, _evaluating(self.model), attention_of(self.model):
@@ -196,7 +178,7 @@ class LocalModel:
         )
 
     def _batch(self, requests: list[Request]) -> int:
-        """How many answers to sample at once."""
+        """Number of answers to sample at once."""
         if self._largest_batch is not None:
             fitting = self._largest_batch
         elif self.model.device.type == "cuda":
@@ -206,7 +188,7 @@ class LocalModel:
         return min(fitting, len(requests))
 
     def _fitting(self, columns: int) -> int:
-        """As many sequences of so many tokens as the free memory holds."""
+        """Number of sequences of so many tokens that the free memory holds."""
         _free_memory()
         config = self.model.config.get_text_config()
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -238,7 +220,7 @@ class LocalModel:
 
 @contextlib.contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode in here; each part's own mode afterwards."""
+    """Keep evaluation mode in here; restore each part's own mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

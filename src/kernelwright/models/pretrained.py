@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from kernelwright.errors import PolicyError
 
@@ -21,11 +21,11 @@ CHAT_TEMPLATE = (
 )
 """For tokenizers that have none, such as those of base models. Our choice; training and sampling must share it."""
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_text|>", "<end_of_turn>", "<｜end▁of▁sentence｜>")
-"""What ends an assistant's turn in known templates; not every file names it as its end-of-sequence token."""
+"""Ends of an assistant's turn in known templates; not every file names its own as end-of-sequence token."""
 
 
 class Weights(BaseModel):
-    """Which model, and how it is held."""
+    """A model and its form in memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,13 +42,13 @@ class Weights(BaseModel):
 
     @property
     def label(self) -> str:
-        """The model's name in records: the last part of its path."""
+        """Name in records: the last part of the path."""
         name = self.gguf_file or (Path(self.path).name if Path(self.path).exists() else self.path)
         return f"{name}+{Path(self.adapter).name}" if self.adapter else name
 
 
 def require_pretrained(weights: Weights) -> None:
-    """See that there is a model to load, by its configuration alone; of a GGUF file, that it is there.
+    """Check that there is a model to load, by its configuration alone; a GGUF file need only exist.
 
     Raises:
         PolicyError: it is not there, or not a model.
@@ -63,22 +63,24 @@ def require_pretrained(weights: Weights) -> None:
 
 
 def load_pretrained(weights: Weights) -> tuple[Any, Any]:
-    """Model and tokenizer; a GGUF's weights are unpacked, so that the model can be trained and sampled as any other.
+    """Model and tokenizer. A GGUF's weights are unpacked, so that it can be trained and sampled like any model.
 
     Raises:
-        PolicyError: it is not there, or not such a model, or a package that it needs is missing.
+        PolicyError: the model is not there or of another kind, or a package that it needs is missing.
     """
     where, options = _location(weights)
     device = weights.device if weights.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = weights.dtype if weights.dtype != "auto" else ("bfloat16" if device.startswith("cuda") else "float32")
-    unpacked = _unpacking() if options else {}
+    unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
             where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options, **unpacked
         )
         if weights.adapter:
-            model = _with_adapter(model, weights.adapter)
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, weights.adapter).merge_and_unload()
         model = model.to(device)
     except ImportError as error:
         raise PolicyError(
@@ -100,7 +102,7 @@ def prepare_tokenizer(tokenizer: Any) -> Any:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end an answer."""
+    """Tokens that end an answer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     found = set(configured if isinstance(configured, list | tuple) else [configured])
     found.add(tokenizer.eos_token_id)
@@ -122,24 +124,12 @@ def _location(weights: Weights) -> tuple[str, dict[str, str]]:
     return weights.path, {"gguf_file": weights.gguf_file} if weights.gguf_file else {}
 
 
-def _unpacking() -> dict[str, Any]:
-    from transformers import GgufConfig
-
-    return {"quantization_config": GgufConfig(dequantize=True)}
-
-
 def _forget_packing(model: Any) -> None:
-    """Nothing is quantised any more, and what trains or saves the model must not think so."""
+    """Remove the marks of quantisation, which training and saving would trust."""
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
-
-
-def _with_adapter(model: Any, adapter: str) -> Any:
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, adapter).merge_and_unload()
 
 
 def _no_model(weights: Weights, error: Exception) -> PolicyError:

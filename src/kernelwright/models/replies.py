@@ -14,9 +14,10 @@ from typing import Any
 from kernelwright.models.accounting import Prices, Usage
 from kernelwright.models.answers import CompletionFailure, ModelAnswer
 from kernelwright.models.chat import Completion
+from kernelwright.models.faults import Fault
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Where servers put hidden reasoning: DeepSeek, Qwen and vLLM the first, OpenRouter and newer vLLM the second."""
+"""Names for hidden reasoning: DeepSeek, Qwen and vLLM use the first, OpenRouter and newer vLLM the second."""
 
 
 @dataclass(slots=True)
@@ -34,47 +35,41 @@ class ApiReply:
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Usage = field(default_factory=lambda: Usage(unreported=1))
-    cause: CompletionFailure | None = None
-    """Why reading stopped early."""
-    detail: str = ""
-    """Explanation of the cause."""
+    fault: Fault | None = None
+    """Reason why reading stopped early."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing at all arrived, though reading went to the end."""
-        return not self.choices and self.usage.unreported > 0 and self.cause is None
+        """True when nothing at all arrived, though reading went to the end."""
+        return not self.choices and self.usage.unreported > 0 and self.fault is None
 
     @property
     def has_text(self) -> bool:
-        """Whether anything of an answer arrived."""
+        """True when anything of an answer arrived."""
         return any(choice.text or choice.reasoning for choice in self.choices.values())
-
-    def cut(self, cause: CompletionFailure, detail: str = "") -> None:
-        """Note why reading stopped early."""
-        self.cause, self.detail = cause, detail
 
     def read_stream(self, chunks: Any, is_over: Callable[[], bool]) -> None:
         """Take a stream of chunks, until it ends or `is_over` says so."""
         # A server that does not stream, or sends no JSON, leaves the SDK with something that is not a stream at all.
         if not hasattr(chunks, "close"):
-            self.cut(CompletionFailure.JUNK_ANSWER)
+            self.fault = Fault(CompletionFailure.JUNK_ANSWER)
             return
         with contextlib.closing(chunks):
             for chunk in chunks:
                 self._add(chunk, "delta")
                 if is_over():
-                    self.cut(CompletionFailure.TIMEOUT)
+                    self.fault = Fault(CompletionFailure.TIMEOUT)
                     return
 
     def read_whole(self, answer: Any) -> None:
         """Take a reply that came in one piece."""
         if isinstance(answer, str) or not hasattr(answer, "choices"):
-            self.cut(CompletionFailure.JUNK_ANSWER)
+            self.fault = Fault(CompletionFailure.JUNK_ANSWER)
         else:
             self._add(answer, "message")
 
     def _add(self, part: Any, message: str) -> None:
-        """Take a reply or a chunk of one, whose choices have their text under the name `message`."""
+        """Take a reply or a chunk, whose choices have their text under the name `message`."""
         self._add_usage(getattr(part, "usage", None))
         choices = getattr(part, "choices", None)
         for place, choice in enumerate(choices if isinstance(choices, list) else []):
@@ -126,8 +121,8 @@ class ApiReply:
         return found
 
     def _failure(self, choice: Choice) -> str | None:
-        if choice.finish_reason is None and self.cause is not None:
-            return f"{self.cause}: {self.detail}" if self.detail else self.cause
+        if choice.finish_reason is None and self.fault is not None:
+            return self.fault.text
         if choice.finish_reason is None and (choice.text or choice.reasoning):
             return CompletionFailure.STREAM_CUT
         if choice.finish_reason == "content_filter":
@@ -136,7 +131,7 @@ class ApiReply:
 
 
 def content_type(answer: Any) -> str:
-    """The media type that came with a stream, such as `text/html`; empty where none was told."""
+    """Media type of a stream, such as `text/html`; empty where none was told."""
     headers = getattr(getattr(answer, "response", None), "headers", {})
     return str(headers.get("content-type", "")).partition(";")[0].strip().lower()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -47,12 +47,12 @@ class AnswerLine(_Line):
 
     kind: Literal["answer"] = "answer"
     time_utc: str
-    """When it was complete, ISO 8601."""
+    """Time of completion, ISO 8601."""
     model: str
     prompt: str
-    """The `id` of its prompt line."""
+    """`id` of the prompt line."""
     number: int
-    """Which of the answers asked for in one call."""
+    """Number among the answers asked for in one call."""
     temperature: float
     top_p: float
     max_tokens: int
@@ -73,34 +73,24 @@ class AnswerLine(_Line):
     @property
     def completion(self) -> Completion:
         """The answer as the model gave it."""
-        return Completion(
-            text=self.text,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            finish_reason=self.finish_reason,
-            failure=self.failure,
-        )
+        return Completion(**{item.name: getattr(self, item.name) for item in fields(Completion)})
 
     @property
     def sampling(self) -> Sampling:
-        """How it was drawn."""
-        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=self.seed)
+        """Parameters it was drawn with."""
+        return Sampling(**{item.name: getattr(self, item.name) for item in fields(Sampling)})
 
 
 _LINE: TypeAdapter[PromptLine | AnswerLine] = TypeAdapter(Annotated[PromptLine | AnswerLine, Field(discriminator="kind")])
 
 
 def prompt_id(prompt: Sequence[Message]) -> str:
-    """The id of a conversation in a transcript."""
+    """Id of a conversation in a transcript."""
     return sha256_of([asdict(message) for message in prompt])
 
 
 class Transcript:
-    """Reads and appends one transcript file. One process writes a file at a time; its threads may share it.
-
-    Args:
-        path: The file; made, with its folder, when the first answer arrives.
-    """
+    """A transcript file, made when the first answer arrives. One process writes it at a time; its threads may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +98,7 @@ class Transcript:
         self._prompts = {line.id for line in self._lines() if isinstance(line, PromptLine)}
 
     def append(self, model: str, prompt: Sequence[Message], sampling: Sampling, answer: ModelAnswer) -> None:
-        """Write one answer, before it its prompt if the file lacks it, and wait until both are on disk."""
+        """Write one answer, after its prompt if the file lacks it, and wait until both are on disk."""
         identity = prompt_id(prompt)
         record = AnswerLine(
             time_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -139,14 +129,6 @@ class Transcript:
             if isinstance(line, AnswerLine):
                 yield line
 
-    def prompts(self) -> dict[str, tuple[Message, ...]]:
-        """Every conversation by its id."""
-        return {
-            line.id: tuple(Message(turn.role, turn.content) for turn in line.messages)
-            for line in self._lines()
-            if isinstance(line, PromptLine)
-        }
-
     def _lines(self) -> Iterator[PromptLine | AnswerLine]:
         if not self.path.exists():
             return
@@ -159,15 +141,11 @@ class Transcript:
 
 
 class Recorded:
-    """A model whose every answer is written down.
+    """A model whose every answer is recorded.
 
     Answers that the transcript already holds, of the same model to the same prompt with the same sampling, are given
     again without asking, each once: a run that was killed goes on without paying twice. Failed ones are asked anew.
-
-    Args:
-        model: Who answers what is not there yet; None: nobody, the transcript is only replayed.
-        transcript: The file.
-        name: Whose answers to replay, when there is no model.
+    Without a model the transcript is only replayed, of the model `name` where one is given.
     """
 
     def __init__(self, model: ChatModel | None, transcript: Transcript, *, name: str = "") -> None:
@@ -181,7 +159,7 @@ class Recorded:
                 self._known[line.prompt, line.sampling].append(answer)
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """As `ChatModel.sample`.
+        """Implements `ChatModel.sample`.
 
         Raises:
             PolicyError: the model's own, or there is no model and the transcript does not hold enough answers.
@@ -189,7 +167,7 @@ class Recorded:
         return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
 
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """As `Incremental.answers`: first those on file, then the model's own, each recorded before it is handed over."""
+        """Implements `Incremental.answers`: first those on file, then new ones, each recorded before it is handed over."""
         missing: defaultdict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             known = self._known[prompt_id(prompt), sampling]

@@ -1,12 +1,10 @@
-"""Runs a model in this process under vLLM, where that is installed. A vLLM server is better reached by `api.py`.
-
-Not run against vLLM itself by the tests, only against a stand-in with its interface (0.24 to 0.26).
-"""
+"""Runs a model in this process under vLLM. The tests run a stand-in with its interface (0.24 to 0.26), not vLLM itself."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +16,7 @@ from kernelwright.models.chat import Completion, Message, Sampling
 
 
 class VllmSettings(BaseModel):
-    """Which model, and what vLLM is told."""
+    """A model and vLLM's own arguments."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,11 +27,7 @@ class VllmSettings(BaseModel):
 
 
 class VllmModel:
-    """A `ChatModel` in vLLM's offline engine.
-
-    Raises:
-        PolicyError: vLLM could not load the model.
-    """
+    """A `ChatModel` in vLLM's offline engine; raises PolicyError where vLLM cannot load the model."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._vllm = importlib.import_module("vllm")
@@ -53,15 +47,9 @@ class VllmModel:
         return self._meter.total
 
     def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """As `ChatModel.sample`; vLLM finds the batches."""
-        parameters = self._vllm.SamplingParams(
-            n=count,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed,
-        )
-        conversations = [[{"role": turn.role, "content": turn.content} for turn in prompt] for prompt in prompts]
+        """Implements `ChatModel.sample`; vLLM finds the batches."""
+        parameters = self._vllm.SamplingParams(n=count, **asdict(sampling))
+        conversations = [[asdict(turn) for turn in prompt] for prompt in prompts]
         results = self._engine.chat(conversations, parameters, use_tqdm=False)
         return [self._completions(result) for result in results]
 

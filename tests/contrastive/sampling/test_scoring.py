@@ -297,7 +297,7 @@ def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):
             yield 0, 1, Sampled(1, [7, 8, 9], None, 3)
             yield 0, 2, None
 
-    monkeypatch.setattr(generation, "LocalModel", SimpleNamespace(from_module=lambda *given, **named: Sampler()))
+    monkeypatch.setattr(generation, "LocalModel", lambda *given, **named: Sampler())
     monkeypatch.setattr(generation, "stop_ids", lambda *given: (1, 99))
     sampler = generation.TokenSampler(None, SimpleNamespace(eos_token_id=1), SamplingSection(), 0)
     found = sampler.sample([plain_prompt(EVEN, device="cpu")], 3, 0)

@@ -28,7 +28,7 @@ class TokenSampler:
     def __init__(self, model: Any, tokenizer: Any, section: SamplingSection, seed: int) -> None:
         settings = LocalSettings(batch_size=section.batch)
         self.ends = frozenset(stop_ids(model, tokenizer))
-        self._local = LocalModel.from_module(model, tokenizer, settings=settings)
+        self._local = LocalModel(model, tokenizer, settings=settings)
         self._model = model
         self._tokenizer = tokenizer
         self._section = section

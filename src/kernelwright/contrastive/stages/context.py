@@ -39,7 +39,7 @@ def sampler_of(model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
     """The package's own batched sampler over a model in this process; it reads the weights as they are at each call."""
     from kernelwright.models.local import LocalModel, LocalSettings
 
-    return LocalModel.from_module(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
+    return LocalModel(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
 
 
 @dataclass(frozen=True, slots=True)
