@@ -87,13 +87,13 @@ def judge_options(function: Function) -> Function:
             "--timeout",
             type=FiniteRange(0, min_open=True),
             metavar="SECONDS",
-            help="Limit of one call of the candidate.",
+            help="Limit of one call of the candidate; the first call in each process has --build-timeout.",
         ),
         click.option(
             "--build-timeout",
             type=FiniteRange(0, min_open=True),
             metavar="SECONDS",
-            help="Limit of importing and constructing the candidate, compilers included.",
+            help="Limit of importing and constructing the candidate, compilers included, and of its first call.",
         ),
         click.option("--check-only", is_flag=True, help="Check that it is right; do not time it."),
     ]

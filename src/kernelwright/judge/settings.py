@@ -38,9 +38,9 @@ class Settings(BaseModel):
     """Stop early once the 95 % interval of log speedup is this narrow."""
 
     build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
-    """Importing the candidate and constructing it, compilers included."""
+    """Importing and constructing the candidate, compilers included, and the first call in each process."""
     run_limit_s: float = Field(default=60.0, gt=0, le=LIMIT_MAX_S)
-    """One call. The first call gets `build_limit_s`, since just-in-time compilers work there."""
+    """Every later call. The first one has `build_limit_s`, because just-in-time compilers work there."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
     """Anonymous memory of a worker's whole process group."""
     device_memory_limit_bytes: int = Field(default=32 * GIB, gt=0)

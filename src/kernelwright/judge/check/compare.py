@@ -1,4 +1,4 @@
-"""Measures how far an output is from the truth, and decides how far it may be.
+"""Measures how far an output is from the truth; `calibrate` is the formula of the tolerance, which `bounds.Bounds` applies.
 
 The truth is float64. What is allowed is calibrated on every input set by two errors: the reference's own, and the one
 that the next lower precision would make, so that a candidate may sum in another order but not compute in less.

@@ -1,1 +1,5 @@
-"""Processes and walls between the judge and a candidate, and the gate to the device."""
+"""Processes and walls between the judge and a candidate, and the gate to the device.
+
+A worker may read what `sandbox.restrict` allows and inherits `zygote.INHERITED_VARIABLES`. `process.Worker` and `side` tell
+it the rest.
+"""
