@@ -9,9 +9,7 @@ from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.hacks import Review, Vote
 from kernelwright.contrastive.prompts import contrastive_prompt, plain_prompt, whole_source
 from kernelwright.contrastive.rollouts import RolloutLog, rescored
-from kernelwright.contrastive.sampling import judge_prefetch
 from kernelwright.contrastive.sampling.hacks_found import write_hacks
-from kernelwright.contrastive.sampling.judge_prefetch import PrefetchedJudges
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING, hack_reasons, rollout_metrics
 from kernelwright.contrastive.sampling.scoring import Attempt, Scorer, Verification
@@ -20,7 +18,6 @@ from kernelwright.contrastive.stages.context import ConfiguredJudges, Judging, S
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
-from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
 from tests.contrastive.stages.toys import ToyJudge, toy_code, toy_evaluation, toy_task
@@ -258,26 +255,6 @@ def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
     first = (tmp_path / "hacks" / index[0]["file"]).read_text()
     assert "way = 7" in first
     compile(first, "hack", "exec")
-
-
-def test_judges_start_while_something_else_is_loaded():
-    class Pool(ToyJudge):
-        slots = 3
-
-    pool = Pool()
-    judges = PrefetchedJudges(pool)
-    job = Job(EVEN, Candidate(source=whole_source(EVEN, toy_code(4), "subclass")))
-    found = list(judges.evaluate([job, job]))
-    assert [outcome.speedup for _, outcome in found] == [2.0, 2.0]
-    assert pool.count == 3 + 2
-
-
-@pytest.mark.exhaustive
-def test_the_real_judge_is_warmed_by_what_it_accepts(judge_pool):
-    ((_, outcome),) = judge_pool.evaluate(
-        [Job(judge_prefetch._TASK, judge_prefetch._CANDIDATE, Settings.quick(timed=False, thorough=False))]
-    )
-    assert outcome.accepted
 
 
 def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):

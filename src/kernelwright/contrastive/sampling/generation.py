@@ -69,9 +69,6 @@ class TokenSampler:
             eos_token_id=sorted(self.ends),
         )
         self._model.eval()
-        if self._section.backend == "continuous":
-            found = self._model.generate_batch(list(asked), generation_config=config, progress_bar=False)
-            return [self._ended(list(output.generated_tokens)) for output in found.values()]
         answers: list[list[int]] = []
         for start in range(0, len(asked), self._section.batch):
             rows = self._tokenizer.pad(

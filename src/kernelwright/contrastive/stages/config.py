@@ -129,9 +129,9 @@ class SamplingSection(_SettingsTable):
     """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
-    backend: Literal["local", "generate", "continuous"] = "local"
-    """`local`: the package's own batched sampler. In the contrastive stage also `generate`, transformers' method of that
-    name, and `continuous`, its continuous batching; everywhere else these mean `local`."""
+    backend: Literal["local", "generate"] = "local"
+    """`local`: the package's own batched sampler. `generate`: transformers' method of that name, in the contrastive stage
+    only; the other stages then use `local`."""
 
     def of(self, seed: int) -> Sampling:
         """As a sampler takes it."""

@@ -12,7 +12,6 @@ from typing import Any
 import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
-from kernelwright.contrastive.sampling.judge_prefetch import PrefetchedJudges
 from kernelwright.contrastive.sampling.judging import JudgedRun, Judges, Say
 from kernelwright.contrastive.sampling.scoring import Verification
 from kernelwright.contrastive.stages.config import (
@@ -181,12 +180,11 @@ def stage_context(
     with ExitStack() as stack:
         pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
         verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
-        judges = PrefetchedJudges(pool) if on_gpu else pool
         judging = Judging(
             device="cuda" if on_gpu else "cpu",
-            rewards=ConfiguredJudges(judges, settings),
+            rewards=ConfiguredJudges(pool, settings),
             # A job brings its settings, so the same processes do for both.
-            reported=ConfiguredJudges(judges, confirming),
+            reported=ConfiguredJudges(pool, confirming),
             verifiers=verifiers,
             checker=checker_of(doubts),
             cache=section.shared,
