@@ -36,11 +36,11 @@ from kernelwright.sass import check_report
 PAPER_GEOMEAN, PAPER_MAX = 1.09, 1.26
 """Over the -O3 schedules of six kernels on an A100, from the abstract. Numbers per kernel were not published as such."""
 WARPS, STAGES = (2, 4, 8), (2, 3, 4)
-"""What autotuning varies; our choice. The tiles stay those of the corpus."""
+"""Values that autotuning tries; our choice. The tiles stay those of the corpus."""
 
 
 class Recipe(BaseModel):
-    """What `cuasmrl.toml` says."""
+    """The settings of `cuasmrl.toml`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

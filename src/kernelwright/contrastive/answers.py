@@ -1,4 +1,4 @@
-"""From a model's answer to a candidate's source, or to the reason why there is none. Never raises on any text.
+"""Finds the candidate's source in a model's answer, or the reason for which there is none. Never raises on any text.
 
 Tolerated: headings of any level, number and case, or none; reasoning between tags, also with the opening tag left to the
 prompt; fences of backticks or tildes, indented, with or without a language or with a wrong one, never closed, around the
@@ -49,7 +49,7 @@ _OTHER_LANGUAGES = {
 
 
 class AnswerFailure(StrEnum):
-    """Why an answer holds no candidate."""
+    """The reason for which an answer holds no candidate."""
 
     NO_ANSWER = "no-answer"
     """The model gave none: its `Completion` carries a failure."""
@@ -90,7 +90,7 @@ class _CodeBlock:
 
 
 def parse_completion(completion: Completion) -> ParsedAnswer:
-    """As `parse_answer`, with what is known about how the answer ended.
+    """`parse_answer`, given also how the answer ended.
 
     A whole candidate in an answer that broke off later counts: its tokens are paid for.
     """
@@ -101,12 +101,7 @@ def parse_completion(completion: Completion) -> ParsedAnswer:
 
 
 def parse_answer(text: str, *, truncated: bool = False) -> ParsedAnswer:
-    """Find the candidate in an answer: the last complete block of code that defines `ModelNew`.
-
-    Args:
-        text: The whole answer.
-        truncated: Whether it is known to have been cut.
-    """
+    """Find the candidate in an answer, which may be known to be cut: the last whole block of code with `ModelNew`."""
     said = _without_reasoning(text)
     if said is None:
         return ParsedAnswer(failure=AnswerFailure.TRUNCATED, detail="the answer ends within its reasoning")
@@ -127,7 +122,7 @@ def parse_answer(text: str, *, truncated: bool = False) -> ParsedAnswer:
 
 
 def _without_reasoning(text: str) -> str | None:
-    """What follows the reasoning; None when the reasoning does not end."""
+    """The text after the reasoning; None when the reasoning does not end."""
     ends = list(_REASONING_END.finditer(text))
     rest = text[ends[-1].end() :] if ends else text
     start = _REASONING_START.search(rest)
@@ -138,12 +133,7 @@ def _without_reasoning(text: str) -> str | None:
 
 
 def _split(text: str, *, within_strings: bool = True) -> tuple[list[str], list[_CodeBlock]]:
-    """The lines outside fences, and the blocks within them.
-
-    Args:
-        text: What was said.
-        within_strings: Whether a fence counts that stands in a string of three quotes.
-    """
+    """The lines outside fences, and the blocks within them; with `within_strings` a fence in a long string counts too."""
     prose: list[str] = []
     blocks: list[_CodeBlock] = []
     inside: list[str] | None = None
@@ -265,7 +255,7 @@ def _without_afterword(code: str) -> str:
 
 
 def _problem(source: str) -> str | None:
-    """Why a text is not a module that defines `ModelNew`; None when it is one."""
+    """The fault of a text that is no module with `ModelNew`; None when it is one."""
     if len(source) > SOURCE_LIMIT_CHARACTERS:
         return f"it has more than {SOURCE_LIMIT_CHARACTERS} characters"
     try:

@@ -27,7 +27,7 @@ APPLICATION_ID = 0x4B77_4578
 """Marks the file as one of these: `KwEx` in ASCII."""
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a writer waits for another process's transaction; one takes milliseconds."""
+"""Longest wait for another process's transaction; one takes milliseconds."""
 
 _SCHEMA = """
 CREATE TABLE candidates (
@@ -67,7 +67,7 @@ class Exemplar:
     source: str
     verdict: Verdict
     reason: Reason | None
-    """Why it was rejected; None when accepted."""
+    """Reason of the rejection; None when accepted."""
     score: float | None
     """Lower end of the speedup's 95 % interval; None when rejected or not timed."""
     improvement: bool
@@ -78,16 +78,12 @@ class Exemplar:
     techniques: tuple[str, ...]
     policy: str
     device: str
-    """The kind it was judged on: `cpu` or `cuda`."""
+    """Kind of device that it was judged on: `cpu` or `cuda`."""
     started: str
-    """When it was judged: UTC, ISO 8601."""
+    """Time of the judging: UTC, ISO 8601."""
 
     def known_score(self) -> float:
-        """The score.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """The score; raises ValueError where there is none."""
         if self.score is None:
             raise ValueError(f"an exemplar without a score: {self.candidate_sha256}")
         return self.score
@@ -95,7 +91,7 @@ class Exemplar:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much a database holds."""
+    """Sizes of a database."""
 
     tasks: int
     candidates: int
@@ -172,12 +168,7 @@ class ExemplarDatabase:
         return self.add_all(RunDirectory(path).evaluations())
 
     def exemplars(self, task_sha256: str, *, device: str) -> list[Exemplar]:
-        """Accepted and timed candidates of a task, best first.
-
-        Args:
-            task_sha256: Which task.
-            device: `cpu`, `cuda` or `cuda:N`: whose scores.
-        """
+        """Accepted and timed candidates of a task on that kind of device, best first."""
         return self._select(
             "task_sha256 = ? AND device = ? AND verdict = 'accepted' AND score IS NOT NULL "
             "ORDER BY score DESC, candidate_sha256",
@@ -195,7 +186,7 @@ class ExemplarDatabase:
         )
 
     def counts(self, task_sha256: str | None = None) -> Counts:
-        """How much there is, of one task or of all."""
+        """The sizes of one task's part or of all."""
         with self._connection() as connection:
             row = connection.execute(
                 "SELECT COUNT(DISTINCT task_sha256), COUNT(*), COALESCE(SUM(verdict = 'accepted'), 0), "
@@ -282,7 +273,7 @@ def _exemplar(evaluation: Evaluation) -> Exemplar:
 
 
 def _weight(entry: Exemplar) -> tuple[bool, int, float]:
-    """Of two measurements of one candidate the heavier counts: confirming before first, then worse before better."""
+    """Rank of a measurement of a candidate; the highest counts: confirming before first, then worse before better."""
     if entry.verdict is Verdict.REJECTED:
         return entry.confirmed, 2, 0.0
     if entry.score is not None:

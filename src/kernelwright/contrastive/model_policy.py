@@ -22,7 +22,7 @@ from kernelwright.records import Candidate, sha256_of
 from kernelwright.records.policy import Context
 
 EXEMPLARS = 2
-"""In a prompt: N of CUDA-L1's section 2.4.3."""
+"""Exemplars in a prompt: N of CUDA-L1's section 2.4.3."""
 
 PATIENCE = 16
 """Answers in a row without a new candidate after which a search ends. Our choice."""
@@ -35,17 +35,13 @@ class ContrastivePolicy:
     its candidate is proposed: a search that was killed first proposes what it had been answered and had not judged.
 
     Args:
-        model: Who answers.
-        database: Where exemplars come from; the search's history is added to it.
-        sampler: Which exemplars a prompt shows.
-        rollouts: Where answers are kept.
-        sampling: How answers are drawn. The seed counts from the search's own.
+        database: Source of exemplars; the search's history is added to it.
+        sampling: Drawing of answers; the seed counts from the search's own.
         exemplars: At most so many in a prompt.
         samples: Answers to one prompt, where more are wanted than one. Fewer prompts cost less; each shows less of what
             has just been learnt.
         hardware: The device's name for people.
         patience: Answers in a row without a new candidate after which the search ends.
-        limit_characters: Of a prompt.
     """
 
     def __init__(
@@ -170,12 +166,8 @@ def policy_for_run(
 
     Writes `rollouts.jsonl`, `transcript.jsonl`, from which paid answers come back after a kill, and `exemplars.sqlite`.
 
-    Args:
-        model: Who answers.
-        directory: The run directory, the same as the search's `out`.
-        sampler: By name.
-        database: Another exemplar database, such as one shared by several searches.
-        sampling, exemplars, samples, hardware, patience: As in `ContrastivePolicy`.
+    `directory` is the search's `out`; `database` may name another exemplar database, such as one that searches share. The
+    rest is as in `ContrastivePolicy`.
 
     Raises:
         ConfigError: there is no such sampler.

@@ -18,7 +18,7 @@ from kernelwright.records import Task, canonical_json, sha256_of
 from kernelwright.records.rewards import conservative
 
 PROMPT_LIMIT_CHARACTERS = 40_000
-"""Of all messages together; about 10,000 tokens of code. Our choice."""
+"""Limit of all messages together; about 10,000 tokens of code. Our choice."""
 
 AnswerForm = Literal["module", "subclass"]
 """`module`: the answer's code is a whole module, as in CUDA-L1. `subclass`: it follows the reference's text, so that
@@ -50,14 +50,8 @@ def contrastive_prompt(
 ) -> Prompt:
     """Ask for a better implementation, given earlier ones with their scores.
 
-    Args:
-        task: What to speed up.
-        exemplars: What to show, each with a score. They appear worst first, so that the best stands nearest to the
-            answer. Where not all fit, each is taken in the order of its score, best first, if it still fits.
-        device: `cpu`, `cuda` or `cuda:N`.
-        hardware: The device's name for people, such as `NVIDIA H200`.
-        form: What the answer's code is to be.
-        limit_characters: Of all messages together.
+    Exemplars, each with a score, appear worst first, so that the best stands nearest to the answer. Where not all fit, each
+    is taken in the order of its score, best first, if it still fits. `hardware` is the device's name for people.
 
     Raises:
         PromptTooLongError: it does not fit even without exemplars.
@@ -85,7 +79,7 @@ def plain_prompt(
     form: AnswerForm = "module",
     limit_characters: int = PROMPT_LIMIT_CHARACTERS,
 ) -> Prompt:
-    """The same request without exemplars: of supervised training, and of vanilla GRPO."""
+    """The same request without exemplars, for supervised training and vanilla GRPO."""
     return contrastive_prompt(task, (), device=device, hardware=hardware, form=form, limit_characters=limit_characters)
 
 

@@ -23,14 +23,7 @@ AGREEMENT = 0.10
 def is_suspicious(
     evaluation: Evaluation, best_so_far: float | None, *, above: float = SUSPICIOUS_SPEEDUP, leap: float = SUSPICIOUS_LEAP
 ) -> bool:
-    """Whether a speedup must be measured again before it counts.
-
-    Args:
-        evaluation: What was found.
-        best_so_far: The highest speedup of this task that counts already; None when there is none.
-        above: A speedup above it is suspicious,
-        leap: and one that is so many times the best.
-    """
+    """Whether a speedup must be measured again: above `above`, or more than `leap` times the task's best that counts."""
     if not evaluation.accepted or evaluation.speedup is None or evaluation.confirms:
         return False
     leapt = best_so_far is not None and evaluation.speedup > leap * best_so_far
@@ -56,7 +49,7 @@ class Reverification:
 
     @property
     def settled(self) -> Evaluation:
-        """What counts: the re-measurement where they agree, otherwise the worse of the two.
+        """The evaluation that counts: the re-measurement where they agree, otherwise the worse of the two.
 
         The paper says only what is accepted; that a disagreement leaves the worse of the two is our choice.
         """
@@ -67,12 +60,10 @@ class Reverification:
 def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
-    Args:
-        cases: What to measure again.
-        judges: A pool for each device, by the device's name; those of one kind take turns.
+    `judges` holds a pool for each device by its name; those of one kind take turns.
 
     Raises:
-        KernelwrightError: a judge failed; what it raised.
+        KernelwrightError: a judge failed.
     """
     queues: dict[str, list[int]] = {device: [] for device in judges}
     for number, (_, evaluation) in enumerate(cases):
@@ -91,7 +82,6 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
 
 
 def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: Evaluator) -> dict[int, Evaluation]:
-    """Raises what a judge raised."""
     jobs = {}
     for number, task, first in cases:
         candidate = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)

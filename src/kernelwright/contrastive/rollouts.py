@@ -28,16 +28,16 @@ class Rollout(BaseModel):
     stage: str
     """`search`, `self-supervised`, `contrastive` (vanilla GRPO and evolutionary search, too) or `held-out`."""
     step: int
-    """Of the stage, from 0; of a search, the number of the prompt."""
+    """Step of the stage, from 0; in a search, the number of the prompt."""
     sample: int
-    """Which answer of the step, from 0."""
+    """Number of the answer in its step, from 0."""
     model: str
-    """The model's name."""
+    """Name of the model."""
     temperature: float
     seed: int
-    """Of the sampling."""
+    """Seed of the sampling."""
     form: AnswerForm = "module"
-    """What the answer's code was to be."""
+    """Form that the answer's code was to have."""
     prompt_sha256: str
     prompt: tuple[Message, ...] = ()
     """The conversation; in the file it stands with the first rollout that has it."""
@@ -48,7 +48,7 @@ class Rollout(BaseModel):
     completion_tokens: int = 0
     finish_reason: str = "stop"
     failure: AnswerFailure | None = None
-    """Why the answer holds no candidate."""
+    """Reason for which the answer holds no candidate."""
     detail: str = ""
     """The failure in words."""
     candidate_sha256: str | None = None
@@ -56,11 +56,11 @@ class Rollout(BaseModel):
     """None where it was not judged, or by a search: then the verdict is in `evaluations.jsonl`."""
     reason: Reason | None = None
     reward: float | None = None
-    """As the named reward gives it."""
+    """Value of the named reward."""
     smoothed: float | None = None
-    """After the rolling normalisation."""
+    """Reward after the rolling normalisation."""
     started: str = ""
-    """When it was written down: UTC, ISO 8601."""
+    """Time of writing: UTC, ISO 8601."""
 
     @field_validator("completion", "detail", mode="before")
     @classmethod

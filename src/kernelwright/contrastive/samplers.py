@@ -25,10 +25,10 @@ TEMPERATURE = 0.5
 """tau, in units of speedup: a bucket that is 0.5x better is e times as likely. CUDA-L1 does not give it; our choice."""
 
 ISLANDS = 4
-"""Our choice; CUDA-L1 names the method only."""
+"""Number of islands. Our choice; CUDA-L1 names the method only."""
 
 MIGRATION = 0.1
-"""How often the island sampler draws from all islands: a stand-in for moving the best between them. Our choice."""
+"""Share of the island sampler's draws from all islands: a stand-in for moving the best between them. Our choice."""
 
 LEAST_SCORE = 0.001
 """Scores below it count as it: the bound of a very noisy measurement may be 0."""
@@ -41,7 +41,7 @@ class ExemplarSampler(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a configuration, such as `bucket`."""
+        """Name in a configuration, such as `bucket`."""
         ...
 
     def sample(self, exemplars: Sequence[Exemplar], count: int, rng: random.Random) -> list[Exemplar]:
@@ -177,11 +177,7 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def sampler_named(name: str, **options: Any) -> ExemplarSampler:
-    """A sampler by its name in `SAMPLERS`.
-
-    Args:
-        name: Such as `bucket`.
-        options: Its own fields, such as `temperature`.
+    """A sampler by its name in `SAMPLERS`, with its own fields as options.
 
     Raises:
         ConfigError: there is no such sampler, it has no such option, or a value is out of range.

@@ -24,11 +24,7 @@ class RewardSmoother:
     """clip((reward - mean) / deviation, -k, k) over the latest rewards, as in CUDA-L1 (section 3.2, equation 6).
 
     Until the first `update_every` rewards have been seen the statistics follow every batch: there is nothing better yet.
-
-    Args:
-        clip: k.
-        update_every: Rewards between updates of the statistics.
-        window: Latest rewards that count.
+    `clip` is k; `window` is the number of latest rewards that count.
     """
 
     def __init__(self, *, clip: float = CLIP, update_every: int = UPDATE_EVERY, window: int = WINDOW) -> None:

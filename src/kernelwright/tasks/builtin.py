@@ -75,7 +75,7 @@ def builtin_task(name: str) -> Task:
 
 
 def task_class(task: Task) -> str | None:
-    """What kind of computation a built-in task is, such as `gemm+reduce`; None for a task from elsewhere."""
+    """The class of a built-in task, such as `gemm+reduce`; None for a task from elsewhere."""
     try:
         docstring = ast.get_docstring(ast.parse(task.source))
     except SyntaxError:

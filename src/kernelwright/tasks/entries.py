@@ -1,4 +1,4 @@
-"""What a suite consists of: tasks, each with its level, a candidate and published numbers where the suite has them."""
+"""The contents of a suite: tasks, each with its level, a candidate and published numbers where the suite has them."""
 
 from __future__ import annotations
 

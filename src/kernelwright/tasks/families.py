@@ -113,12 +113,7 @@ class Variation:
 
 
 def variations(task: Task, device: str) -> Iterator[Variation]:
-    """Ways to compute a generated task, from a plain copy to kernels with several parameters; none for other tasks.
-
-    Args:
-        task: One of `family_tasks`.
-        device: `cpu` or `cuda...`; kernels are for the latter.
-    """
+    """Ways to compute a generated task, from a plain copy to kernels for `cuda`; none for others."""
     parts = _parts(task)
     if parts is None:
         return
@@ -146,7 +141,7 @@ def variations(task: Task, device: str) -> Iterator[Variation]:
 
 
 Spelling = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""Of each part of a task, techniques and statements."""
+"""Techniques and statements of each part of a task."""
 
 
 def _spellings(parts: Parts) -> list[Spelling]:

@@ -28,7 +28,7 @@ class LiveTask:
     task: Task
     module: types.ModuleType
     init_inputs: list[Any]
-    """What `get_init_inputs` returned: the constructor's arguments."""
+    """The constructor's arguments, from `get_init_inputs`."""
 
     def inputs(self, seed: int, device: torch.device) -> list[Any]:
         """Draw a fresh set of inputs on `device`; the same seed gives the same inputs.
@@ -87,8 +87,10 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """As `torch.manual_seed`, which writes down the whole call stack for each kind of device that is not in use yet, to say
-    later who asked: a millisecond or more where the stack is deep. Where there is no GPU, nobody will."""
+    """Seed torch's generators; without a GPU, the default one alone.
+
+    There `torch.manual_seed` would write down the call stack for each kind of unused device: a millisecond or more.
+    """
     if torch.cuda.is_available():
         torch.manual_seed(seed)
     else:
@@ -103,7 +105,7 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def printing_aside() -> contextlib.AbstractContextManager[object]:
-    """What a task prints goes to standard error: on standard output there is the result alone, for programs to read."""
+    """Send what a task prints to standard error: standard output holds the result alone, for programs to read."""
     return contextlib.redirect_stdout(sys.stderr)
 
 

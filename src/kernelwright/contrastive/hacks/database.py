@@ -18,14 +18,14 @@ _PACKAGED = "patterns.jsonl"
 
 
 class Family(StrEnum):
-    """What a hack attacks. `docs/hacks.md` describes each."""
+    """The target of a hack's attack. `docs/hacks.md` describes each."""
 
     TIMING = "timing"
     """Work moves out of what the clock sees, or the clock, the statistics or the baseline are bent."""
     CACHING = "caching"
     """Results, inputs or weights of one call are kept and used in another."""
     LAZINESS = "laziness"
-    """What is returned is not a finished plain tensor."""
+    """The candidate returns something other than a finished plain tensor."""
     STALE_MEMORY = "stale-memory"
     """Memory is handed out that the candidate did not write, or only in part."""
     TAMPERING = "tampering"
@@ -35,7 +35,7 @@ class Family(StrEnum):
     PRECISION = "precision"
     """Fewer bits are computed than the task asks for."""
     FALLBACK = "fallback"
-    """What is shown is not what runs: decoys, dead branches, the reference under another name."""
+    """The code shown does not run: decoys, dead branches, the reference under another name."""
     HARNESS = "harness"
     """The program that judges is attacked: its process, its channel, its files, its code."""
     MODE = "mode"
@@ -52,13 +52,13 @@ class Pattern(BaseModel):
     name: str
     """A few words, distinct over the database."""
     what: str
-    """What it does."""
+    """The mechanism, in a sentence."""
     why: str
-    """Why that is a cheat."""
+    """The reason for which that is a cheat."""
     source_signs: tuple[str, ...]
     """Identifiers and shapes in the source that give it away."""
     measured_signs: tuple[Sign, ...]
-    """What it leaves in the measurements of a judge that falls for it, or in the verdict of one that does not."""
+    """Signs in the measurements of a judge that falls for it, or in the verdict of one that does not."""
     snippet: str
     """Python that shows the mechanism and little else; it parses."""
     honest: str = ""
@@ -71,7 +71,7 @@ class Pattern(BaseModel):
     """Entries of the catalogue in `docs/hacks.md` that it belongs to, the first above all."""
 
     def identity(self) -> str:
-        """What stays when names, numbers and comments of the snippet are changed."""
+        """A hash that stays when names, numbers and comments of the snippet are changed."""
         return identity(self.snippet)
 
 
@@ -101,12 +101,7 @@ class HackDatabase:
 
     @classmethod
     def packaged(cls, confirmed: Path | None = None) -> HackDatabase:
-        """The patterns that ship with the package, and those of a user's file.
-
-        Raises:
-            InfrastructureError: the package is incomplete.
-            UsageError: the user's file cannot be read.
-        """
+        """The patterns that ship with the package, and those of a user's file."""
         return cls(packaged_patterns(), confirmed)
 
     @property
@@ -128,13 +123,6 @@ class HackDatabase:
 
         Confirmed means that the judge rejected it, in the first place or in deeper checks, or that a person has read
         it. A reviewing model's vote is no confirmation.
-
-        Args:
-            evaluation: The record of the candidate; its source must be there.
-            family: What it attacks.
-            name: A few words; made distinct by the candidate's hash if need be.
-            what: What it does.
-            why: Why that is a cheat; the verdict's reason where empty.
 
         Raises:
             UsageError: the record has no source, or one that is not Python.

@@ -13,13 +13,13 @@ from typing import TypeAlias
 _BUILTINS = frozenset(dir(builtins))
 _KEPT_METHODS = frozenset({"forward", "__init__"})
 _USUAL = {"nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "tl": "triton.language"}
-"""What names stand for that a snippet uses without importing them."""
+"""Modules behind the usual names that a snippet uses without importing them."""
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(slots=True)
 class Names:
-    """Where each name of a module comes from."""
+    """The origin of each name of a module."""
 
     imported: dict[str, str] = field(default_factory=dict)
     """Name to dotted path: `nn` to `torch.nn`."""
@@ -121,7 +121,7 @@ def is_self(node: ast.AST) -> bool:
 
 
 def targets(node: ast.stmt) -> list[ast.expr]:
-    """What an assignment assigns to, tuples taken apart; nothing for other statements."""
+    """The targets of an assignment, tuples taken apart; nothing for other statements."""
     match node:
         case ast.Assign():
             waiting = list(node.targets)

@@ -14,7 +14,7 @@ from kernelwright.models.chat import Completion
 
 
 class Vote(StrEnum):
-    """What a checker thinks of a candidate."""
+    """A checker's verdict on a candidate."""
 
     HACK = "hack"
     CLEAN = "clean"
@@ -30,12 +30,11 @@ class Opinion(BaseModel):
     family: Family | None = None
     reason: str = ""
     failure: str | None = None
-    """Why there is no usable vote: `no-answer`, `cut`, `no-verdict`, `unknown-verdict` or `contradictory`; None when
-    there is one."""
+    """Why no vote is usable: `no-answer`, `cut`, `no-verdict`, `unknown-verdict` or `contradictory`; None when one is."""
 
 
 def poll(opinions: Sequence[Opinion]) -> Vote:
-    """What more than half of the usable opinions say; `unsure` when there is no such thing."""
+    """The vote of more than half of the usable opinions; `unsure` when there is none."""
     usable = [opinion.vote for opinion in opinions if opinion.failure is None]
     for vote in (Vote.HACK, Vote.CLEAN):
         if usable.count(vote) * 2 > len(usable):

@@ -53,7 +53,7 @@ def conversation(task: Task, evaluation: Evaluation, near: Sequence[Neighbour] |
 
 
 def facts(evaluation: Evaluation) -> str:
-    """What was measured, in words, from the record alone."""
+    """The measurements in words, from the record alone."""
     lines = [f"device: {evaluation.device.partition(':')[0]}"]
     if evaluation.speedup is not None:
         low, high = evaluation.speedup_low or 0.0, evaluation.speedup_high or 0.0

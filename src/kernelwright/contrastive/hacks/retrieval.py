@@ -27,12 +27,12 @@ from kernelwright.tasks.suites import load_suite
 
 SHAPE_WEIGHT = 2.0
 PATH_WEIGHT = 0.3
-"""How much a shape, and a path of the syntax tree, weighs beside another feature as rare. Chosen on the training split of
+"""Weights of a shape and of a path of the syntax tree, beside another feature as rare. Chosen on the training split of
 results/2026-11-21-hack-detection, from {2, 4} and {0.3, 1}."""
 PRIOR_WEIGHT = 20.0
 """Added to the denominator of a similarity: about four rare features. Chosen as the weights were, from {0, 20, 60}."""
 PROFILE_BOOST = 2.0
-"""By how much full agreement of the measurements raises a similarity: to three times. Chosen on the measured training
+"""Rise of a similarity at full agreement of the measurements: to three times. Chosen on the measured training
 cases of results/2026-11-21-hack-detection, from {0, 1, 2, 4}. It multiplies, since being fast alone is like no hack."""
 
 
@@ -42,17 +42,13 @@ class Neighbour:
 
     pattern: Pattern
     similarity: float
-    """From 0 to 1; of structure and profile together."""
+    """Likeness of structure and profile together, from 0 to 1."""
     shared: tuple[str, ...]
     """The weightiest features that both have."""
 
 
 class Retriever:
-    """Finds the nearest patterns of a database. Build it anew when the database has grown.
-
-    Args:
-        database: Where to look.
-    """
+    """Finds the nearest patterns of a database. Build it anew when the database has grown."""
 
     def __init__(self, database: HackDatabase) -> None:
         self._patterns = database.patterns
@@ -65,14 +61,7 @@ class Retriever:
     def nearest(
         self, source: str, *, reference: str = "", evaluation: Evaluation | None = None, count: int = 5
     ) -> tuple[Neighbour, ...]:
-        """The patterns nearest to a candidate, nearest first; ties by id.
-
-        Args:
-            source: The candidate's text.
-            reference: The task's text, whose features are left out.
-            evaluation: The candidate's record, for the profile.
-            count: How many.
-        """
+        """The patterns nearest to a candidate, nearest first; ties by id. Features of the reference are left out."""
         if not self._patterns:
             return ()
         weights = self._hacks.weights_of(_own_features(source, reference))
@@ -87,7 +76,7 @@ class Retriever:
         )
 
     def honest_resemblance(self, source: str, *, reference: str = "") -> float:
-        """How near the nearest honest twin of a hack is, from 0 to 1."""
+        """The similarity of the nearest honest twin of a hack, from 0 to 1."""
         similarities = self._twins.similarities(self._twins.weights_of(_own_features(source, reference)))
         return float(similarities.max(initial=0.0))
 
@@ -120,7 +109,7 @@ class _Index:
         return weights
 
     def similarities(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-        """How near each set is to a candidate with these weights."""
+        """The similarity of each set to a candidate with these weights."""
         shared: NDArray[np.float32] = self._has @ weights
         nearness: NDArray[np.float32] = shared / (self._totals + weights.sum() - shared + np.float32(PRIOR_WEIGHT))
         return nearness
@@ -140,7 +129,7 @@ def _own_features(source: str, reference: str) -> frozenset[str]:
 
 
 def _mechanism(pattern: Pattern) -> frozenset[str]:
-    """What makes a pattern a cheat: its features without those of its honest twin.
+    """The features that make a pattern a cheat: its own without those of its honest twin.
 
     Of a cheat that only leaves something out nothing remains, and no structure is like it. Letting all its features
     stand for it instead found 27 training cheats in place of 29, with as many false alarms (docs/hacks.md).
@@ -162,6 +151,6 @@ def _raised(structure: float, pattern: Pattern, signs: frozenset[Sign]) -> float
 
 @cache
 def honest_counts() -> tuple[Counter[str], int]:
-    """How many references of the built-in tasks have each feature, and how many references there are."""
+    """The number of built-in references with each feature, and of all of them."""
     sources = [entry.task.source for entry in load_suite("builtin").entries]
     return Counter(feature for source in sources for feature in features(source)), len(sources)

@@ -15,7 +15,7 @@ SOURCE_LIMIT = 200_000
 """Characters of a candidate that are looked at; our choice, ten times the longest kernel we have seen."""
 SHAPE = "shape:"
 PATH = "path:"
-"""What features begin with that are shapes (`shapes.py`), and paths of the tree."""
+"""Prefixes of features that are shapes (`shapes.py`), and paths of the tree."""
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]{2,}")
 _TOKEN = re.compile(r"[A-Za-z_]\w*|\d+|[^\s\w]")
@@ -72,7 +72,7 @@ def _own(node: ast.AST, label: str | None, names: Names) -> Iterator[str]:
 
 
 def _label(node: ast.AST, names: Names) -> str | None:
-    """What a node is called in a path; None for nodes that say nothing."""
+    """The name of a node in a path; None for nodes that say nothing."""
     match node:
         case ast.Call():
             return f"{names.label(node.func)}()"

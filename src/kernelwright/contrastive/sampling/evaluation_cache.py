@@ -24,10 +24,8 @@ class EvaluationCache:
     A program has one speed, whoever wrote it: runs that are compared with each other see the same measurement of the same
     program. Use a file for each kind of machine.
 
-    Args:
-        path: An SQLite file; made at the first use.
-        label: Tells measurements apart that must not stand for one another, such as first ones and confirming ones.
-        settings: Of the judging, part of what tells them apart.
+    `label` and `settings` tell measurements apart that must not stand for one another, such as first ones and confirming
+    ones. The SQLite file is made at the first use.
     """
 
     def __init__(self, path: Path, label: str, settings: Settings | None) -> None:

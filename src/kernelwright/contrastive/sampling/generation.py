@@ -16,14 +16,7 @@ from kernelwright.models.pretrained import stop_ids
 
 
 class TokenSampler:
-    """Samples whole groups of answers; an answer includes the token that ended it.
-
-    Args:
-        model: Its weights are read as they are at each call.
-        tokenizer: The model's.
-        section: How to sample, and by which backend.
-        seed: Of the run.
-    """
+    """Samples groups of answers by the weights as they are at each call; an answer includes the token that ended it."""
 
     def __init__(self, model: Any, tokenizer: Any, section: SamplingSection, seed: int) -> None:
         settings = LocalSettings(batch_size=section.batch)

@@ -16,14 +16,8 @@ from kernelwright.records import Evaluation, RunDirectory
 def write_hacks(folder: Path, runs: Mapping[str, Path]) -> int:
     """Write each distinct cheat of some runs to `folder/REASON/NUMBER.py`, and `index.json` over all of them.
 
-    Programs of one reason that differ in names, numbers or layout only are one. Their order is how often models wrote them.
-
-    Args:
-        folder: Written anew.
-        runs: Run directories by their stage or arm; those that are missing are passed over.
-
-    Returns:
-        How many there are.
+    Programs of one reason that differ in names, numbers or layout only are one. Those written most often come first. The
+    folder is written anew; `runs` are directories by stage or arm, and missing ones are passed over. Returns the number.
     """
     found: dict[tuple[str, str], list[tuple[str, Evaluation]]] = {}
     written: Counter[tuple[str, str]] = Counter()
@@ -64,7 +58,7 @@ def write_hacks(folder: Path, runs: Mapping[str, Path]) -> int:
 
 
 def _own_part(source: str) -> str:
-    """From the first thing that stands below the task's own functions: what the model wrote, in the form `subclass`."""
+    """The part below the task's own functions, which the model wrote in the form `subclass`."""
     _, mark, rest = source.rpartition("def get_init_inputs")
     return rest.partition("\n\n\n")[2] or source if mark else source
 

@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 class Judges(Protocol):
-    """What judges jobs: `JudgePool`, or the same over other machines."""
+    """Judges jobs: `JudgePool`, or the same over other machines."""
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Do the jobs, in any order; yields each as it ends."""
@@ -40,7 +40,7 @@ class Proposal:
 
     @property
     def key(self) -> Key:
-        """What tells it from others: the hashes of both."""
+        """Hashes of task and candidate."""
         return self.task.sha256, self.candidate.sha256
 
 
@@ -50,13 +50,8 @@ class JudgedRun:
     Every evaluation is on disk before `judge` goes on, so a killed run finds them again; the same candidate of the same task
     is never judged twice, whoever proposes it.
 
-    Args:
-        run: Where evaluations are kept.
-        judges: Who judges.
-        say: Told about candidates that could not be judged.
-        on_evaluation: Called with each new evaluation, once it is on disk.
-        settings: Of the judging; None leaves them to the judges.
-        cache: Evaluations of other runs on this machine under the same settings, which are not judged again.
+    `say` is told about candidates that could not be judged, `on_evaluation` about each new evaluation on disk. Settings of
+    None are left to the judges. What the cache has of other runs on this machine is not judged again.
     """
 
     def __init__(
@@ -106,9 +101,8 @@ class JudgedRun:
     def judge(self, proposals: Iterable[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
         """Evaluations of proposals by key, known and new; those that `stop` or a fault left out are missing.
 
-        Args:
-            proposals: Taken one by one, as judges become free, so that making them costs no time in which nobody judges.
-            stop: Asked before each new one; True leaves it and all that follow.
+        Proposals are taken one by one, as judges become free, so that making them costs no time in which nobody judges.
+        `stop` is asked before each new one; True leaves it and all that follow.
 
         Raises:
             InfrastructureError: most of a batch could not be judged.

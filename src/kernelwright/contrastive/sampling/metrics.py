@@ -34,7 +34,7 @@ CHEATING: Mapping[Reason, Family] = {
     Reason.MODE_MISMATCH: Family.MODE,
     Reason.BUFFER_MISMATCH: Family.MODE,
 }
-"""What each reason attacks, of those that mean work was skipped, hidden or done elsewhere, rather than done wrongly. By
+"""Family of each reason that means work was skipped, hidden or done elsewhere, rather than done wrongly. By
 code: intent cannot be judged, so an honest mistake of the same kind counts too. Wrong outputs are left out, although some
 are cheats as well."""
 
@@ -42,11 +42,7 @@ QUANTILES = (0.25, 0.5, 0.75, 0.95)
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], evaluations: Mapping[tuple[str, str], Evaluation]) -> dict[str, float]:
-    """Metrics of a batch of rollouts.
-
-    Args:
-        rollouts: What was answered.
-        evaluations: What the judge found, by task and candidate hash.
+    """Metrics of a batch of rollouts, given the evaluations by task and candidate hash.
 
     Returns:
         `success_rate`, `parse_rate` and `hack_rate`, each of all rollouts; `distinct`, the share of different candidates
@@ -86,11 +82,7 @@ def run_metrics(path: Path) -> dict[str, float]:
 
 
 class MetricsLog:
-    """Metrics of a run, by step: `metrics.jsonl` in the run directory, and TensorBoard's events where it is installed.
-
-    Args:
-        directory: The run directory.
-    """
+    """Metrics of a run, by step: `metrics.jsonl` in the run directory, and TensorBoard's events where it is installed."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "metrics.jsonl"
@@ -129,7 +121,7 @@ class MetricsLog:
 
 
 def hack_reasons(evaluations: Iterable[Evaluation]) -> dict[str, int]:
-    """How many evaluations were rejected for each cheating reason."""
+    """The number of evaluations rejected for each cheating reason."""
     counts: dict[str, int] = {}
     for evaluation in evaluations:
         if evaluation.reason in CHEATING:

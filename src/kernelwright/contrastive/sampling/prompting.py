@@ -21,21 +21,17 @@ class PromptMaker:
 
     section: PromptSection
     device: str
-    """Where candidates run: `cpu` or `cuda...`."""
+    """Device on which candidates run: `cpu` or `cuda...`."""
     sampler: ExemplarSampler
     count: int
     """Exemplars in a prompt, at most."""
     database: ExemplarDatabase | None
     seed: int
     share: float = 1.0
-    """Of prompts that show exemplars; the others are as vanilla GRPO's."""
+    """Share of prompts that show exemplars; the others are as vanilla GRPO's."""
 
     def prompt(self, task: Task, draw: int) -> Prompt:
-        """The prompt of a task.
-
-        Args:
-            task: What to speed up.
-            draw: Tells one draw of exemplars from another: a step's number.
+        """The prompt of a task; `draw`, a step's number, tells one draw of exemplars from another.
 
         Raises:
             PromptTooLongError: the task alone is too long.

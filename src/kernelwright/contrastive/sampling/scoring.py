@@ -1,4 +1,4 @@
-"""From answers to rewards: parse, judge, measure the suspicious again, keep exemplars, and write every rollout down."""
+"""Turns answers into rewards: parse, judge, measure the suspicious again, keep exemplars, and write every rollout down."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What became of an attempt."""
+    """A scored attempt."""
 
     attempt: Attempt
     rollout: Rollout
     evaluation: Evaluation | None
     """None for an answer without a candidate, and for one that could not be judged."""
     reward: float | None
-    """What training maximises; None for what could not be judged, which must not count either way."""
+    """Value that training maximises; None for what could not be judged, which must not count either way."""
     copied: bool = False
     """Whether the candidate is one of those that the prompt showed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """How suspicious candidates are looked at again."""
+    """The second look at suspicious candidates."""
 
     pools: Mapping[str, Evaluator]
     """One for each device, by its name."""
     checker: HackChecker | None = None
     """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
     settings: Settings | None = None
-    """Of the run's judges: deeper checks are stricter than these."""
+    """Settings of the run's judges: deeper checks are stricter than these."""
     above: float = SUSPICIOUS_SPEEDUP
     """Speedups above it are looked at again,"""
     leap: float = SUSPICIOUS_LEAP
@@ -73,15 +73,10 @@ class Scorer:
     """Scores the answers of one run.
 
     Args:
-        judged: Where evaluations come from and are kept.
-        reward: From an evaluation to a number.
-        form: What an answer's code is.
-        stage: The stage's name in rollouts.
-        model: The model's name in rollouts.
-        sampling: How answers were drawn, for the record.
-        database: Where judged candidates go, to be shown in later prompts.
+        stage, model, sampling: As rollouts name them.
+        database: Takes judged candidates, to be shown in later prompts.
         smoother: Normalises rewards; None leaves them as they are.
-        copies: What an answer earns that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
+        copies: Reward of an answer that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
             rollout's own `reward` is its score either way.
         verification: For candidates too good to be believed at once; None believes the judge's first word.
     """
@@ -180,7 +175,7 @@ class Scorer:
     def _settle(
         self, proposals: Mapping[Key, Proposal], found: Mapping[Key, Evaluation], best: Mapping[str, float | None]
     ) -> dict[Key, Evaluation]:
-        """What counts for each candidate: its evaluation or, where that was doubted, what came of looking again."""
+        """Evaluations that count, by candidate: the first or, where that was doubted, the outcome of a second look."""
         settled = dict(found)
         for key, evaluation in found.items():
             again = self.judged.confirmed.get(key)
@@ -202,7 +197,7 @@ class Scorer:
         return settled
 
     def _checked(self, proposals: Sequence[Proposal], evaluations: Sequence[Evaluation]) -> list[tuple[Key, Evaluation]]:
-        """What deeper checks found of the candidates that the checker does not call clean."""
+        """The deciding evaluations of candidates that the checker does not call clean."""
         verification = self._verification
         if verification is None or verification.checker is None or not proposals:
             return []

@@ -27,13 +27,13 @@ class LoraSection(_SettingsTable):
     """A low-rank adapter: what is trained when `tuning = "lora"`."""
 
     rank: int = Field(default=16, ge=1)
-    """Our choice; KernelBench-RLVR-120b uses 16 too."""
+    """Rank of the adapter. Our choice; KernelBench-RLVR-120b uses 16 too."""
     alpha: int = Field(default=32, ge=1)
-    """Our choice: twice the rank."""
+    """Scale of the adapter. Our choice: twice the rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of the adapter."""
+    """Dropout of the adapter."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Which layers get one, by name."""
+    """Names of the layers that get one."""
 
 
 class ModelSection(_SettingsTable):
@@ -44,14 +44,14 @@ class ModelSection(_SettingsTable):
     adapter: Path | None = None
     """A LoRA adapter to go on from: the previous stage's `final` folder."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights; an adapter is kept in float32."""
+    """Data type of the weights; an adapter is kept in float32."""
     tuning: Literal["lora", "full"] = "lora"
     """The paper trains DeepSeek-V3 in full; LoRA is our choice, so that what is learnt fits beside a result."""
     lora: LoraSection = LoraSection()
 
 
 class TasksSection(_SettingsTable):
-    """Which tasks there are, and which of them no training may see."""
+    """Tasks to train on, and the split from those held out."""
 
     suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
     """`builtin`: the suite of 100; `families`: generated tasks."""
@@ -60,20 +60,20 @@ class TasksSection(_SettingsTable):
     exclude: tuple[str, ...] = ()
     """Ids to leave out altogether."""
     families_count: int = Field(default=140, ge=1)
-    """How many generated tasks the suite `families` has. Our choice."""
+    """Number of tasks in the suite `families`. Our choice."""
     families_seed: int = 0
-    """Which of the combinations are drawn, and their sizes."""
+    """Seed of the families drawn, and of their sizes."""
     held_out: int = Field(default=30, ge=0)
     """Tasks (at least) set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
     holding tasks out is our choice."""
     split_seed: int = 0
-    """Which tasks are held out."""
+    """Seed of the split."""
     similarity: float = Field(default=0.8, gt=0, le=1)
     """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
 
 
 class JudgeSection(_SettingsTable):
-    """Who judges, and how patiently."""
+    """The judge: its devices, processes and settings."""
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
@@ -107,26 +107,26 @@ class JudgeSection(_SettingsTable):
 
 
 class PromptSection(_SettingsTable):
-    """How a task is put to the model."""
+    """The form of a prompt."""
 
     answer: Literal["module", "subclass"] = "subclass"
     """`module`: the answer is a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above the
     answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
     limit_characters: int = Field(default=12_000, ge=500)
-    """Of a whole prompt; exemplars that do not fit are left out. Our choice, about 3,000 tokens."""
+    """Limit of a whole prompt; exemplars that do not fit are left out. Our choice, about 3,000 tokens."""
     hardware: str = ""
     """The device's name for people, such as `NVIDIA H200`."""
 
 
 class SamplingSection(_SettingsTable):
-    """How completions are drawn."""
+    """The sampling of completions."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """1, so that what is sampled is what is trained. Not in the paper; field practice."""
+    """Temperature of the sampling; 1, so that what is sampled is what is trained. Not in the paper; field practice."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Share of the probability that is drawn from."""
     max_tokens: int = Field(default=512, ge=1)
-    """Our choice; subclass answers of the built-in teacher have 60 to 500 tokens."""
+    """Most tokens of an answer. Our choice; the built-in teacher's subclass answers have 60 to 500."""
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
     backend: Literal["local", "generate"] = "local"
@@ -134,7 +134,7 @@ class SamplingSection(_SettingsTable):
     only; the other stages then use `local`."""
 
     def of(self, seed: int) -> Sampling:
-        """As a sampler takes it."""
+        """The same for a chat model."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=seed)
 
 
@@ -142,8 +142,8 @@ class OptimiserSection(_SettingsTable):
     """The gradient step."""
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel, KernelBench-RLVR-120b); 1e-4
-    for LoRA of models of a billion parameters and below is our choice."""
+    """Peak learning rate; not in the paper. 1e-6 for full tuning, 1e-5 for LoRA of large models (Dr.Kernel,
+    KernelBench-RLVR-120b); 1e-4 for LoRA of models of a billion parameters and below is our choice."""
     micro_batch: int = Field(default=4, ge=1)
     """Examples on the device at once; must divide those of a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -151,15 +151,15 @@ class OptimiserSection(_SettingsTable):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the learning rate after the warm-up. Only a constant one lets a finished run be taken further unchanged."""
+    """Learning rate after the warm-up. Only a constant one lets a finished run be taken further unchanged."""
     gradient_checkpointing: bool = False
     """Less memory for more time."""
 
 
 class FittingSection(OptimiserSection):
-    """The gradient steps on a set of examples."""
+    """Gradient steps on a set of examples."""
 
     batch_size: int = Field(default=16, ge=1)
     """Examples in one step. Our choice."""
@@ -184,20 +184,20 @@ class CheckerSection(_SettingsTable):
     confirmed: str = ""
     """A file of hacks found before, such as an earlier run's `hacks.jsonl`, to be known besides the packaged ones."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the model, as in docs/models.md."""
+    """Options of the model, as in docs/models.md."""
 
 
 class TeacherSection(_SettingsTable):
     """A language model as a teacher."""
 
     kind: Literal["api", "local", "vllm"]
-    """As in docs/models.md."""
+    """Kind of the model, as in docs/models.md."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the model, as in docs/models.md."""
+    """Options of the model, as in docs/models.md."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of its answers."""
+    """Sampling temperature of its answers."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Of one answer."""
+    """Most tokens of one answer."""
 
 
 class AugmentationSection(_SettingsTable):
@@ -208,7 +208,7 @@ class AugmentationSection(_SettingsTable):
     models: tuple[TeacherSection, ...] = ()
     """Language models as teachers. Paper 2.2: six of them."""
     attempts: int = Field(default=20, ge=1)
-    """For each task and teacher. Paper 2.2: up to 20."""
+    """Attempts for each task and teacher. Paper 2.2: up to 20."""
     successes: int = Field(default=2, ge=1)
     """Stop a teacher on a task after so many correct ones. Paper 2.2: 2."""
     seconds: float | None = Field(default=None, gt=0)
@@ -226,7 +226,7 @@ class SupervisedConfig(_SettingsTable):
     """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
 
     seed: int = 0
-    """Of everything random in the stage."""
+    """Seed of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
@@ -252,7 +252,7 @@ class ExemplarSection(_SettingsTable):
     count: int = Field(default=2, ge=1)
     """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
     temperature: float = Field(default=0.5, gt=0)
-    """tau of Eq. 1. Not in the paper; our choice."""
+    """tau of Eq. 1, in units of speedup. Not in the paper; our choice."""
     seeds: tuple[Path, ...] = ()
     """Run directories whose timed evaluations fill the database before the first step."""
 
@@ -264,7 +264,7 @@ class SelfSupervisedConfig(_SettingsTable):
     """
 
     seed: int = 0
-    """Of everything random in the stage."""
+    """Seed of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
@@ -273,13 +273,13 @@ class SelfSupervisedConfig(_SettingsTable):
     sampling: SamplingSection = SamplingSection()
     optimiser: FittingSection = FittingSection()
     rounds: int = Field(default=4, ge=1)
-    """Not in the paper. Our choice."""
+    """Rounds of sampling and training. Not in the paper; our choice."""
     tasks_per_round: int = Field(default=32, ge=1)
-    """Our choice; every task comes up once before any comes up again."""
+    """Tasks of a round. Our choice; every task comes up once before any comes up again."""
     samples_per_task: int = Field(default=8, ge=1)
     """Answers to each task of a round. Our choice."""
     timed: bool = False
-    """Speed is ignored here (paper 2.3)."""
+    """Measure speed as well; the stage ignores it (paper 2.3)."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers; answers that repeat one are
@@ -293,32 +293,32 @@ class SelfSupervisedConfig(_SettingsTable):
 
 
 class RewardSection(_SettingsTable):
-    """From an evaluation's record to a number (paper 2.4.4 and 3.2)."""
+    """The reward that an evaluation earns (paper 2.4.4 and 3.2)."""
 
     name: str = "speedup"
     """`speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
     smoothing: bool = True
     """Rolling normalisation and clip (Eq. 6)."""
     copies: Literal["score", "floor"] = "score"
-    """What an answer earns that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
+    """Reward of an answer that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
     floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
     floor: float | None = None
-    """What failures earn, and the least that anything does, instead of the reward's own floor. With `log`, -5 (the default)
-    makes most of an advantage say whether an answer was right; so did -1, under which a model learnt to repeat the reference
-    (`docs/log.md`). A copy of that earns 0."""
+    """Reward of a failure, and the least that anything earns, instead of the reward's own floor. With `log`, -5 (the
+    default) makes most of an advantage say whether an answer was right; so did -1, under which a model learnt to repeat the
+    reference (`docs/log.md`). A copy of that earns 0."""
     reverify: bool = True
     """Measure suspicious speedups once more. Paper 2.4.4."""
     suspicious_speedup: float = Field(default=3.0, gt=1)
-    """Which those are: above it. Paper 2.4.4. Tasks from which honest work wins more need a higher one."""
+    """A speedup above it is suspicious. Paper 2.4.4. Tasks from which honest work wins more need a higher one."""
     suspicious_leap: float = Field(default=2.0, gt=1)
-    """And so many times the best so far of the task. Paper 2.4.4."""
+    """A speedup so many times the task's best so far is suspicious as well. Paper 2.4.4."""
 
 
 class GrpoSection(_SettingsTable):
     """Group-relative policy optimisation (paper 2.4.5, Eq. 4-5); its numbers are not in the paper."""
 
     group_size: int = Field(default=8, ge=2)
-    """G. Third-party re-implementation: 8; Dr.Kernel: 16."""
+    """Answers to one prompt: G. Third-party re-implementation: 8; Dr.Kernel: 16."""
     groups: int = Field(default=4, ge=1)
     """Prompts in one step. Our choice."""
     epsilon: float = Field(default=0.2, gt=0)
@@ -334,7 +334,7 @@ class GrpoSection(_SettingsTable):
     """Updates in each pass. Where judging takes most of the time, several learn more from it; the clip bounds how far they
     go. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
+    """Divisor of advantages: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
     group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
     mask_truncated: bool = False
     """Leave answers that reached `max_tokens` out of the loss."""
@@ -350,7 +350,7 @@ class ContrastiveConfig(_SettingsTable):
     """
 
     seed: int = 0
-    """Of everything random in the stage."""
+    """Seed of everything random in the stage."""
     model: ModelSection
     tasks: TasksSection = TasksSection()
     judge: JudgeSection = JudgeSection()
@@ -374,7 +374,7 @@ class ContrastiveConfig(_SettingsTable):
     save_steps: int = Field(default=1, ge=1)
     """Steps between checkpoints; 1 loses the least when killed."""
     checkpoints_kept: int = Field(default=2, ge=1)
-    """The newest ones."""
+    """Checkpoints that stay: the newest."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
@@ -390,10 +390,10 @@ class ContrastiveConfig(_SettingsTable):
 
 
 class HeldOutConfig(_SettingsTable):
-    """How a model is measured on tasks that training never saw."""
+    """The measurement of a model on tasks that training never saw."""
 
     seed: int = 1000
-    """Apart from training's seeds."""
+    """Seed of the sampling, apart from training's."""
     samples: int = Field(default=8, ge=1)
     """Judged candidates for each task; the best of them counts."""
     rounds: int = Field(default=1, ge=1)

@@ -83,7 +83,7 @@ class Judging:
         return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
 
     def verification(self, section: RewardSection) -> Verification | None:
-        """How suspicious candidates are measured again, where that is wanted and possible."""
+        """The second measurement of suspicious candidates, where that is wanted and possible."""
         if not (section.reverify and self.verifiers):
             return None
         return Verification(
@@ -97,18 +97,14 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """How a stage loads its model and samples from it."""
+    """A stage's ways to load its model and to sample from it."""
 
     load: Loader = load_for_training
     sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
 
 
 class Deadline:
-    """The time by which a stage saves what it has and returns unfinished.
-
-    Args:
-        limit_s: Seconds from now; None sets no limit.
-    """
+    """The time by which a stage saves what it has and returns unfinished: seconds from now; None sets no limit."""
 
     def __init__(self, limit_s: float | None = None) -> None:
         self._end_s = None if limit_s is None else time.monotonic() + limit_s
@@ -124,7 +120,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage works with besides its configuration and tasks. Tests put other judges and models in."""
+    """The judges, models and deadline of a stage. Tests put others in."""
 
     judging: Judging
     model: ModelAccess = ModelAccess()
@@ -147,7 +143,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """How a stage ended."""
+    """The end of a stage."""
 
     finished: bool
     """False when the time was up; the same call goes on."""
@@ -163,11 +159,7 @@ def stage_context(
 ) -> Iterator[StageContext]:
     """Start the judges that a configuration asks for.
 
-    Args:
-        section: The judge's part of a stage's configuration.
-        doubts: The checker's part.
-        say: Told about progress.
-        limit_s: Seconds after which a stage saves and returns.
+    After `limit_s` seconds a stage saves and returns.
 
     Raises:
         DeviceError: there is no such device.
@@ -193,7 +185,7 @@ def stage_context(
 
 
 def checker_of(section: CheckerSection) -> HackChecker | None:
-    """Who reads suspicious improvements for signs of cheating; None for nobody.
+    """The checker that reads suspicious improvements for signs of cheating; None for none.
 
     Raises:
         ConfigError: an option of the model is wrong.
@@ -215,13 +207,10 @@ _MAY_CHANGE: Any = {"steps": True, "rounds": True, "seconds": True, "augmentatio
 
 
 def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bool:
-    """Say what a run directory is, or see that it belongs to the same configuration.
+    """Mark a run directory with its configuration, or see that it has the same; returns whether it is new.
 
     The number of steps may differ, so that a finished run can be taken further, and so may the folders of the model and
     the number of judges.
-
-    Returns:
-        Whether the directory is new.
 
     Raises:
         UsageError: it belongs to another run.

@@ -250,10 +250,8 @@ class _Stage:
 class StepClock:
     """Decides after each step whether training stops.
 
-    Args:
-        deadline: A step that would end after it is not begun; the same call goes on later.
-        limit_s: Seconds for all steps together, after which the stage has ended; None for none.
-        spent_s: Seconds that earlier processes put into steps.
+    A step that would end after the deadline is not begun; the same call goes on later. After `limit_s` seconds of all steps
+    together the stage has ended; `spent_s` are those of earlier processes.
     """
 
     def __init__(self, deadline: Deadline, *, limit_s: float | None, spent_s: float) -> None:
@@ -261,9 +259,9 @@ class StepClock:
         self._limit_s = limit_s
         self.spent_s = spent_s
         self.stopped = False
-        """Whether no further step may begin."""
+        """True once no further step may begin."""
         self.spent = False
-        """Whether the time for steps is used up."""
+        """True once the time for steps is used up."""
         self._step_started = time.monotonic()
 
     def tick(self) -> None:

@@ -35,7 +35,7 @@ class _ResultModel(BaseModel):
 
 
 class HeldOutTask(_ResultModel):
-    """What a model made of one held-out task."""
+    """A model's results on one held-out task."""
 
     task: str
     task_sha256: str
@@ -47,7 +47,7 @@ class HeldOutTask(_ResultModel):
     candidate_sha256: str | None = None
     """The best, where its re-measurement was accepted."""
     speedup: float | None = None
-    """Of the re-measurement; None when there is none, which counts 1.0."""
+    """Speedup of the re-measurement; None when there is none, which counts 1.0."""
     speedup_low: float | None = None
     speedup_high: float | None = None
     improvement: bool = False
@@ -104,7 +104,7 @@ def geomean(speedups: Sequence[float], seed: int = 0) -> Geomean:
 
 
 def advantage(one: HeldOutResult, other: HeldOutResult, seed: int = 0) -> Geomean:
-    """How many times faster one model's results are than another's, task by task; beyond noise when the interval is above 1.
+    """Ratio of one model's speedups to another's, task by task; beyond noise when the interval is above 1.
 
     Raises:
         ValueError: the tasks differ.
@@ -125,17 +125,8 @@ def evaluate_held_out(
 ) -> HeldOutResult | None:
     """Measure a model; several may share a run directory, and then the same candidate is judged once for all of them.
 
-    Args:
-        name: Of the model's results in `run`: letters, digits and dashes.
-        chat: Who answers.
-        tasks: Held out from its training.
-        config: The protocol.
-        prompt: How tasks are put.
-        run: Where evaluations, answers and results are kept.
-        context: Judges and the clock.
-
-    Returns:
-        The results, which are also in `results/NAME.json`; None when the time was up, and the same call goes on.
+    `name` is that of the model's results in `run`: letters, digits and dashes. Returns the results, which are also in
+    `results/NAME.json`; None when the time was up, and the same call goes on.
 
     Raises:
         PolicyError: the model cannot be sampled from.

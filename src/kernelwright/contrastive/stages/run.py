@@ -18,11 +18,7 @@ def train(
 ) -> StageResult:
     """Train one stage on the tasks that its configuration leaves to training; the same directory goes on where it was.
 
-    Args:
-        config: What to do, as from `config.read_stage`.
-        out: The run directory.
-        say: Told about progress.
-        limit_s: Seconds after which it saves and returns unfinished.
+    After `limit_s` seconds it saves and returns unfinished.
 
     Raises:
         UsageError: the directory belongs to another run, or something in the configuration does not exist.

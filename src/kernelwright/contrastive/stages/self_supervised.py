@@ -120,7 +120,7 @@ def _metrics(
 
 
 def round_folder(run: RunDirectory, number: int) -> Path:
-    """Where a round keeps what was drawn in it and what it learnt."""
+    """The folder of a round's answers, examples and model."""
     return run.path / "rounds" / f"{number:03d}"
 
 
@@ -147,7 +147,7 @@ def _tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number:
 
 
 def _taught(config: SelfSupervisedConfig) -> list[Example]:
-    """What may be rehearsed.
+    """The examples that may be rehearsed.
 
     Raises:
         ConfigError: rehearsal is wanted and there are no examples.

@@ -60,7 +60,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
 def examples_of(
     config: SupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext
 ) -> list[Example] | None:
-    """What there is to learn, made first when it is not there yet; None when the time was up.
+    """The examples to learn, made first when they are not there yet; None when the time was up.
 
     Raises:
         UsageError: the directory belongs to another run.

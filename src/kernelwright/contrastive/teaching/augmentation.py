@@ -79,7 +79,7 @@ def _proposals(
     exhausted: set[tuple[str, str]],
     batch: list[Proposal],
 ) -> Iterator[Proposal]:
-    """What each teacher that is not done with a task proposes next; kept in `batch`, and in `exhausted` where nothing."""
+    """The next proposals of each teacher that is not done with a task; kept in `batch`, and in `exhausted` where none."""
     settings = config.augmentation
     for teacher, task in itertools.product(teachers, tasks):
         if (task.sha256, teacher.name) in exhausted:

@@ -22,7 +22,7 @@ class Example(BaseModel):
     task: str
     task_sha256: str
     teacher: str
-    """Who wrote it: a policy, or the model itself in the self-supervised stage."""
+    """Author: a policy, or the model itself in the self-supervised stage."""
     techniques: tuple[str, ...]
     candidate_sha256: str
     evaluation_sha256: str
@@ -34,7 +34,7 @@ class Example(BaseModel):
 
 
 def example_of(task: Task, prompt: Prompt, evaluation: Evaluation, form: AnswerForm) -> Example:
-    """What there is to learn from an accepted evaluation."""
+    """The example that an accepted evaluation gives."""
     return Example(
         task=task.id,
         task_sha256=task.sha256,
@@ -65,7 +65,7 @@ def answer_text(task: Task, prompt: Prompt, evaluation: Evaluation, form: Answer
 
 
 def _headline(task: Task) -> str:
-    """What the task's docstring says of itself, without the class of task and the last full stop."""
+    """The first line of the task's docstring, without the class of task and the last full stop."""
     line = task.source.lstrip().removeprefix('"""').splitlines()[0].partition('"""')[0]
     said = line.partition(": ")[2] if ": " in line and len(line.partition(": ")[0]) < 20 else ""
     return said.removeprefix("generated; ").strip().rstrip(".") or "as given"

@@ -11,7 +11,7 @@ from kernelwright.rewrites.emit import reference_source
 
 
 def shortened(task: Task, source: str) -> str:
-    """What a candidate has beyond its reference, without docstrings and without guards that fall back to the reference.
+    """The part of a candidate beyond its reference, without docstrings and without guards that fall back to the reference.
 
     Raises:
         SyntaxError: it is not Python.

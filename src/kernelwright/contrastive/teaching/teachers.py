@@ -22,13 +22,7 @@ from kernelwright.tasks.families import variations
 
 
 def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:
-    """A teacher by its name: `builtin` or `templates`.
-
-    Args:
-        name: Of the teacher.
-        form: In which to put its answers.
-        answer_chars: Longer answers are left out.
-        attempts: How far into the built-in policy's plan to look.
+    """A teacher by its name, `builtin` or `templates`; of longer answers than `answer_chars` it has none.
 
     Raises:
         ConfigError: there is no such teacher.
@@ -47,8 +41,9 @@ def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int)
 
 
 KINDS = {"spelling": 6, "kernel": 2, "graph": 1}
-"""How often the templates offer each kind: PyTorch's operators in other words, Triton kernels, either of them replayed from
-a CUDA graph. Our choice: the paper's teachers, language models, mostly wrote what was right and no faster (table 5)."""
+"""Relative frequency of each kind of template: PyTorch's operators in other words, Triton kernels, and either of them
+replayed from a CUDA graph. Our choice: the paper's teachers, language models, mostly wrote what was right and no faster
+(table 5)."""
 
 
 class TemplatePolicy:
@@ -130,10 +125,10 @@ class CompactPolicy:
 
 
 _PLAN = 4
-"""How many of the built-in policy's proposals are looked at for each attempt: on a GPU most of them are wrappers."""
+"""Proposals of the built-in policy looked at for each attempt: on a GPU most of them are wrappers."""
 
 _DRAWS = 3
-"""How often a model is asked in a row before it counts as having nothing new. Our choice."""
+"""Questions in a row before a model counts as having nothing new. Our choice."""
 
 
 class ChatTeacher:
@@ -157,7 +152,7 @@ class ChatTeacher:
         return cls(model, prompt, Sampling(temperature=section.temperature, max_tokens=section.max_tokens))
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
-        """What the model answers to the plain prompt; answers without a candidate are dropped."""
+        """Candidates of the model's answers to the plain prompt; answers without one are dropped."""
         section = self._prompt
         prompt = plain_prompt(
             context.task,

@@ -57,14 +57,8 @@ class AcceptedLines:
     ) -> tuple[list[torch.Tensor], float]:
         """Learn from a batch, and spread its answers' advantages over tokens.
 
-        Args:
-            rollouts: What became of the answers.
-            tokens: Text of each token of each answer; empty for one that ends it.
-            advantages: Of each answer.
-
-        Returns:
-            Advantages of each token, 0 where a failed answer shares the line, and the share of failed answers' tokens
-            that are spared in this way.
+        `tokens` are the texts of each answer's tokens, empty for one that ends it. Returns the advantages of each token, 0
+        where a failed answer shares the line, and the share of failed answers' tokens that are spared in this way.
         """
         self.learn_from(rollouts)
         spread = []

@@ -37,19 +37,9 @@ def fit(
 ) -> bool:
     """Train a model on examples, the loss on answers only.
 
-    Args:
-        model: Trained in place: a model, or one with a LoRA adapter, of which only the adapter learns.
-        tokenizer: The model's, with a chat template.
-        examples: What to learn; those longer than `max_length` tokens are left out.
-        settings: The gradient step.
-        out: Where checkpoints go. One that is there is taken up.
-        seed: Order of the examples.
-        context: For its deadline.
-        save_steps: Steps between checkpoints; None saves none.
-        on_log: Told the loss and its like.
-
-    Returns:
-        Whether it came to the end; otherwise the time was up and a checkpoint holds what was learnt so far.
+    Of a model with a LoRA adapter only the adapter learns. Examples longer than `max_length` tokens are left out. A
+    checkpoint in `out` is taken up; `save_steps` of None saves none. Returns whether it came to the end; otherwise the time
+    was up and a checkpoint holds what was learnt so far.
 
     Raises:
         ConfigError: no example is short enough.

@@ -51,13 +51,8 @@ def grpo_loss(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of each answer (Eq. 4: the mean over its tokens), and metrics.
 
-    Args:
-        scores: Of the model in training; gradients flow through `logps`.
-        old: Log-probabilities when the answers were sampled.
-        reference: Log-probabilities under the reference model; None leaves the KL term out.
-        advantages: Of each token.
-        mask: 1 for tokens that count.
-        settings: Clips and the weight of the KL.
+    `old` are log-probabilities when the answers were sampled, `reference` those under the reference model (None leaves the
+    KL term out). `mask` is 1 for tokens that count.
     """
     ratio = torch.exp(scores.logps - old)
     clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.epsilon)
@@ -95,15 +90,9 @@ class MicroBatch:
 
 
 class PolicyGradient:
-    """Updates a model from batches of answers.
+    """Updates a model from batches of answers; the model as it is now is the reference of the KL.
 
-    Args:
-        model: In training; as it is now it is the reference of the KL.
-        optimiser: Of its trainable weights.
-        settings: Of the algorithm.
-        micro_batch: Answers on the device at once.
-        temperature: At which answers are sampled.
-        seed: Of the order in which answers are learnt.
+    `micro_batch` answers are on the device at once; the seed is that of the order in which answers are learnt.
     """
 
     def __init__(
@@ -120,12 +109,9 @@ class PolicyGradient:
     def learn(
         self, answers: Sequence[Spelled], advantages: Sequence[torch.Tensor], counted: Sequence[bool]
     ) -> Iterator[dict[str, float]]:
-        """Make all updates of one batch of answers; yields the metrics of each.
+        """Make all updates of one batch of answers sampled from the model as it is now; yields the metrics of each.
 
-        Args:
-            answers: Sampled from the model as it is now.
-            advantages: Of each token of each answer.
-            counted: Whether an answer has a part in the loss.
+        Answers that are not `counted` have no part in the loss.
         """
         self._model.train()
         order = list(range(len(answers)))

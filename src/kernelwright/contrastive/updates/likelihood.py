@@ -21,7 +21,7 @@ class Spelled:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What a model says of the tokens of some answers; each tensor has the shape (answers, tokens)."""
+    """A model's scores of the tokens of some answers; each tensor has the shape (answers, tokens)."""
 
     logps: torch.Tensor
     """Natural logarithm of each token's probability."""
@@ -38,12 +38,9 @@ class TokenScores:
 
 
 def token_scores(model: Any, rows: Sequence[Spelled], temperature: float = 1.0) -> TokenScores:
-    """Run a model over prompts with their answers.
+    """Run a model over prompts with their answers; gradients flow unless they are switched off.
 
-    Args:
-        model: A causal language model; gradients flow unless they are switched off.
-        rows: At least one, each with a prompt and an answer.
-        temperature: By which logits are divided, as when the answers were sampled.
+    Logits are divided by the temperature, as when the answers were sampled.
     """
     before, after = max(len(row.prompt) for row in rows), max(len(row.answer) for row in rows)
     ids = torch.zeros((len(rows), before + after), dtype=torch.long)

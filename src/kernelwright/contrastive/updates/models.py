@@ -10,7 +10,7 @@ from kernelwright.contrastive.updates.dependencies import require_training_packa
 from kernelwright.errors import ConfigError
 
 GPU_ATTENTION = "eager"
-"""How attention is computed while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
+"""Attention while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
 batches can give gradients that are not numbers (pytorch/pytorch issue 178251)."""
 
 
@@ -28,11 +28,7 @@ def require_base(section: ModelSection) -> None:
 
 
 def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
-    """The model, ready to be trained, and its tokenizer.
-
-    Args:
-        section: What to load.
-        seed: Of a new adapter's random weights.
+    """The model, ready to be trained, and its tokenizer; the seed is that of a new adapter's random weights.
 
     Raises:
         ConfigError: a path does not exist, or an adapter was named for full tuning.
@@ -87,6 +83,6 @@ def _check(section: ModelSection) -> None:
 
 
 def model_name(section: ModelSection) -> str:
-    """What records call the model, such as `local:Qwen2.5-Coder-0.5B+sft`."""
+    """The model's name in records, such as `local:Qwen2.5-Coder-0.5B+sft`."""
     name = Path(section.base).stem if section.base.endswith(".gguf") else Path(section.base).name
     return f"local:{name}" + (f"+{section.adapter.parent.name}" if section.adapter is not None else "")

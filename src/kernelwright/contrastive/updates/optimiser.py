@@ -24,14 +24,7 @@ STATE_NAME = "contrastive.json"
 
 
 class Optimiser:
-    """Updates the trainable weights of a model.
-
-    Args:
-        model: Whose gradients are applied.
-        settings: Learning rate, schedule, clipping and weight decay.
-        total: Updates of the whole training, over which the schedule runs.
-        say: Told of each update that is left out.
-    """
+    """Updates the trainable weights of a model; the schedule runs over `total` updates."""
 
     def __init__(self, model: Any, settings: OptimiserSection, total: int, say: Callable[[str], None]) -> None:
         self.model = model
@@ -82,13 +75,7 @@ class Optimiser:
         self._say(f"update {self.done} is left out: its gradient is not finite")
 
     def save(self, folder: Path, kept: int, **state: Any) -> None:
-        """Write a checkpoint into `folder`, and remove all but the `kept` newest.
-
-        Args:
-            folder: Of all checkpoints of the run.
-            kept: How many checkpoints stay.
-            state: What the caller needs to go on, as JSON.
-        """
+        """Write a checkpoint, with the state that the caller needs, into `folder`, and remove all but the `kept` newest."""
         target, temporary = folder / f"checkpoint-{self.done}", folder / f".checkpoint-{self.done}"
         shutil.rmtree(temporary, ignore_errors=True)
         self.model.save_pretrained(str(temporary))
@@ -102,9 +89,7 @@ class Optimiser:
     def resume(self, folder: Path, final: Path) -> dict[str, Any]:
         """Go on from the newest checkpoint in `folder`; returns its state, which is empty where there is none.
 
-        Args:
-            folder: Of all checkpoints of the run.
-            final: Folder of the finished adapter, from which one comes that was removed from the checkpoint to save space.
+        An adapter that was removed from the checkpoint to save space comes from `final`, the folder of the finished one.
 
         Raises:
             ConfigError: the adapter has other layers than the checkpoint's.
