@@ -80,12 +80,9 @@ def devices_of(name: str) -> list[str]:
 
 
 class Judge:
-    """Evaluates candidates on one device. Keep one for many evaluations: it holds the process that forks workers.
+    """Evaluates candidates on a device (`auto`, `cpu`, `cuda` or `cuda:N`) and tells `progress` in words what it is doing.
 
-    Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        settings: How strict and how precise.
-        progress: Told in words what is going on.
+    Keep one for many evaluations: it holds the process that forks workers.
 
     Raises:
         DeviceError: there is no such device, or its memory is full.
@@ -190,13 +187,13 @@ class Judge:
         """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
 
         Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
-        how many were in its own.
+        how many were in its own. One process of each side answers `blocks` rounds.
 
         Args:
-            task: What they wrap.
+            task: The task whose module they wrap.
             baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
                 process that has served one of them may serve another.
-            settings: Other than the judge's own; one process of each side answers `blocks` rounds.
+            settings: Settings in place of the judge's own.
 
         Raises:
             TaskError: the reference itself does not work.
@@ -209,9 +206,7 @@ class Judge:
         def attempt() -> dict[str, Rotated | NotTimed]:
             with self._workplace(task) as directory:
                 findings = CheckFindings(settings.forbid)
-                trial = self._trial(
-                    self._live_task(task), baselines[0], directory, settings, findings, DeviceGate(self.device)
-                )
+                trial = self._trial(self._live_task(task), baselines[0], directory, settings, findings)
                 return rotate(trial, baselines, self._flush)
 
         def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
@@ -234,9 +229,7 @@ class Judge:
         records = []
         for baseline in baselines:
             one = found[baseline.sha256]
-            draft = _EvaluationDraft(
-                CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)),
-            )
+            draft = _EvaluationDraft(CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)))
             if isinstance(one, Rotated):
                 draft.score = one.score
                 draft.findings.checks["allowed"] = one.allowed.to_json()
@@ -275,13 +268,12 @@ class Judge:
             ast.parse(candidate.source)
         except guard.PARSE_ERRORS as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
-        gate = DeviceGate(self.device)
-        trial = self._trial(live, candidate, directory, settings, findings, gate)
+        trial = self._trial(live, candidate, directory, settings, findings)
         for label in sorted(findings.labels):
             findings.label(label, "by its source")
         self._progress("checking")
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: findings.checks.update(device_s=gate.held_s, waited_s=gate.waited_s))
+            stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             sides = []
             for role in ("reference", "candidate"):
                 side = trial.start(role)
@@ -305,14 +297,9 @@ class Judge:
                 check_late(examiner)
 
     def _trial(
-        self,
-        live: LiveTask,
-        candidate: Candidate,
-        directory: Path,
-        settings: Settings,
-        findings: CheckFindings,
-        gate: DeviceGate,
+        self, live: LiveTask, candidate: Candidate, directory: Path, settings: Settings, findings: CheckFindings
     ) -> Trial:
+        gate = DeviceGate(self.device)
         with gate(shared=True):  # measures nothing
             facts = measure_task(live, self.device)
         return Trial(

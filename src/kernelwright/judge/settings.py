@@ -71,7 +71,7 @@ class Settings(BaseModel):
     audits: int = Field(default=4, ge=2, le=100)
     """Series of calls per process triple whose outer clock decides what is charged."""
     audit_limit_us: float = Field(default=25.0, gt=0)
-    """As `excess_limit_us`, for a call in a series, where the outer clock is that much quieter."""
+    """The same limit for a call in a series, where the outer clock is that much quieter, microseconds."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
 

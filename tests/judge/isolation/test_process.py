@@ -92,7 +92,7 @@ def failure(worker, op="call"):
 
 def test_an_answer_with_its_requests_nonce_is_an_answer(made):
     worker = answering(made, good)
-    answer, clocks = worker.call(3, 5.0, seed=7)
+    answer, clocks = worker.exchange("call", 5.0, layout=3, seed=7)
     assert answer["x"] == 1
     assert worker._channel.request["layout"] == 3
     assert worker._channel.request["seed"] == 7
@@ -101,7 +101,7 @@ def test_an_answer_with_its_requests_nonce_is_an_answer(made):
     assert clocks.outer_us > 0
     assert clocks.busy_us >= 0
     assert clocks.idle_us == 0
-    assert worker.call(3, 5.0, seed=None)[1].idle_us >= 0
+    assert worker.exchange("call", 5.0, layout=3, seed=None)[1].idle_us >= 0
 
 
 def test_every_request_has_another_nonce(made):
@@ -146,7 +146,7 @@ def test_an_answer_before_its_request_is_a_violation(made):
 def test_without_both_looks_a_prepared_answer_would_pass(made, monkeypatch):
     monkeypatch.setattr(process.secrets, "token_hex", lambda count: "00" * count)
     worker = answering(made, lambda request: {"nonce": "00" * 8, "inner_us": 0.001})
-    assert worker.call(0, 5.0, seed=None)[1].inner_us == 0.001
+    assert worker.exchange("call", 5.0, layout=0, seed=None)[1].inner_us == 0.001
 
 
 @pytest.mark.parametrize(
@@ -201,11 +201,11 @@ def test_an_exception_over_there_has_a_reason_here(made, op, kind, reason):
 @pytest.mark.parametrize(
     ("ending", "reason", "words"),
     [
-        (Ending(signal.SIGSEGV, None), Reason.CRASHED, "SIGSEGV"),
-        (Ending(signal.SIGKILL, None), Reason.CRASHED, "killed or closed"),
-        (Ending(signal.SIGKILL, "memory"), Reason.OUT_OF_MEMORY, "2 GiB"),
-        (Ending(signal.SIGKILL, "processes"), Reason.TOO_MANY_PROCESSES, "128"),
-        (Ending(5 << 8, None), Reason.EXITED, "status 5"),
+        (Ending(-signal.SIGSEGV, None), Reason.CRASHED, "SIGSEGV"),
+        (Ending(-signal.SIGKILL, None), Reason.CRASHED, "killed or closed"),
+        (Ending(-signal.SIGKILL, "memory"), Reason.OUT_OF_MEMORY, "2 GiB"),
+        (Ending(-signal.SIGKILL, "processes"), Reason.TOO_MANY_PROCESSES, "128"),
+        (Ending(5, None), Reason.EXITED, "status 5"),
     ],
 )
 def test_a_death_has_a_reason(made, ending, reason, words):

@@ -11,7 +11,7 @@ import torch
 import kernelwright.judge.isolation.side as stage_module
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.judge.isolation.process import CallClocks, WorkerError
+from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.side import Side, TaskShapes
 from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.records import Reason
@@ -26,22 +26,20 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
 
     def start(spec, settings):
         arenas = {name: SharedArena(CPU, size) for name, size in spec.arena_bytes.items()}
-        ask = SimpleNamespace(request=lambda op, timeout_s, **fields: request(op), arenas=arenas)
-        for op in ("call", "series"):
-            setattr(ask, op, lambda *given, op=op, **fields: (request(op), CallClocks(0.0, 0.0, 0.0, 0.0)))
-        return ask
+        clocks = CallClocks(0.0, 0.0, 0.0, 0.0)
+        return SimpleNamespace(exchange=lambda op, timeout_s, **fields: (request(op), clocks), arenas=arenas)
 
-    return Side(
-        SimpleNamespace(start=start),
-        Settings.quick(threads=1),
-        TaskShapes.measure(INPUTS, [torch.zeros(4)], STATE),
+    shapes = TaskShapes.measure(INPUTS, [torch.zeros(4)], STATE)
+    spec = WorkerSpec(
         role=role,
         source="",
         class_name="Model",
-        device=torch.device(device),
+        device=device,
         directory=tmp_path,
         build=tmp_path,
+        arena_bytes=shapes.arena_bytes,
     )
+    return Side(SimpleNamespace(start=start), Settings.quick(threads=1), shapes, spec)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +99,18 @@ def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_ti
         memory = one.worker.arenas["inputs"].memory.view(torch.float32)
         return {value for value in (1.0, 2.0, 3.0) if (memory == value).any()}
 
-    def call(layout, limit, *, seed):
-        asked.append(("call", seed, lying()))
-        return ANSWER, clocks
+    answers = one.worker.exchange
 
-    def repeat(layout, limit, *, seed, calls):
-        asked.append(("repeat", seed, calls, lying()))
-        return CallClocks(0.0, 9.0, 9.0, 100.0)
+    def exchange(op, limit, **fields):
+        if op == "call":
+            asked.append((op, fields["seed"], lying()))
+            return ANSWER, clocks
+        if op == "repeat":
+            asked.append((op, fields["seed"], fields["calls"], lying()))
+            return {}, CallClocks(0.0, 9.0, 9.0, 100.0)
+        return answers(op, limit, **fields)
 
-    one.worker.call, one.worker.repeat = call, repeat
+    one.worker.exchange = exchange
 
     def flush():
         return asked.append("flush") or 0.0
@@ -132,7 +133,12 @@ def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_ti
 def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_path):
     one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
     takes_us = iter([70.0, 50.0, 9000.0, 30.0])
-    one.worker.call = lambda *given, **named: (ANSWER, CallClocks(next(takes_us), 1e6, 0.0, 0.0))
+    answers = one.worker.exchange
+
+    def exchange(op, limit, **fields):
+        return (ANSWER, CallClocks(next(takes_us), 1e6, 0.0, 0.0)) if op == "call" else answers(op, limit, **fields)
+
+    one.worker.exchange = exchange
     one.call(one.place(INPUTS, slot=0))
     assert one.latency_us == math.inf, "a first call compiles"
     one.timed_call(INPUTS, lambda: 0.0, seed=None)

@@ -63,7 +63,7 @@ def test_members_of_a_session_are_found_and_ended_whole(reaper):
     assert len(zygote.session_members(pid)) == 5
     assert pid in zygote.session_members(pid)
     answer = zygote._end(_Watched(pid, LIMITS))
-    assert answer == {"status": signal.SIGKILL, "cause": None}
+    assert answer == {"exit_code": -signal.SIGKILL, "cause": None}
     assert zygote.session_members(pid, zombies=True) == []
 
 
@@ -73,7 +73,7 @@ def test_a_session_that_is_dead_already_keeps_its_status(reaper):
         os._exit(7)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     ending = Ending(**zygote._end(_Watched(pid, LIMITS)))
-    assert (ending.exit_code, ending.signal) == (7, None)
+    assert ending.exit_code == 7
 
 
 def test_a_worker_on_its_way_out_is_waited_for(monkeypatch):
@@ -116,7 +116,7 @@ def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
         ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
     finally:
         zygote._kill_session(pid)
-    assert ending.signal == signal.SIGKILL
+    assert ending.exit_code == -signal.SIGKILL
     assert zygote.session_members(pid, zombies=True) == []
     assert now_s[0] > 0.25
 
@@ -128,13 +128,7 @@ def test_a_worker_that_was_just_forked_is_ended_as_well():
         select.select([], [], [], 20)  # would leave by itself then, and say so
         os._exit(7)
     ending = zygote._end(_Watched(pid, LIMITS))
-    assert os.WIFSIGNALED(ending["status"])
-    assert os.WTERMSIG(ending["status"]) == signal.SIGKILL
-
-
-def test_an_ending_says_how():
-    assert (Ending(9, None).signal, Ending(9, None).exit_code) == (9, None)
-    assert (Ending(3 << 8, "memory").signal, Ending(3 << 8, "memory").exit_code) == (None, 3)
+    assert ending["exit_code"] == -signal.SIGKILL
 
 
 def test_a_signal_reaches_every_member():
@@ -166,7 +160,7 @@ def test_an_orphan_that_is_not_ours_to_reap_is_left_to_its_parent(monkeypatch):
     answers = [[2**22 + 1], []]
     monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
     monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: answers.pop(0))
-    assert zygote._end(_Watched(pid, LIMITS)) == {"status": 0, "cause": None}
+    assert zygote._end(_Watched(pid, LIMITS)) == {"exit_code": 0, "cause": None}
     assert answers == []
 
 
@@ -177,7 +171,7 @@ def test_an_orphan_that_never_goes_away_does_not_hold_the_judge_up(monkeypatch):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
     monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: [2**22 + 1])
-    assert zygote._end(_Watched(pid, LIMITS))["status"] == 0
+    assert zygote._end(_Watched(pid, LIMITS))["exit_code"] == 0
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -307,7 +301,7 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
     monkeypatch.setattr(zygote, "_fork", fork)
     monkeypatch.setattr(zygote, "_watch", lambda one: watched.append(one.pid))
-    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"status": 0, "cause": None})
+    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"exit_code": 0, "cause": None})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"spawn": LIMITS, "files": 0})
@@ -317,7 +311,7 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
         zygote.main(theirs.detach())
     finally:
         gc.unfreeze()
-    assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"status": 0, "cause": None}]
+    assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"exit_code": 0, "cause": None}]
     assert set(watched) == {11, 12}
     assert ended == [11, 12]
     ours.close()

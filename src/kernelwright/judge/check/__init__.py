@@ -1,1 +1,1 @@
-"""Is the candidate right? Inputs, references, tolerances, and what the source admits to."""
+"""Checks whether a candidate is right: inputs, references, tolerances, and labels by its source."""

@@ -1,4 +1,4 @@
-"""Finds the truth for given inputs and how far from it an answer may be; checks and timing both ask."""
+"""Finds the truth for given inputs and the distance allowed from it, for checks and timing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernelwright.judge.check.compare import (
+    INFINITELY_FAR,
     LEGAL_ERRORS,
     Distance,
     Tolerance,
@@ -34,7 +35,7 @@ _DISTURBANCES = 2
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Inputs, and all that is known about the answer."""
+    """Inputs, their truth and its tolerance."""
 
     inputs: list[Any]
     state: State
@@ -51,14 +52,13 @@ class Question:
         """Allowed distance between candidate and reference, for inputs like these."""
         return (self.tolerance.allowed + self.tolerance.reference) * 2.0
 
+    def allowing(self, distance: Distance) -> Question:
+        """The same question with another limit."""
+        return replace(self, tolerance=replace(self.tolerance, allowed=distance))
+
 
 class Bounds:
-    """Truths and tolerances of one task.
-
-    Args:
-        trial: The task, its weights and settings.
-        operators: Tells which of PyTorch's operators the reference runs; asked once, where that matters.
-    """
+    """Truths and tolerances of one task. `operators` tells which of PyTorch's the reference runs; it is asked once."""
 
     def __init__(self, trial: Trial, operators: Callable[[], list[str]]) -> None:
         self._trial = trial
@@ -119,14 +119,7 @@ class Bounds:
         truth: list[torch.Tensor] | None,
         outputs: list[torch.Tensor],
     ) -> Question:
-        """Set the tolerance.
-
-        Args:
-            drawn: Inputs.
-            state: Weights and buffers.
-            training: Mode of the module.
-            truth: What `truth` returned for them.
-            outputs: What the reference's worker answers.
+        """Set the tolerance for the reference's `outputs`.
 
         Raises:
             OutOfDomainError: the reference's answer is of no use here.
@@ -145,108 +138,100 @@ class Bounds:
         own = apart(outputs, truth)
         if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomainError("the reference's infinities or integers are not those of float64")
-        if exact and torch.float64 in trial.facts.output_dtypes:
+        # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
+        loose = of_outputs([_loose(dtype) for dtype in trial.facts.output_dtypes])
+        question = Question(drawn, state, training, truth, Tolerance(loose, own, None, calibrated=False), exact)
+        if not exact:
+            return question
+        if torch.float64 in trial.facts.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
-            rounding = self._moved(drawn, state, training, truth, torch.finfo(torch.float64).eps)
+            rounding = self._moved(question, torch.finfo(torch.float64).eps)
             own = farthest([own, rounding.without("differing")])
-        if exact:
-            tolerance = self._calibrate(own, self._lower(drawn, state, training, truth))
-        else:
-            # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
-            loose = of_outputs([_loose(dtype) for dtype in trial.facts.output_dtypes])
-            tolerance = Tolerance(loose, own, None, calibrated=False)
-        if exact and not all(map(is_inexact, truth)):
-            differing = farthest([own, self._unsettled(drawn, state, training, truth)])
+        tolerance = self._calibrate(own, self._lower(question))
+        if not all(map(is_inexact, truth)):
+            differing = farthest([own, self._unsettled(question)])
             allowed = combined(
                 lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing
             )
             tolerance = replace(tolerance, allowed=allowed)
         self._calibrated.update(tolerance.calibrated_outputs)
-        return Question(drawn, state, training, truth, tolerance, has_float64=exact)
+        return replace(question, tolerance=tolerance)
+
+    def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
+        """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
+        mode = question.training
+        found = self._oracle.truth(question.inputs, question.state, training=mode, mantissa_bits=mantissa_bits, noise=noise)
+        return apart(found, question.truth)
 
     def permitted(self, question: Question) -> Question:
-        """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference's use it: the same convolution
-        or recurrent network may or may not, by its layout or by cuDNN's choice, and neither is a fault of the candidate.
-
-        It costs float64 runs, so that it is asked for only when an answer is about to be rejected.
+        """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference use it: layout or cuDNN's choice
+        decides whether a convolution or recurrent network does, and the candidate is not to blame.
         """
         usable = question.has_float64 and self.float_dtype is torch.float32 and self._trial.lets_cudnn_use_tf32
         if not usable or self.has_cudnn is False:
             return question
-        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
-            outputs = self._oracle.with_tf32_in_cudnn(inputs, state, training=training)
+            outputs = self._oracle.with_tf32_in_cudnn(question.inputs, question.state, training=question.training)
         except OutOfDomainError:
             return question
         self.has_cudnn = outputs is not None
         if outputs is None:
             return question
-        before = question.tolerance
-        error = farthest([before.reference, apart(outputs, truth)])
-        lower = self._lower(inputs, state, training, truth)
-        wider = self._calibrate(error, lower)
-        allowed = combined(_never_narrower, before.allowed, wider.allowed)
+        wider = self._recalibrated(question, apart(outputs, question.truth))
+        allowed = combined(_never_narrower, question.tolerance.allowed, wider.allowed)
         return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
     def summed_otherwise(self, question: Question) -> Question:
-        """The question with a tolerance for what the reference itself makes of it where its normalisations sum otherwise, as
-        PyTorch's do with channels last in memory, and as who fuses them does.
+        """The question with a tolerance for normalisations that sum otherwise, as fused ones do and PyTorch's own with
+        channels last in memory.
 
         Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times
         as much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the
         precision of every output must have been told from the next lower one on another set, which a candidate in that
         precision does not pass.
-
-        It costs a run of the reference, so that it is asked for only when an answer is about to be rejected.
         """
         told = question.tolerance.calibrated_outputs
         if not question.has_float64 or not all(self._calibrated[index] > (index in told) for index in self._rounded):
             return question
-        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
         try:
-            outputs = self._oracle.with_other_sums_in_norms(inputs, state, training=training)
+            outputs = self._oracle.with_other_sums_in_norms(question.inputs, question.state, training=question.training)
         except OutOfDomainError:
             return question
-        if outputs is None:
-            return question
-        before, error = question.tolerance, apart(outputs, truth)
+        error = INFINITELY_FAR if outputs is None else apart(outputs, question.truth)
         if not math.isfinite(error.rms):
             return question
-        wider = self._calibrate(farthest([before.reference, error]), self._lower(inputs, state, training, truth))
+        wider = self._recalibrated(question, error)
         # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
         legal = error * LEGAL_ERRORS
-        limits = [(wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(truth))]
-        allowed = combined(_never_narrower, before.allowed, of_outputs(limits))
-        return replace(question, tolerance=replace(before, allowed=allowed))
+        limits = [
+            (wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(question.truth))
+        ]
+        return question.allowing(combined(_never_narrower, question.tolerance.allowed, of_outputs(limits)))
 
     def conditioned(self, question: Question) -> Question:
         """The question with a tolerance for single elements that takes the task's condition into account: what rounding the
         inputs does to an element is no error of an algorithm. A Fourier transform of a constant is exactly 0 by one
         algorithm and rounding by another. The mean error over all elements keeps its limit: where a task is discontinuous,
         this one says nothing.
-
-        It costs several float64 runs, so that it is asked for only when an answer is about to be rejected.
         """
         dtype = self.float_dtype
         if dtype is None or not question.has_float64:
             return question
-        inputs, state, training, truth = question.inputs, question.state, question.training, question.truth
-
-        def effect(noise: float) -> Distance:
-            return apart(self._oracle.truth(inputs, state, training=training, noise=noise), truth)
-
         try:
-            rounding = farthest([effect(torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
-            emulated_errors = self._lower(inputs, state, training, truth)
-            lower = [(bits, farthest([emulated, effect(2.0**-bits)])) for bits, emulated in emulated_errors]
+            rounding = farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
+            lower = [
+                (bits, farthest([emulated, self._effect(question, noise=2.0**-bits)]))
+                for bits, emulated in self._lower(question)
+            ]
         except OutOfDomainError:
             return question
         if not math.isfinite(rounding.rms):
             return question
         before = question.tolerance
         wider = self._calibrate(farthest([before.reference, rounding]), lower)
-        allowed = combined(lambda old, new: replace(old, worst=max(old.worst, new.worst)), before.allowed, wider.allowed)
-        return replace(question, tolerance=replace(before, allowed=allowed))
+        return question.allowing(
+            combined(lambda old, new: replace(old, worst=max(old.worst, new.worst)), before.allowed, wider.allowed)
+        )
 
     def settles(
         self,
@@ -257,20 +242,12 @@ class Bounds:
         training: bool,
         state: State | None = None,
     ) -> bool:
-        """Whether outputs that are far from the reference's are right all the same, by the truth of these very inputs.
+        """Whether a candidate's outputs, far from the reference's (`wanted`), are right by the truth of these very inputs.
 
-        What may lie between two answers is known from other inputs. Where few elements of an output are not zero, or
-        most of it cancels, one draw is worse conditioned than another.
-
-        Args:
-            drawn: Inputs.
-            wanted: What the reference answers.
-            outputs: What the candidate does.
-            training: Mode of both.
-            state: What both modules hold, if it is not the trial's.
+        The distance allowed between two answers is known from other inputs. Where few elements of an output are not zero,
+        or most of it cancels, one draw is worse conditioned than another.
         """
-        trial = self._trial
-        state = trial.state if state is None else state
+        state = self._trial.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:
@@ -282,7 +259,10 @@ class Bounds:
         return found.within(self.widened(question, found).tolerance.allowed)
 
     def widened(self, question: Question, found: Distance) -> Question:
-        """The question with what may be said for an answer that is so far from the truth."""
+        """The question with the tolerance that an answer so far from the truth may claim.
+
+        Each costs runs of the reference, so none is asked for before the answer is about to be rejected.
+        """
         if not found.within(question.tolerance.allowed):
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
@@ -299,9 +279,7 @@ class Bounds:
     def _calibrate(self, reference: Distance, lower: Iterable[tuple[int, Distance]]) -> Tolerance:
         """The tolerance of every output, by its own dtype and its own error.
 
-        Args:
-            reference: The reference's distance from the truth.
-            lower: Mantissa bits and error of lower precisions, from the highest down.
+        `lower` gives mantissa bits and errors of lower precisions, from the highest down.
         """
         dtypes, settings = self._trial.facts.output_dtypes, self._trial.settings
         remaining, known = iter(lower), list[tuple[int, Distance]]()
@@ -331,47 +309,45 @@ class Bounds:
             calibrated_outputs=frozenset(index for index, one in enumerate(found) if one.calibrated),
         )
 
-    def _lower(
-        self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]
-    ) -> Iterator[tuple[int, Distance]]:
+    def _recalibrated(self, question: Question, error: Distance) -> Tolerance:
+        """The tolerance for a reference that may have this error too."""
+        return self._calibrate(farthest([question.tolerance.reference, error]), self._lower(question))
+
+    def _lower(self, question: Question) -> Iterator[tuple[int, Distance]]:
         """Mantissa bits and errors of lower precisions, highest first, each computed only when asked for."""
         precisions = {bits for dtype in self._trial.facts.output_dtypes for bits in lower_precisions(dtype)}
         for bits in sorted(precisions, reverse=True):
             try:
-                error = apart(self._oracle.truth(drawn, state, training=training, mantissa_bits=bits), truth)
+                error = self._effect(question, mantissa_bits=bits)
             except OutOfDomainError:
                 return
             if bits == _FLOAT32_BITS:
                 # Inputs that were drawn in float32 lose nothing when they are rounded to it.
-                error = farthest([error, self._moved(drawn, state, training, truth, 2.0**-bits)])
+                error = farthest([error, self._moved(question, 2.0**-bits)])
             yield bits, error
 
-    def _moved(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor], noise: float) -> Distance:
+    def _moved(self, question: Question, noise: float) -> Distance:
         """Change of the outputs when inputs and weights change by a share of themselves; 0 outside the domain."""
         try:
-            moved = apart(self._oracle.truth(drawn, state, training=training, noise=noise), truth)
+            moved = self._effect(question, noise=noise)
         except OutOfDomainError:
             return Distance(0.0, 0.0)
         return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
 
-    def _unsettled(self, drawn: list[Any], state: State, training: bool, truth: list[torch.Tensor]) -> Distance:
-        """Share of integers in the output that nothing settles: which of several equal elements `topk` names, say, is
-        promised nowhere (but `argmax` promises the first)."""
+    def _unsettled(self, question: Question) -> Distance:
+        """Share of integers in the output that nothing settles, such as which of several equal elements `topk` names
+        (`argmax` promises the first)."""
         if self._unordered is None:
             self._unordered = not _UNORDERED.isdisjoint(self._operators())
         if not self._unordered:
             return Distance(0.0, 0.0)
-        dtype = next((tensor.dtype for tensor in tensors_of(drawn) if tensor.is_floating_point()), None)
+        dtype = next((tensor.dtype for tensor in tensors_of(question.inputs) if tensor.is_floating_point()), None)
         if dtype is None:
             return Distance(0.0, 0.0)
         try:
-            moved = [
-                apart(self._oracle.truth(drawn, state, training=training, noise=torch.finfo(dtype).eps), truth)
-                for _ in range(_DISTURBANCES)
-            ]
+            return farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
         except OutOfDomainError:
             return Distance(0.0, 0.0)
-        return farthest(moved)
 
 
 def _never_narrower(old: Distance, new: Distance) -> Distance:

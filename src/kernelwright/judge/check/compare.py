@@ -19,13 +19,12 @@ TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
 LEGAL_ERRORS = 4.0
-"""Two results may be so many times the error of legal rounding apart: each has one, and each may have twice that of the
-other. Our choice."""
+"""Distance allowed between two results, in errors of legal rounding: each has one, and twice the other's. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Relative distance of one output from another, 0 where equal. For several outputs, the largest numbers."""
+    """Relative distance of one output from another, 0 where equal; for several outputs, the largest numbers."""
 
     rms: float
     """Root mean square of the error over that of the truth."""
@@ -54,15 +53,15 @@ class Distance:
         return combined(lambda one: Distance(one.rms * factor, one.worst * factor, one.differing * factor), self)
 
     def without(self, *numbers: str) -> Distance:
-        """With these numbers 0, of every output."""
+        """The same distance with these numbers 0 in every output."""
         return combined(lambda one: replace(one, **dict.fromkeys(numbers, 0.0)), self)
 
     def of(self, index: int) -> Distance:
-        """That of one output."""
+        """Distance of one output."""
         return self.each[index] if self.each else self
 
     def to_json(self) -> dict[str, float | None]:
-        """As JSON, which has no infinity."""
+        """A JSON object, with None for infinity, which JSON lacks."""
         numbers = {"rms": self.rms, "worst": self.worst, "differing": self.differing}
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
@@ -173,14 +172,10 @@ class Tolerance:
 
 
 def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
-    """The tolerance of one output on one input set.
+    """The tolerance of one output on one input set, from the reference's distance and those of lower precisions.
 
-    Args:
-        reference: The reference's distance from the truth.
-        lower: Distances of lower precisions, from the highest down. The first that is clearly worse than the
-            reference is the next lower one: a reference that uses TF32 itself is compared with bfloat16.
-        dtype: Of the output.
-        settings: The three constants of the rule.
+    The latter come from the highest down. The first that is clearly worse than the reference is the next lower one: a
+    reference that uses TF32 itself is compared with bfloat16.
     """
     eps = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
     floor = Distance(settings.error_floor_eps * eps, 4 * settings.error_floor_eps * eps)

@@ -20,8 +20,8 @@ from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
 _LOST = 0.5
-"""Relative error of the reference above which nothing is asked of a candidate: any answer may be right there, as where large
-inputs are squared and divided by their sum. Our choice."""
+"""Relative error of the reference above which any answer may be right, as where large inputs are squared and divided by
+their sum. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Examiner:
         """Pose a question to both sides and judge the candidate's answer.
 
         Args:
-            inputs: How inputs are varied.
+            inputs: Variation of the inputs.
             slot: Place of the inputs in the workers' memory.
-            state: What both modules hold, if it is not the trial's state.
-            training: Mode of both modules, if it is not the one they were built in.
-            draws: Whether the reference draws random numbers in this mode, if it is not as in its own.
+            state: State of both modules; the trial's by default.
+            training: Mode of both modules; the one they were built in by default.
+            draws: Whether the reference draws random numbers in this mode; as in its own by default.
             base: Inputs to vary; None draws new ones.
-            hold: Have the workers keep the outputs.
-            reason: Why the candidate is rejected if its answer is wrong; None diagnoses.
+            hold: Whether the workers keep the outputs.
+            reason: Reason to reject a wrong answer for; None diagnoses.
 
         Raises:
             RejectionError, WorkerError: the candidate's answer is wrong, or there is none.
@@ -138,11 +138,7 @@ class Examiner:
         return side.call(side.place(inputs, slot), seed=seed, hold=hold)
 
     def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:
-        """Reject unless the answer has the reference's form and is near enough to the truth.
-
-        Returns:
-            The question with the tolerance that was needed.
-        """
+        """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""
         findings, name = self.trial.findings, posed.set.name
         check_form(self.trial, posed.reference, answer, strides=name != "non-contiguous")
         found = apart(answer.outputs, posed.question.truth)

@@ -56,8 +56,7 @@ class TaskFacts:
     stochastic: bool
     """Whether the reference answers the same inputs differently, call by call."""
     stateful: bool
-    """Whether it does so after the same seed too: it keeps something between calls, such as a hidden state. Both sides must
-    then be called equally often."""
+    """Whether it does so after the same seed too, as with a hidden state. Both sides must then be called equally often."""
     generator: torch.Generator
 
     def draws_in(self, training: bool, state: State) -> bool:

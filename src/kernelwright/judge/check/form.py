@@ -15,15 +15,14 @@ from kernelwright.records import Label, Reason
 
 
 def reject_overwritten(trial: Trial, detail: str = "the first call's output was changed by a later call") -> None:
-    """Calls share the memory of their outputs: legal to say so of a CUDA graph's static buffer, a rejection otherwise."""
+    """Reject a candidate whose calls share the memory of their outputs, or label it where that is a CUDA graph's buffer."""
     if Label.CUDA_GRAPH not in trial.findings.labels:
         raise RejectionError(Reason.OUTPUT_OVERWRITTEN, detail)
     trial.findings.label(Label.ALIASED_OUTPUT, detail)
 
 
 def held_output(trial: Trial, candidate: Side, index: int) -> list[torch.Tensor] | None:
-    """The output of an earlier call as it is now; None where it may legally be unreadable, as after a CUDA graph of
-    torch.compile has overwritten it."""
+    """The output of an earlier call as it is now; None where a CUDA graph of torch.compile may have overwritten it."""
     try:
         return candidate.recopy(index)
     except WorkerError as failure:

@@ -60,8 +60,8 @@ class Oracle:
         return [{name for name, owner in self._owner.items() if owner == first} for first in firsts]
 
     def build_anew(self) -> None:
-        """Another float64 module, for one whose copy does not run: built from the seed, so that functions which it keeps are
-        its own and not the original's, and with tensors converted that it keeps beside its parameters and buffers.
+        """Build the float64 module from the seed, for one whose copy does not run. Functions that it keeps are then its own
+        and not the original's; tensors beside its parameters and buffers are converted too.
 
         Tensors that share memory with those stay: converted they would miss the next `load_state_dict`.
         """
@@ -80,11 +80,11 @@ class Oracle:
         """Outputs in float64, flat.
 
         Args:
-            inputs: As drawn; floating tensors are converted.
+            inputs: Floating tensors are converted.
             state: Weights and buffers.
             training: Mode of the module.
-            mantissa_bits: Round inputs and weights to this precision first.
-            noise: Move inputs and parameters at random by this share of themselves and of their tensor's size first.
+            mantissa_bits: Precision to which inputs and weights are rounded first.
+            noise: Share of themselves and of their tensor's size by which inputs and parameters are moved at random first.
                 Buffers stay, since they may be masks.
 
         Raises:
@@ -116,16 +116,16 @@ class Oracle:
         return {key: value.clone() for key, value in self._double.state_dict().items()}
 
     def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
-        """As `truth`, with what goes into convolutions and cuDNN's recurrent networks rounded to TF32, as PyTorch lets cuDNN
-        do by default; None where the reference has neither. Raises as `truth`."""
+        """Outputs in float64 with the inputs of convolutions and cuDNN's recurrent networks rounded to TF32, which is
+        PyTorch's default for cuDNN; None where the reference has neither. Raises as `truth`."""
         with _TF32InCudnn() as rounding:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
     def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
-        """Outputs of the reference in its own dtype and without TF32, where every batch, instance or group norm finds its
-        input with channels last in memory, for which PyTorch sums otherwise; flat. None where there is none of an image.
-        Raises as `truth`."""
+        """Outputs of the reference in its own dtype and without TF32, flat. The inputs of batch, instance and group norms
+        lie with channels last in memory, which PyTorch sums otherwise. None where no norm has an image. Raises as `truth`.
+        """
         with (
             torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False),
             _NormsWithChannelsLast() as layout,
@@ -135,18 +135,31 @@ class Oracle:
 
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
-        self.model.load_state_dict(state)
-        self.model.train(training)
-        skeleton, tensors = flatten(inputs)
-        fresh = unflatten(skeleton, [tensor.clone() for tensor in tensors])
+        fresh = self._prepared(inputs, state, training)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed_generators(seed)
             return self._run(self.model, fresh)
 
+    def _prepared(self, inputs: list[Any], state: State, training: bool) -> list[Any]:
+        """Copies of the inputs, for the reference with this state in this mode."""
+        self.model.load_state_dict(state)
+        self.model.train(training)
+        skeleton, tensors = flatten(inputs)
+        return unflatten(skeleton, [tensor.clone() for tensor in tensors])  # type: ignore[no-any-return]
+
     def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
+        outputs = self._forward(model, inputs)
+        if not outputs:
+            raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
+        _give_back_spare_memory(self.device)
+        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+            raise OutOfDomainError("the reference gives NaN")
+        return outputs
+
+    def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
         try:
             with torch.no_grad():
-                _, outputs = flatten(model(*inputs))
+                return flatten(model(*inputs))[1]
         except StructureError as error:
             raise TaskError(
                 f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
@@ -155,31 +168,14 @@ class Oracle:
             if device_is_full(error):
                 raise  # by others, as it may be: the judge makes room, for no check may be left out because of them
             raise OutOfDomainError(f"the reference raised {type(error).__name__}: {error}") from error
-        if not outputs:
-            raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
-        _give_back_spare_memory(self.device)
-        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
-            raise OutOfDomainError("the reference gives NaN")
-        return outputs
 
     def own_outputs(self, inputs: list[Any]) -> list[torch.Tensor]:
         """Outputs of the reference in its own dtype, in the mode it was built in; flat."""
-        self.model.load_state_dict(self.initial_state)
-        self.model.train(self.training)
-        skeleton, tensors = flatten(inputs)
+        fresh = self._prepared(inputs, self.initial_state, self.training)
         try:
-            with torch.no_grad():
-                return tensors_of([self.model(*unflatten(skeleton, [tensor.clone() for tensor in tensors]))])
-        except StructureError as error:
-            raise TaskError(
-                f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
-            ) from error
-        except Exception as error:
-            if device_is_full(error):
-                raise
-            raise TaskError(
-                f"Wanted the reference to run on its own inputs; it raised {type(error).__name__}: {error}"
-            ) from error
+            return self._forward(self.model, fresh)
+        except OutOfDomainError as error:
+            raise TaskError(f"Wanted the reference to run on its own inputs; {error}") from error
 
     def random_state(self, generator: torch.Generator) -> State:
         """New weights of the same size: scaled, shifted and nowhere at a default such as 0 or 1.
@@ -194,12 +190,12 @@ class Oracle:
         return {key: state[self._owner.get(key, key)] for key in state}
 
     def other_defaults(self, generator: torch.Generator) -> State:
-        """New values for the floating and boolean buffers whose elements are all alike, such as zeros: those stand for what
-        is loaded later. Elements of a mask or a table differ, and a module may rely on those. Integers stay: they may be
-        places in memory, and a wrong one takes the device away from everybody.
+        """New values for floating and boolean buffers whose elements are all alike, such as zeros: they are placeholders.
 
-        And larger values for parameters that are so small that what they scale is hardly seen, such as 1e-6 in front of a
-        residual branch."""
+        A module may rely on masks and tables, whose elements differ. Integers stay: they may be places in memory, and a
+        wrong one takes the device away from everybody. Parameters so small that what they scale is hardly seen, such as
+        1e-6 in front of a residual branch, get larger values.
+        """
         larger = {
             key: (value * (_SEEN / size)).to(value.dtype)
             for key, value in self.initial_state.items()

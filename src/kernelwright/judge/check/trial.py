@@ -13,6 +13,7 @@ from kernelwright.errors import InternalError
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.process import WorkerSpec
 from kernelwright.judge.isolation.replies import BuiltModule
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import Workers
@@ -39,12 +40,7 @@ class RejectionError(InternalError):
 
 
 class CheckFindings:
-    """Labels and measurements of one evaluation. They outlive a rejection, since the record shows them too.
-
-    Args:
-        forbidden: Labels that reject.
-        labels: Those known before the check.
-    """
+    """Labels and measurements of one evaluation. They outlive a rejection, since the record shows them too."""
 
     def __init__(self, forbidden: Set[Label], labels: Set[Label] = frozenset()) -> None:
         self._forbidden = forbidden
@@ -111,23 +107,22 @@ class Trial:
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
 
     def start_baseline(self, baseline: Candidate) -> Side:
-        """As `start`, of a trusted wrapper around the reference in the candidate's place."""
+        """A fresh worker of a trusted wrapper around the reference; raises as `start`."""
         return self._start("baseline", baseline.source, "ModelNew", kept_as="-".join(baseline.techniques) or None)
 
     def _start(self, role: str, source: str, class_name: str, kept_as: str | None = None) -> Side:
         facts = self.facts
-        side = Side(
-            self.workers,
-            self.settings,
-            facts.shapes,
+        spec = WorkerSpec(
             role=role,
-            device=facts.device,
-            directory=self.directory,
             source=source,
             class_name=class_name,
+            device=str(facts.device),
+            directory=self.directory,
             build=self.directory / f"build-{sha256_of(kept_as or source)[:12]}",
+            arena_bytes=facts.shapes.arena_bytes,
             kept_as=kept_as,
         )
+        side = Side(self.workers, self.settings, facts.shapes, spec)
         try:
             built = side.build(facts.arguments, facts.build_seed)
             if role != "reference":

@@ -44,7 +44,7 @@ def check_buffers(examiner: Examiner) -> None:
 
 
 def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:
-    """How far apart two legal ways of rounding may leave a buffer.
+    """Distance at which two legal ways of rounding may leave a buffer.
 
     Statistics of a convolution's output are as exact as the convolution. We take the reference's own distance from the
     float64 truth, and that of convolutions in TF32 where PyTorch may use it, as `Bounds.permitted` does for outputs.
@@ -138,13 +138,7 @@ leave, less than missed calls do. Some integers may differ, since rounding decid
 
 
 def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether a buffer was moved by many calls as the reference's was.
-
-    Args:
-        found: The candidate's buffer, after them.
-        wanted: The reference's.
-        before: Both, before them.
-    """
+    """Whether many calls moved the candidate's buffer (`found`) as they moved the reference's (`wanted`), from `before`."""
     if not wanted.is_floating_point():
         return distance(found, wanted).within(_KEPT_UP)
     if not torch.isfinite(wanted).all():

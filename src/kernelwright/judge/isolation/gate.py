@@ -25,10 +25,8 @@ class DeviceGate:
     """One evaluation's access to the device.
 
     A waiting timer blocks new entrants for up to 4 s. Without that, evaluations that measure nothing would keep it waiting;
-    without an end to it, all would wait for one that compiles.
-
-    Args:
-        device: Resolved; GPUs are told apart by their uuid, since processes may number them differently.
+    without an end to it, all would wait for one that compiles. GPUs are told apart by their uuid, since processes may number
+    them differently.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -94,11 +92,7 @@ def _locked(file: TextIO) -> bool:
 
 
 class DeviceMemory:
-    """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough.
-
-    Args:
-        device: As of a `DeviceGate`.
-    """
+    """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough."""
 
     def __init__(self, device: torch.device) -> None:
         folder, name = Path(tempfile.gettempdir()), _name(device)

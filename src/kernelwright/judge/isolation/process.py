@@ -19,7 +19,7 @@ import torch
 
 from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
-from kernelwright.judge.isolation.zygote import Zygote, session_members, signal_each
+from kernelwright.judge.isolation.zygote import Ending, Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.judge.worker.channel import (
@@ -44,17 +44,17 @@ class WorkerError(InternalError):
 
 _FORGET_LIMIT_S = 20.0
 _EXIT_GRACE_S = 0.2
-"""A worker that has closed its channel may be on its way out: how it leaves tells more than how it was killed."""
+"""Time for a worker that has closed its channel to leave by itself: its exit status tells more than that it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallClocks:
-    """One call as three clocks saw it."""
+    """Times of one call by three clocks, microseconds."""
 
     inner_us: float
-    """Claimed by the worker: CUDA events or its monotonic clock around the module's call."""
+    """Time that the worker claims, by CUDA events or its monotonic clock around the module's call."""
     outer_us: float
-    """The parent's clock from sending the request to receiving the answer."""
+    """Time by the parent's clock from sending the request to receiving the answer."""
     busy_us: float
     """Processor time of the worker's process inside that window."""
     idle_us: float
@@ -132,50 +132,35 @@ class Worker:
         return spec.kept_as == self.spec.kept_as and _of_the_process(settings) == _of_the_process(self._settings)
 
     def forget(self) -> bool:
-        """Let a trusted worker drop its module and its memory, to `adopt` another of its kind later.
-
-        Returns:
-            Whether it may: it lives, and its module has left no trace in the process.
-        """
+        """Have a trusted worker drop its module and its memory; whether it lives and has left no trace, and may `adopt`."""
         if self._ended:
             return False
         try:
-            clean = self._exchange("forget", _FORGET_LIMIT_S, {})[0].get("clean") is True
+            clean = self.request("forget", _FORGET_LIMIT_S).get("clean") is True
         except WorkerError:
             return False
         self._free()
         return clean
 
     def adopt(self, spec: WorkerSpec) -> None:
-        """Give a worker that has forgotten its module another one; raises as `request`."""
+        """Give a worker that has forgotten its module another one; raises as `exchange`."""
         self._take(spec)
         self._answered_cpu_us = None
         self.spent_us.clear()
-        self._exchange("adopt", _FORGET_LIMIT_S, {"config": self._task, "files": len(self._files)}, self._files)
+        self.exchange("adopt", _FORGET_LIMIT_S, self._files, config=self._task, files=len(self._files))
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer.
+        """Ask for something and wait for the answer; raises as `exchange`."""
+        return self.exchange(op, timeout_s, **fields)[0]
+
+    def exchange(
+        self, op: str, timeout_s: float, handles: list[int] | None = None, **fields: Any
+    ) -> tuple[dict[str, Any], CallClocks]:
+        """The answer to a request that goes out with these file handles, and its clocks.
 
         Raises:
             WorkerError: the worker raised, died, hung or answered out of turn.
         """
-        return self._exchange(op, timeout_s, fields)[0]
-
-    def call(self, layout: int, timeout_s: float, *, seed: int | None) -> tuple[dict[str, Any], CallClocks]:
-        """One call of the module on inputs that lie in its arena; raises as `request`."""
-        return self._exchange("call", timeout_s, {"layout": layout, "seed": seed})
-
-    def repeat(self, layout: int, timeout_s: float, *, seed: int | None, calls: int) -> CallClocks:
-        """Calls whose results are dropped; raises as `request`."""
-        return self._exchange("repeat", timeout_s * calls, {"layout": layout, "seed": seed, "calls": calls})[1]
-
-    def series(self, layouts: list[int], timeout_s: float, *, seeds: list[int | None]) -> tuple[dict[str, Any], CallClocks]:
-        """Several calls under one request; the clocks are of all of them together. Raises as `request`."""
-        return self._exchange("series", timeout_s, {"layouts": layouts, "seeds": seeds})
-
-    def _exchange(
-        self, op: str, timeout_s: float, fields: dict[str, Any], files: list[int] | None = None
-    ) -> tuple[dict[str, Any], CallClocks]:
         nonce = secrets.token_hex(8)
         data = encode({"op": op, "nonce": nonce, **fields})
         if self._channel.pending():
@@ -188,8 +173,8 @@ class Worker:
         try:
             start_ns = time.perf_counter_ns()
             self._channel.send_encoded(data)
-            if files is not None:
-                self._channel.send_files(files)
+            if handles is not None:
+                self._channel.send_files(handles)
             body = self._channel.receive_encoded(deadline)
             stop_ns = time.perf_counter_ns()
             answer = decode(body)
@@ -246,7 +231,7 @@ class Worker:
                     os.sched_setaffinity(int(thread), cores)
 
     def keep_still(self) -> None:
-        """From now on the worker runs only while it answers.
+        """Let the worker run only while it answers, from now on.
 
         Inputs lie in its memory before a call begins, and neither clock sees what it does between calls.
         """
@@ -287,13 +272,13 @@ class Worker:
             return WorkerError(Reason.OUT_OF_MEMORY, f"used more than {limit:g} GiB during `{op}`")
         if ending.cause == "processes":
             return WorkerError(Reason.TOO_MANY_PROCESSES, f"more than {self._settings.process_limit} during `{op}`")
-        if ending.signal is not None and ending.signal != signal.SIGKILL:
-            return WorkerError(Reason.CRASHED, f"{signal.Signals(ending.signal).name} during `{op}`")
-        if ending.signal is not None:
+        if ending.exit_code == -signal.SIGKILL:
             return WorkerError(Reason.CRASHED, f"killed or closed its channel during `{op}`")
+        if ending.exit_code < 0:
+            return WorkerError(Reason.CRASHED, f"{signal.Signals(-ending.exit_code).name} during `{op}`")
         return WorkerError(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
 
-    def _finish(self, grace_s: float = 0.0) -> Any:
+    def _finish(self, grace_s: float = 0.0) -> Ending:
         self._ended = True
         ending = self._zygote.end(self.pid, grace_s)
         self._channel.close()

@@ -36,15 +36,8 @@ class Series(_WorkerReply):
     answers: tuple[Described, ...]
 
 
-class Interface(_WorkerReply):
-    """A module's mode and state."""
-
-    training: bool
-    state: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
 class BuiltModule(_WorkerReply):
-    """The end of a build: an interface, or the name of the class that was not there."""
+    """Mode and state of a module that was built, or the name of the class that was missing."""
 
     missing: str | None = None
     training: bool = True
@@ -57,7 +50,7 @@ class Mode(_WorkerReply):
     training: bool
 
 
-class Inspection(Interface):
+class Inspection(Mode):
     """Process-wide settings before the build and now, and library functions that were replaced."""
 
     before: dict[str, Any]

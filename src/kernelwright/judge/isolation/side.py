@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,21 +50,25 @@ class TaskShapes:
         return max(SLOTS, self.series_calls)
 
     @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Size of each of a worker's arenas."""
+        return {
+            "inputs": self.slots * self.slot_bytes,
+            "outputs": self.series_calls * self.output_bytes,
+            "state": self.state_bytes,
+        }
+
+    @property
     def regions(self) -> list[list[TensorSpec]]:
         """Layout of the outputs of each call of a series."""
         return [
-            [
-                TensorSpec(
-                    spec.dtype, spec.shape, spec.stride, spec.offset_bytes + index * self.output_bytes, spec.span_bytes
-                )
-                for spec in self.outputs
-            ]
+            [replace(spec, offset_bytes=spec.offset_bytes + index * self.output_bytes) for spec in self.outputs]
             for index in range(self.series_calls)
         ]
 
     @classmethod
     def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> TaskShapes:
-        """From one set of inputs, what came out, and the module's state."""
+        """Shapes of one set of inputs, its outputs and the module's state."""
         _, slot = plan([tensor.contiguous() for tensor in inputs])
         output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
         state_specs, state_bytes = plan([tensor.contiguous() for tensor in state.values()])
@@ -97,38 +100,11 @@ class _Placement:
 class Side:
     """The reference, the candidate, or the second reference of an A/A comparison."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        settings: Settings,
-        shapes: TaskShapes,
-        *,
-        role: str,
-        source: str,
-        class_name: str,
-        device: torch.device,
-        directory: Path,
-        build: Path,
-        kept_as: str | None = None,
-    ) -> None:
-        self.role = role
+    def __init__(self, workers: Workers, settings: Settings, shapes: TaskShapes, spec: WorkerSpec) -> None:
+        self.role = spec.role
         self._settings = settings
         self._shapes = shapes
-        self._device = device
-        spec = WorkerSpec(
-            role=role,
-            source=source,
-            class_name=class_name,
-            device=str(device),
-            directory=directory,
-            build=build,
-            arena_bytes={
-                "inputs": shapes.slots * shapes.slot_bytes,
-                "outputs": shapes.series_calls * shapes.output_bytes,
-                "state": shapes.state_bytes,
-            },
-            kept_as=kept_as,
-        )
+        self._device = torch.device(spec.device)
         self._workers = workers
         self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
@@ -211,9 +187,7 @@ class Side:
         if size > self._shapes.slot_bytes:
             raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
         base = slot * self._shapes.slot_bytes
-        placed = [
-            TensorSpec(spec.dtype, spec.shape, spec.stride, spec.offset_bytes + base, spec.span_bytes) for spec in specs
-        ]
+        placed = [replace(spec, offset_bytes=spec.offset_bytes + base) for spec in specs]
         key = repr((skeleton, placed))
         if key not in self._layouts:
             self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
@@ -248,14 +222,11 @@ class Side:
     def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> CallOutput:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
 
-        Args:
-            layout: Of the inputs, as `place` said.
-            seed: For the random generators.
-            hold: Have the worker keep the outputs, for `recopy`.
+        With `hold` the worker keeps the outputs for `recopy`.
         """
         self._settle()
         limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
-        answer, clocks = self._guarded(lambda: self.worker.call(layout, limit, seed=seed))
+        answer, clocks = self._exchange("call", limit, layout=layout, seed=seed)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
@@ -292,7 +263,7 @@ class Side:
         if self._latest is None:
             return
         layout, seed = self._latest
-        clocks = self._guarded(lambda: self.worker.repeat(layout, self._settings.run_limit_s, seed=seed, calls=calls))
+        _, clocks = self._exchange("repeat", self._settings.run_limit_s * calls, layout=layout, seed=seed, calls=calls)
         self._idle_us += clocks.idle_us
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[CallOutput], CallClocks]:
@@ -302,7 +273,7 @@ class Side:
         self._settle()
         limit = self._settings.run_limit_s * len(draws)
         self._latest = None  # its inputs may be overwritten now
-        answer, clocks = self._guarded(lambda: self.worker.series(layouts, limit, seeds=seeds))
+        answer, clocks = self._exchange("series", limit, layouts=layouts, seeds=seeds)
         intact = self._intact()
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):
@@ -346,7 +317,7 @@ class Side:
         return [[key, spec.to_json()] for key, spec in self._shapes.state]
 
     def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        return self._guarded(lambda: self.worker.request(op, timeout_s, **fields))  # type: ignore[no-any-return]
+        return self._exchange(op, timeout_s, **fields)[0]
 
     def _asked(self, kind: type[R], op: str, timeout_s: float, **fields: Any) -> R:
         return self._parsed(kind, self._ask(op, timeout_s, **fields))
@@ -357,9 +328,9 @@ class Side:
             raise WorkerError(Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}")
         return reply
 
-    def _guarded(self, ask: Any) -> Any:
+    def _exchange(self, op: str, timeout_s: float, **fields: Any) -> tuple[dict[str, Any], CallClocks]:
         try:
-            return ask()
+            return self.worker.exchange(op, timeout_s, **fields)
         except WorkerError as failure:
             if self.role != "reference":
                 raise

@@ -27,12 +27,7 @@ KEPT = 3
 
 
 class Workers:
-    """Starts the workers of one judge.
-
-    Args:
-        zygote: Forks them.
-        keep: How many trusted workers of one kind may wait for another task.
-    """
+    """Starts the workers of one judge; `keep` trusted ones of one kind may wait for another task."""
 
     def __init__(self, zygote: Zygote, keep: int) -> None:
         self._zygote = zygote

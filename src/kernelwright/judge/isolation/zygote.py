@@ -18,9 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
@@ -53,32 +52,17 @@ INHERITED_VARIABLES = (
 """Environment that workers see. Nothing else, keys and tokens above all, reaches them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a worker process ended."""
+class Ending(NamedTuple):
+    """The end of a worker process."""
 
-    status: int
-    """As `os.waitpid` reports it."""
+    exit_code: int
+    """Exit status; where a signal ended it, minus the signal's number."""
     cause: str | None
     """`memory` or `processes` when the watch ended it; None otherwise."""
 
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, if one did."""
-        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit status, if it left by itself."""
-        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
-
 
 class Zygote:
-    """The parent's handle on the fork server.
-
-    Args:
-        off: The core of the processor that it and its forks are to leave free.
-    """
+    """The parent's handle on the fork server, which leaves the processor's core `off` free, as do its forks."""
 
     def __init__(self, off: int | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -124,7 +108,7 @@ class Zygote:
                 answer = self._channel.receive(time.monotonic() + 60)
         except (ChannelClosedError, OSError) as error:
             raise self._gone(error) from error
-        return Ending(answer["status"], answer["cause"])
+        return Ending(**answer)
 
     def _gone(self, error: Exception) -> SandboxError:
         return SandboxError(
@@ -272,11 +256,7 @@ def _kill_session(session: int) -> None:
         members = session_members(session)
         if not members:
             return
-        for pid in members:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        signal_each(members, signal.SIGKILL)
 
 
 def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
@@ -300,4 +280,4 @@ def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 continue  # its own parent has not died or not reaped it yet
-    return {"status": status, "cause": one.cause}
+    return {"exit_code": os.waitstatus_to_exitcode(status), "cause": one.cause}

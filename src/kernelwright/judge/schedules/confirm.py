@@ -1,6 +1,6 @@
 """Measures schedules of machine code again in fresh processes: the verdict that decides.
 
-What a search ends with is a maximum over noise, so nothing counts before it has been timed again against an A/A control.
+A search ends with a maximum over noise, so nothing counts before it has been timed again against an A/A control.
 Interval, noise floor and the rule of an improvement are those of modules.
 """
 
@@ -40,33 +40,26 @@ _SEED_STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What a re-measurement says of one schedule.
-
-    Attributes:
-        speedup: cost of the original / cost of the schedule; None when it failed.
-        low: lower end of the 95 % interval; None when it failed.
-        high: upper end; None when it failed.
-        noise_floor: how far an A/A ratio strays from 1; None when it failed.
-        baseline: cost of the original, microseconds on a GPU; None when it failed.
-        wrong: how its outputs differ or how it failed; None when they are right.
-        processes: fresh processes it was measured in.
-        failure: how it ended its process; None when it did not.
-        gpu: what it was measured on; None for a model's costs.
-        log_ratios: for each process, log(original / schedule) of each block.
-        null_log_ratios: the same of the original against itself.
-    """
+    """Re-measurement of one schedule: its speedup with the 95 % interval, None of which where it failed."""
 
     speedup: float | None
     low: float | None
     high: float | None
     noise_floor: float | None
+    """Distance of an A/A ratio from 1."""
     baseline: float | None
+    """Cost of the original, microseconds on a GPU."""
     wrong: str | None
+    """Difference of its outputs, or its failure, in words; None when they are right."""
     processes: int
+    """Fresh processes it was measured in."""
     failure: ScheduleFailure | None = None
     gpu: GpuIdentity | None = None
+    """GPU it was measured on; None for a model's costs."""
     log_ratios: tuple[tuple[float, ...], ...] = ()
+    """log(original / schedule) of each block, by process."""
     null_log_ratios: tuple[tuple[float, ...], ...] = ()
+    """The same of the original against itself."""
 
     @classmethod
     def of_ratios(
@@ -148,13 +141,13 @@ def confirm(
     not tried in the next.
 
     Args:
-        target: the original and how to launch it.
+        target: the original and its launch.
         cubins: the schedules.
         processes: fresh processes; each is one sampling unit of the interval.
-        plan: how often each schedule is timed in a process.
+        plan: times of each schedule in a process.
         check_seeds: input draws of each process on which outputs are compared.
         factory: makes the launcher in the child.
-        limit_s: how long one request to the child may take.
+        limit_s: longest time of one request to the child, seconds.
         on_process: told the number and the samples of each schedule in every process.
 
     Raises:
@@ -180,7 +173,7 @@ def confirm(
 
 @dataclass(slots=True)
 class ScheduleTrial:
-    """What processes found about one schedule so far."""
+    """Measurements of one schedule so far, by process."""
 
     plan: Plan
     log_ratios: list[list[float]] = field(default_factory=list)
@@ -203,7 +196,7 @@ class ScheduleTrial:
     def confirmation(
         self, nulls: Sequence[Sequence[float]], original_us: float, gpu: GpuIdentity | None = None
     ) -> Confirmation:
-        """What they say together."""
+        """The measurements of all processes together."""
         if self.wrong is not None:
             return Confirmation.of_failure(self.wrong, len(nulls), self.failure)
         return Confirmation.of_ratios(self.log_ratios, nulls, original_us, gpu)

@@ -1,9 +1,8 @@
-"""A process of its own for schedules that may fault or hang, and restarting it.
+"""Runs schedules that may fault or hang in a process of their own, and restarts it.
 
-A kernel that accesses wrong memory poisons the CUDA context for good, and one that never ends can only be
-stopped by ending its process. The child holds the context; the parent only talks to it, so that a bad
-schedule costs a restart and is reported as what it is. The child checks the original first: if that does not
-run, the machine is at fault and not the schedule.
+A kernel that accesses wrong memory poisons the CUDA context for good, and one that never ends can only be stopped by ending
+its process. The child holds the context; the parent only talks to it, so that a bad schedule costs a restart. The child
+checks the original first: if that does not run, the machine is at fault and not the schedule.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _KILL_TIMEOUT_S = 60.0
 
 
 class ScheduleFailure(StrEnum):
-    """How running a schedule ended its process."""
+    """The end of a process by the schedule it ran."""
 
     FAULT = "fault"
     """The driver reported an error, such as an illegal address or instruction."""
@@ -57,52 +56,46 @@ class ScheduleFailure(StrEnum):
 
 
 class ScheduleFailedError(InternalError):
-    """A schedule ended the process it ran in; the process has been replaced.
-
-    Attributes:
-        failure: how.
-        detail: the driver's name for the error, or what was waited for.
-    """
+    """A schedule ended the process it ran in; the process has been replaced."""
 
     def __init__(self, failure: ScheduleFailure, detail: str) -> None:
         super().__init__(f"{failure}: {detail}")
         self.failure = failure
         self.detail = detail
+        """The driver's name for the error, or what was waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often a schedule is timed against the original. The numbers are our choice.
+    """Numbers of launches, blocks and rounds by which a schedule is timed against the original; our choice.
 
     A block is original, schedule, schedule, original: its ratio is free of linear drift. The two originals of a block are
     two copies of its code, and so are the two schedules, because the time of a short kernel depends on where its code lies.
-
-    Attributes:
-        launches: launches of one sample, more where a kernel is short.
-        coarse: blocks for a first look; a schedule that is clearly slower gets no more.
-        fine: blocks of a schedule that is not.
-        margin: by how much the first look's median ratio may be below `wanted` without giving up.
-        wanted: the speedup to beat.
-        rounds: how often all of that is done, each time with copies that are loaded anew, in another order.
     """
 
     launches: int = 2
+    """Launches of one sample, more where a kernel is short."""
     coarse: int = 3
+    """Blocks for a first look; a schedule that is clearly slower gets no more."""
     fine: int = 12
+    """Blocks of a schedule that is not."""
     margin: float = 0.02
+    """Distance of the first look's median ratio below `wanted` at which it is given up."""
     wanted: float = 1.0
+    """Speedup to beat."""
     rounds: int = 1
+    """Repetitions of all of that, each with copies that are loaded anew, in another order."""
 
     @classmethod
     def steady(cls, blocks: int, launches: int = 4) -> Plan:
-        """Return the plan wherever a decision depends on the times: so many blocks in all, all places exchanged."""
+        """The plan where a decision depends on the times: so many blocks in all, all places exchanged."""
         each = math.ceil(blocks / len(_ORDERS))
         return cls(launches, each, each, rounds=len(_ORDERS))
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSamples:
-    """What timing gave: a ratio original / schedule for each block, the mean over rounds, and the original's times."""
+    """Ratios original / schedule, one a block, each the mean over rounds, and the original's times."""
 
     ratios: tuple[float, ...]
     original_us: tuple[float, ...]
@@ -110,7 +103,7 @@ class ScheduleSamples:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started process says of itself."""
+    """A started process's GPU and the original's time on it."""
 
     gpu: GpuIdentity
     original_us: float
@@ -141,19 +134,14 @@ class _Faulted:
 
 @dataclass(slots=True)
 class ContainedLauncher:
-    """The parent's side.
-
-    Args:
-        spec: how to launch.
-        original: the cubin that schedules are compared with.
-        factory: makes the launcher in the child.
-        limit_s: how long one request may take; a schedule that takes longer hangs.
-    """
+    """The parent's side."""
 
     spec: LaunchSpec
     original: bytes
+    """Cubin that schedules are compared with."""
     factory: LauncherFactory = cuda_launcher
     limit_s: float = 20.0
+    """Longest time of one request, seconds; a schedule that takes longer hangs."""
     restarts: int = field(default=0, init=False)
     _process: Any = field(default=None, init=False)
     _connection: Any = field(default=None, init=False)
@@ -167,7 +155,7 @@ class ContainedLauncher:
         self.close()
 
     def ready(self) -> Ready:
-        """Start the process if it is not running, and return what it says of itself.
+        """Start the process if it is not running.
 
         Raises:
             DeviceError: there is no GPU, or the original does not run on it or is not what the spec says.

@@ -1,8 +1,7 @@
-"""What a schedule costs on a GPU during a search: the game's backend.
+"""Measures a schedule's cost on a GPU during a search: the game's backend.
 
-During a search a schedule is timed interleaved with the original by the same launcher, shortly if it is
-clearly slower and longer if it looks like a gain. What a search ends with is a maximum over noise, so nothing
-counts before `confirm` has timed it again in fresh processes against an A/A control.
+A schedule is timed interleaved with the original by the same launcher, longer if it looks like a gain. A search ends with a
+maximum over noise, so nothing counts before `confirm` has timed it again in fresh processes against an A/A control.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
@@ -23,14 +21,10 @@ from kernelwright.judge.schedules.contained import (
     ContainedLauncher,
     Plan,
     ScheduleFailedError,
-    ScheduleFailure,
     ScheduleSamples,
 )
 from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Program, Schedule
-
-if TYPE_CHECKING:
-    pass
 
 _CONTROL_RUNS = 5
 _CONTROL_QUANTILE = 0.95
@@ -41,34 +35,27 @@ _CHECKS_OF_A_DRAW = 100
 """Schedules that are compared on the same inputs where every one is compared; our choice."""
 
 
-_STATUS_OF = {ScheduleFailure.FAULT: Status.FAULT, ScheduleFailure.HANG: Status.HANG, ScheduleFailure.CRASH: Status.CRASH}
-
-
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The original timed against a second copy of itself.
-
-    Attributes:
-        original_us: its time.
-        noise_floor: 95 % of A/A medians are within this of 1.
-    """
+    """The original timed against a second copy of itself."""
 
     original_us: float
     noise_floor: float
+    """Distance from 1 within which 95 % of A/A medians lie."""
 
 
 class GpuBackend:
     """Costs by the clock of a GPU; satisfies the game's `Backend`.
 
     Args:
-        program: what the game is played on; its cubin must be the target's.
-        target: the kernel and how to launch it.
-        plan: how often schedules are timed at first.
-        again: how often one is timed that seems better than the best so far; only these times count for it.
+        program: program of the target's cubin.
+        target: the kernel and its launch.
+        plan: times of a schedule at first.
+        again: times of one that seems better than the best so far; only these count for it.
         check_seeds: input draws on which a schedule's outputs are compared.
         check_all: whether every schedule's outputs are compared, not only those of each new best.
         factory: makes the launcher in the child.
-        limit_s: how long one request to the child may take.
+        limit_s: longest time of one request to the child, seconds.
 
     Raises:
         InfrastructureError: program and target differ.
@@ -119,7 +106,7 @@ class GpuBackend:
 
     @property
     def restarts(self) -> int:
-        """How often a schedule ended its process."""
+        """Number of processes that a schedule ended."""
         return self._child.restarts
 
     def control(self) -> Control:
@@ -139,7 +126,7 @@ class GpuBackend:
         return self._control
 
     def measure(self, schedule: Schedule) -> Measurement:
-        """Run a schedule and say what became of it; the same schedule is run once.
+        """Run a schedule, once however often it is asked for.
 
         Raises:
             DeviceError: the machine is at fault.
@@ -170,7 +157,7 @@ class GpuBackend:
             is_best = speedup > self.best_speedup
             wrong = self._difference(cubin, anew=is_best) if is_best or self._check_all else None
         except ScheduleFailedError as failed:
-            return Measurement(_STATUS_OF[failed.failure], detail=failed.detail)
+            return Measurement(Status(failed.failure.value), detail=failed.detail)
         if wrong is not None:
             return Measurement(Status.WRONG_OUTPUT, detail=wrong, blocks=len(samples.ratios), checked=True)
         self.best_speedup = max(self.best_speedup, speedup)

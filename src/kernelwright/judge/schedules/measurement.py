@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What became of a schedule."""
+    """Outcome of running a schedule."""
 
     MEASURED = "measured"
     WRONG_OUTPUT = "wrong-output"
@@ -18,23 +18,17 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a backend says of one schedule.
-
-    Attributes:
-        status: whether there is a cost, or why there is none.
-        cost: cost in the backend's unit, such as microseconds; None unless measured.
-        baseline: cost of the original on the same scale; None unless measured.
-        detail: why there is no cost, in words.
-        blocks: number of timed blocks; 0 where nothing was timed.
-        checked: whether the outputs were compared with the original's.
-    """
+    """Cost of one schedule and of the original, in the backend's unit; None of both unless measured."""
 
     status: Status
     cost: float | None = None
     baseline: float | None = None
     detail: str = ""
+    """Reason, in words, for which there is no cost."""
     blocks: int = 0
+    """Number of timed blocks."""
     checked: bool = False
+    """Whether the outputs were compared with the original's."""
 
     @property
     def relative(self) -> float | None:

@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = 2
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Where a tensor lies in an arena and how it is laid out there."""
+    """Place and layout of a tensor in an arena."""
 
     dtype: str
     """Name inside `torch`, such as `float32`."""
@@ -37,7 +37,7 @@ class TensorSpec:
     """In elements."""
     offset_bytes: int
     span_bytes: int
-    """From the first element to the end of the last."""
+    """Bytes from the first element to the end of the last."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor, offset_bytes: int = 0) -> TensorSpec:
@@ -59,7 +59,7 @@ class TensorSpec:
         return cls(value["dtype"], tuple(value["shape"]), tuple(value["stride"]), value["offset_bytes"], value["span_bytes"])
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """A JSON object."""
         return asdict(self)
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class SharedArena:
             self.memory = _map(self._file, size_bytes)
 
     def describe(self) -> dict[str, Any]:
-        """What a worker needs to open it, beside the file handle on the CPU."""
+        """A description by which a worker opens it; on the CPU it needs the file handle too."""
         if self.device.type == "cuda":
             return {"kind": "cuda", "size_bytes": self.size_bytes, "handle": _cuda_export(self._pointer).hex()}
         return {"kind": "cpu", "size_bytes": self.size_bytes}
@@ -109,8 +109,7 @@ class SharedArena:
         return () if self._file is None else (self._file,)
 
     def poison(self, size_bytes: int | None = None) -> None:
-        """Fill with ones, or the first bytes only: NaN in every floating type, so that what is not written cannot be right
-        by luck."""
+        """Fill it, or its first bytes, with NaN in every floating type: what is not written cannot be right by luck."""
         self.memory[:size_bytes].fill_(255)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Length-prefixed JSON over a socket pair: the only thing a worker and its parent say to each other.
+"""Sends length-prefixed JSON over a socket pair: the only messages between a worker and its parent.
 
 What arrives from a worker is parsed as JSON of bounded size and never unpickled. It carries no result: outputs are
 read from shared memory and compared, and latencies are believed only as far as the parent's own clock agrees.
@@ -28,7 +28,7 @@ class ChannelTimeoutError(InternalError):
 
 
 class ChannelGarbageError(InternalError):
-    """What arrived is not a message."""
+    """The bytes that arrived are not a message."""
 
 
 class Channel:
@@ -38,11 +38,7 @@ class Channel:
         self.socket = connection
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message.
-
-        Raises:
-            ChannelClosedError: the other side is gone.
-        """
+        """Send one message; raises ChannelClosedError."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
@@ -53,10 +49,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
 
     def receive_encoded(self, deadline: float | None = None) -> bytes:
-        """The body of the next message, undecoded.
-
-        Args:
-            deadline: `time.monotonic()` value after which to give up; None waits for ever.
+        """The body of the next message, undecoded, until a `time.monotonic()` deadline; None waits for ever.
 
         Raises:
             ChannelClosedError, ChannelTimeoutError, ChannelGarbageError: as their names say.
@@ -94,11 +87,7 @@ class Channel:
         return b"".join(chunks)
 
     def send_files(self, files: list[int]) -> None:
-        """Send file handles; the other side gets duplicates of them.
-
-        Raises:
-            ChannelClosedError: the other side is gone.
-        """
+        """Send file handles, of which the other side gets duplicates; raises ChannelClosedError."""
         if not files:
             return
         try:
@@ -131,11 +120,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """A message from its body.
-
-    Raises:
-        ChannelGarbageError: it is not a JSON object.
-    """
+    """A message from its body; raises ChannelGarbageError where that is not a JSON object."""
     try:
         # Text with lone surrogates parses, and cannot be written to any file.
         message = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))

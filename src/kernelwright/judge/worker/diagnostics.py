@@ -18,11 +18,9 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+")
 
 
 def first_errors(text: str, log: Path) -> str:
-    """An exception's words, at most `LINES_MAX` lines of them; of compilers' output the errors, each with its file and line.
+    """An exception's words, at most `LINES_MAX` lines; of compilers' output the errors, each with its file and line.
 
-    Args:
-        text: What the exception says.
-        log: File of what the process has printed.
+    `log` is the file that the process prints to.
     """
     if text.startswith(_EXTENSION) and not _ERROR.search(text):
         text = f"{text.splitlines()[0]}\n{_tail(log)}"
@@ -48,7 +46,7 @@ def _with_context(lines: list[str]) -> list[str]:
 
 
 def _tail(log: Path) -> str:
-    """What the latest build has printed."""
+    """Output of the latest build."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_BYTES_MAX))

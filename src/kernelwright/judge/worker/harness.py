@@ -181,9 +181,11 @@ class Harness:
 
     def op_inspect(self, message: dict[str, Any]) -> dict[str, Any]:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
+        assert self.model is not None
         after = global_state()
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
-        return {"before": self.before, "after": after, "patched": self.patched(library_functions())[:20], **self.interface()}
+        patched = self.patched(library_functions())[:20]
+        return {"before": self.before, "after": after, "patched": patched, "training": bool(self.model.training)}
 
     def patched(self, now: dict[str, int]) -> list[str]:
         """Functions of libraries that are no longer what they were, beside those that torch.compile replaces."""

@@ -19,14 +19,10 @@ FREE_OPERATORS = frozenset(f"aten::{name}" for name in _FREE.split())
 
 
 def operators_of(call: Callable[[], object], folder: Path) -> set[str]:
-    """Names of PyTorch's operators that a call runs.
+    """Names of PyTorch's operators that a call runs, by an observer that writes a file into a folder.
 
-    By an observer of operators, not by the profiler: where there is a GPU, to profile a processor's work once attaches
-    CUPTI to the process for good, and each launch takes longer from then on (`docs/log.md`).
-
-    Args:
-        call: What to watch.
-        folder: Where the observer may write a file.
+    The profiler would attach CUPTI to the process for good where there is a GPU, and each launch would take longer from
+    then on (`docs/log.md`).
     """
     path = folder / "operators.json"
     path.touch()

@@ -17,7 +17,7 @@ _TRAITS = ("asking for gradients", "made in inference mode", "negated when it is
 
 
 class OutputMetadata(NamedTuple):
-    """Output metadata, captured before its memory is reused. It is taken while the parent's clock runs, so it is small."""
+    """Metadata of an output, captured before its memory is reused; small, since the parent's clock runs meanwhile."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -44,7 +44,7 @@ class OutputMetadata(NamedTuple):
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def to_json(self) -> dict[str, Any]:
-        """As the parent is told; see `replies.Output`."""
+        """The description that the parent parses as `replies.Output`."""
         return {
             "dtype": str(self.dtype).removeprefix("torch."),
             "shape": list(self.shape),
@@ -65,7 +65,7 @@ class Delivered(NamedTuple):
 
 
 def walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:
-    """The structure of a result, its tensors in `flat`; what has no business in one goes to `strange`.
+    """The structure of a result; its tensors go to `flat`, the names of types that do not belong there to `strange`.
 
     Not a closure: one that calls itself is a cycle, which would keep every output alive until the garbage collector
     comes by, and each call would allocate anew.

@@ -14,11 +14,7 @@ class StructureError(InternalError):
 
 
 def flatten(value: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Split a value into a JSON skeleton and its tensors, in reading order.
-
-    Raises:
-        StructureError: it holds something else.
-    """
+    """Split a value into a JSON skeleton and its tensors, in reading order; raises StructureError."""
     tensors: list[torch.Tensor] = []
     return _skeleton(value, tensors), tensors
 
