@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -75,20 +75,54 @@ def argument(node: fx.Node, name: str) -> Any:
     return arguments(node).get(name)
 
 
+def overload(node: fx.Node) -> str:
+    """The overload's name of an ATen call, such as `dim`; empty for any other call."""
+    return str(getattr(node.target, "_overloadname", ""))
+
+
+def packet_of(node: fx.Node) -> Operator | None:
+    """The overload packet of an ATen call, such as `aten.relu`; None for any other node."""
+    return getattr(node.target, "overloadpacket", None)
+
+
+def number(item: Any) -> float | None:
+    """A Python number as a float; None for anything else."""
+    return float(item) if isinstance(item, int | float) and not isinstance(item, bool) else None
+
+
 def scalar(item: Any) -> float | None:
     """The number `item` is: a Python number, or a node marked as a constant of one element."""
-    if isinstance(item, bool):
+    return float(item.meta["constant"]) if isinstance(item, fx.Node) and "constant" in item.meta else number(item)
+
+
+def read_once(item: Any, *packets: Operator) -> fx.Node | None:
+    """`item` when it is a node with exactly one user; with operators given, only a call of one of those."""
+    if not isinstance(item, fx.Node) or len(item.users) != 1:
         return None
-    if isinstance(item, int | float):
-        return float(item)
-    if isinstance(item, fx.Node) and "constant" in item.meta:
-        return float(item.meta["constant"])
-    return None
+    return item if not packets or is_call(item, *packets) else None
 
 
-def only_user(node: fx.Node) -> fx.Node | None:
-    """The node's user when it has exactly one."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def operands(node: Any, *packets: Operator) -> tuple[Any, Any] | None:
+    """Both arguments of a plain call with two; with operators given, only of a call of one of those."""
+    if not isinstance(node, fx.Node) or len(node.args) != 2 or node.kwargs or (packets and not is_call(node, *packets)):
+        return None
+    return node.args[0], node.args[1]
+
+
+def operand_nodes(node: Any, *packets: Operator) -> tuple[fx.Node, fx.Node] | None:
+    """`operands` when both are tensors."""
+    found = operands(node, *packets)
+    return found if found and all(map(is_tensor, found)) else None
+
+
+def padded_shape(node: fx.Node, rank: int) -> tuple[int, ...]:
+    """The shape of a node's tensor with leading dimensions of size 1, as it broadcasts to a rank."""
+    return (1,) * (rank - len(shape(node))) + shape(node)
+
+
+def dtype(node: fx.Node) -> torch.dtype:
+    """The type of a node's elements."""
+    return value(node).dtype
 
 
 def dims_of(item: Any, rank: int) -> tuple[int, ...] | None:
@@ -138,11 +172,6 @@ def has_effect(node: fx.Node) -> bool:
     return False
 
 
-def reads(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes a node reads."""
-    yield from node.all_input_nodes
-
-
 class Editor:
     """Changes a graph in place and keeps every node's fake tensor up to date.
 
@@ -177,6 +206,14 @@ class Editor:
         node.meta["val"] = result
         return node
 
+    def again(self, before: fx.Node, call: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of the same operator with other arguments."""
+        return self.call(before, cast(Callable[..., Any], call.target), *args, **kwargs)
+
+    def reshape(self, before: fx.Node, source: fx.Node, sizes: Iterable[int]) -> fx.Node:
+        """A tensor in another shape."""
+        return self.call(before, aten.reshape.default, source, list(sizes))
+
     def pick(self, before: fx.Node, source: fx.Node, index: int) -> fx.Node:
         """One of the results of a call that has several."""
         with self.graph.inserting_before(before):
@@ -202,7 +239,7 @@ class Editor:
         """Erase a node nobody reads, then whatever only it read."""
         if node.users or node.op != "call_function" or has_effect(node) or is_random(node):
             return
-        sources = list(reads(node))
+        sources = list(node.all_input_nodes)
         self.graph.erase_node(node)
         for source in sources:
             # A source may have gone already as the source of another one.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import fx
+
 from kernelwright.errors import InternalError
-from kernelwright.rewrites.graph import Editor
+from kernelwright.rewrites.graph import Editor, Operator
 from kernelwright.rewrites.tracing import OperatorGraph
 
 MOST_ROUNDS = 30
@@ -38,6 +41,28 @@ class Rule:
     def of(cls, function: Callable[[Editor], int], *, always: bool = True) -> Rule:
         """A rule that is named as its function, with hyphens."""
         return cls(name=function.__name__.replace("_", "-"), apply=function, always=always)
+
+
+def each(*packets: Operator) -> Callable[[Callable[[Editor, fx.Node], fx.Node | None]], Callable[[Editor], int]]:
+    """Make a rule's function of one that finds what replaces one call, or None where it must stay.
+
+    Args:
+        packets: Operators whose calls are tried, in order; all calls when there are none.
+    """
+
+    def decorate(replacement: Callable[[Editor, fx.Node], fx.Node | None]) -> Callable[[Editor], int]:
+        @functools.wraps(replacement)
+        def apply(editor: Editor) -> int:
+            count = 0
+            for node in editor.nodes(*packets):
+                if not node._erased and (new := replacement(editor, node)) is not None:
+                    editor.replace(node, new)
+                    count += 1
+            return count
+
+        return apply
+
+    return decorate
 
 
 def rewrite(graph: OperatorGraph, rules: Sequence[Rule]) -> tuple[str, ...]:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from kernelwright.rewrites.graph import (
     Editor,
+    Operator,
     argument,
     aten,
     dims_of,
+    dtype,
     is_call,
     is_float,
     is_tensor,
+    number,
+    operand_nodes,
+    operands,
+    overload,
     scalar,
     shape,
-    value,
 )
 from kernelwright.rewrites.rules.affine import affine
+from kernelwright.rewrites.rules.base import each
 
 
 class Product(NamedTuple):
@@ -33,15 +39,13 @@ class Product(NamedTuple):
 
 def product(node: fx.Node) -> Product:
     """Flatten nested multiplications and divisions by constants."""
-    if is_call(node, aten.mul, aten.div) and len(node.args) == 2 and not node.kwargs:
-        left, right = node.args
-        number = scalar(right) if not is_tensor(right) else None
-        if isinstance(left, fx.Node) and number:
-            inner = product(left)
-            return Product(inner.constant * (number if is_call(node, aten.mul) else 1.0 / number), inner.factors)
-        if is_call(node, aten.mul) and isinstance(left, fx.Node) and isinstance(right, fx.Node):
-            one, two = product(left), product(right)
-            return Product(one.constant * two.constant, one.factors + two.factors)
+    left, right = operands(node, aten.mul, aten.div) or (None, None)
+    if isinstance(left, fx.Node) and (factor := number(right)):
+        inner = product(left)
+        return Product(inner.constant * (factor if is_call(node, aten.mul) else 1.0 / factor), inner.factors)
+    if is_call(node, aten.mul) and isinstance(left, fx.Node) and isinstance(right, fx.Node):
+        one, two = product(left), product(right)
+        return Product(one.constant * two.constant, one.factors + two.factors)
     return Product(1.0, (node,))
 
 
@@ -49,21 +53,21 @@ def _near(one: float, two: float) -> bool:
     return math.isclose(one, two, rel_tol=1e-6)
 
 
-def _plus(node: object, number: float) -> fx.Node | None:
-    """`source` when `node` is `source + number`."""
+def _plus(node: object, shift: float) -> fx.Node | None:
+    """`source` when `node` is `source + shift`."""
     found = affine(node)
-    return found.source if found and found.scale == 1.0 and _near(found.shift, number) else None
+    return found.source if found and found.scale == 1.0 and _near(found.shift, shift) else None
 
 
-def _times(node: object, number: float) -> fx.Node | None:
-    """`source` when `node` is `source * number`."""
+def _times(node: object, scale: float) -> fx.Node | None:
+    """`source` when `node` is `source * scale`."""
     found = affine(node)
-    return found.source if found and found.shift == 0.0 and _near(found.scale, number) else None
+    return found.source if found and found.shift == 0.0 and _near(found.scale, scale) else None
 
 
-def _sole(node: fx.Node, *packets: object) -> fx.Node | None:
-    """The first argument when `node` is a plain call of one of these operators."""
-    source = node.args[0] if is_call(node, *packets) else None
+def _source(node: fx.Node | None, *packets: object) -> fx.Node | None:
+    """The first argument when `node` is a call of one of these operators."""
+    source = node.args[0] if node is not None and is_call(node, *packets) else None
     return source if isinstance(source, fx.Node) else None
 
 
@@ -82,34 +86,28 @@ def _clamped(node: fx.Node) -> tuple[fx.Node, float, float] | None:
 
 
 def _silu(found: Product, x: fx.Node, other: fx.Node) -> bool:
-    return found.constant == 1.0 and _sole(other, aten.sigmoid) is x
+    return found.constant == 1.0 and _source(other, aten.sigmoid) is x
 
 
 def _mish(found: Product, x: fx.Node, other: fx.Node) -> bool:
-    inner = _sole(other, aten.tanh)
-    if inner is None or found.constant != 1.0 or _sole(inner, aten.softplus) is not x:
+    inner = _source(other, aten.tanh)
+    if inner is None or found.constant != 1.0 or _source(inner, aten.softplus) is not x:
         return False
     return bool(argument(inner, "beta") == 1 and argument(inner, "threshold") >= 20)
 
 
 def _gelu(found: Product, x: fx.Node, other: fx.Node) -> bool:
-    error = _plus(other, 1.0)
-    scaled = _sole(error, aten.erf) if error is not None else None
-    return found.constant == 0.5 and scaled is not None and _times(scaled, 1 / math.sqrt(2)) is x
+    scaled = _source(_plus(other, 1.0), aten.erf)
+    return found.constant == 0.5 and _times(scaled, 1 / math.sqrt(2)) is x
 
 
 def _gelu_tanh(found: Product, x: fx.Node, other: fx.Node) -> bool:
-    tanh = _plus(other, 1.0)
-    scaled = _sole(tanh, aten.tanh) if tanh is not None else None
-    inner = _times(scaled, math.sqrt(2 / math.pi)) if scaled is not None else None
-    if found.constant != 0.5 or inner is None or not is_call(inner, aten.add) or inner.kwargs or len(inner.args) != 2:
+    scaled = _source(_plus(other, 1.0), aten.tanh)
+    terms = operand_nodes(_times(scaled, math.sqrt(2 / math.pi)), aten.add)
+    if found.constant != 0.5 or terms is None or x not in terms:
         return False
-    for one, two in (inner.args, inner.args[::-1]):
-        if one is x and isinstance(two, fx.Node):
-            constant, cube = _power(two)
-            if _near(constant, 0.044715) and cube == (x, x, x):
-                return True
-    return False
+    constant, cube = _power(terms[1] if terms[0] is x else terms[0])
+    return _near(constant, 0.044715) and cube == (x, x, x)
 
 
 def _power(node: fx.Node) -> tuple[float, tuple[fx.Node, ...]]:
@@ -117,18 +115,15 @@ def _power(node: fx.Node) -> tuple[float, tuple[fx.Node, ...]]:
     constant, factors = product(node)
     spelled: list[fx.Node] = []
     for factor in factors:
-        exponent = scalar(factor.args[1]) if is_call(factor, aten.pow) and not is_tensor(factor.args[1]) else None
-        if exponent in (2.0, 3.0) and isinstance(factor.args[0], fx.Node):
-            spelled += [factor.args[0]] * int(exponent)
-        else:
-            spelled.append(factor)
+        base, exponent = operands(factor, aten.pow) or (factor, 1)
+        spelled += [base] * int(exponent) if number(exponent) in (2.0, 3.0) else [factor]
     return constant, tuple(spelled)
 
 
 def _hardswish(found: Product, x: fx.Node, other: fx.Node) -> bool:
     clamped = _clamped(other)
     if clamped is None:
-        return _sole(other, aten.hardsigmoid) is x and found.constant == 1.0
+        return _source(other, aten.hardsigmoid) is x and found.constant == 1.0
     source, low, high = clamped
     if (low, high) == (0.0, 6.0):
         return _plus(source, 3.0) is x and _near(found.constant, 1 / 6)
@@ -140,7 +135,7 @@ def _hardswish(found: Product, x: fx.Node, other: fx.Node) -> bool:
     return line.shift == 0.0 and _near(line.scale, 1 / 6) and _plus(line.source, 3.0) is x
 
 
-_PRODUCTS: tuple[tuple[Callable[[Product, fx.Node, fx.Node], bool], object, dict[str, str]], ...] = (
+_PRODUCTS: tuple[tuple[Callable[[Product, fx.Node, fx.Node], bool], Operator, dict[str, str]], ...] = (
     (_silu, aten.silu.default, {}),
     (_mish, aten.mish.default, {}),
     (_gelu, aten.gelu.default, {}),
@@ -149,75 +144,58 @@ _PRODUCTS: tuple[tuple[Callable[[Product, fx.Node, fx.Node], bool], object, dict
 )
 
 
-def canonical_activation(editor: Editor) -> int:
+@each(aten.mul, aten.div)
+def canonical_activation(editor: Editor, node: fx.Node) -> fx.Node | None:
     """Recognise SiLU, Mish, GELU (both forms) and hardswish written out, and use the one operator.
 
     Conditions: the constants agree to 1e-6; softplus has beta 1 and its usual threshold.
     """
-    count = 0
-    for node in editor.nodes(aten.mul, aten.div):
-        if node._erased or not is_tensor(node) or not is_float(node):
-            continue
-        found = product(node)
-        if len(found.factors) != 2:
-            continue
-        for x, other in (found.factors, found.factors[::-1]):
-            match = next(((target, extra) for test, target, extra in _PRODUCTS if test(found, x, other)), None)
-            if match and shape(x) == shape(node) and value(x).dtype == value(node).dtype:
-                editor.replace(node, editor.call(node, match[0], x, **match[1]))  # type: ignore[arg-type]
-                count += 1
-                break
-    return count
+    found = product(node)
+    if len(found.factors) != 2 or not is_tensor(node) or not is_float(node):
+        return None
+    for x, other in (found.factors, found.factors[::-1]):
+        match = next(((target, extra) for test, target, extra in _PRODUCTS if test(found, x, other)), None)
+        if match and shape(x) == shape(node) and dtype(x) == dtype(node):
+            return editor.call(node, match[0], x, **match[1])
+    return None
 
 
-def canonical_softmax(editor: Editor) -> int:
+@each(aten.div, aten.log)
+def canonical_softmax(editor: Editor, node: fx.Node) -> fx.Node | None:
     """Recognise softmax, log-softmax and log-sum-exp written out with the maximum subtracted.
 
     Conditions: the maximum that is subtracted runs over the same single dimension as the sum, so that neither
     form overflows where the other does not. `exp(x) / sum(exp(x))` without it is left alone.
     """
-    count = 0
-    for node in editor.nodes(aten.div):
-        if node._erased or len(node.args) != 2 or not is_call(node.args[0], aten.exp):
-            continue
-        exponential, total = node.args
-        if not isinstance(exponential, fx.Node) or not is_call(total, aten.sum) or not isinstance(total, fx.Node):
-            continue
-        found = _stabilised(exponential)
-        if found and total.args[0] is exponential and _keeps(total, found[1]):
-            editor.replace(node, editor.call(node, aten.softmax.int, found[0], found[1]))
-            count += 1
-    for node in editor.nodes(aten.log):
-        inner = node.args[0]
-        if not node._erased and isinstance(inner, fx.Node) and is_call(inner, aten.softmax, aten._softmax):
-            dim = argument(inner, "dim")
-            result = editor.call(node, aten.log_softmax.int, inner.args[0], dim)
-            if value(result).dtype == value(node).dtype:
-                editor.replace(node, result)
-                count += 1
-    return count
+    if is_call(node, aten.log):
+        inner: Any = node.args[0]
+        if not is_call(inner, aten.softmax, aten._softmax):
+            return None
+        result = editor.call(node, aten.log_softmax.int, inner.args[0], argument(inner, "dim"))
+        return result if dtype(result) == dtype(node) else None
+    exponential, total = operand_nodes(node) or (None, None)
+    if exponential is None or not is_call(exponential, aten.exp) or _source(total, aten.sum) is not exponential:
+        return None
+    found = _stabilised(exponential)
+    return editor.call(node, aten.softmax.int, *found) if found and total and _keeps(total, found[1]) else None
 
 
 def _stabilised(exponential: fx.Node) -> tuple[fx.Node, int] | None:
     """`(x, dim)` when this is `exp(x - amax(x, dim, keepdim))`."""
-    inner = exponential.args[0]
-    if not isinstance(inner, fx.Node) or not is_call(inner, aten.sub) or inner.kwargs:
+    pair = operands(exponential.args[0], aten.sub)
+    if pair is None:
         return None
-    x, largest = inner.args
-    if not isinstance(x, fx.Node) or not isinstance(largest, fx.Node):
-        return None
-    if largest.target is operator.getitem and largest.args[1] == 0:
+    x, largest = pair
+    if isinstance(largest, fx.Node) and largest.target is operator.getitem and largest.args[1] == 0:
         largest = largest.args[0]
-    if not isinstance(largest, fx.Node) or not is_call(largest, aten.amax, aten.max) or largest.args[0] is not x:
+    if not isinstance(x, fx.Node) or not is_call(largest, aten.amax, aten.max) or largest.args[0] is not x:
         return None
     dims = dims_of(argument(largest, "dim"), len(shape(x)))
     return (x, dims[0]) if dims and len(dims) == 1 and argument(largest, "keepdim") else None
 
 
 def _keeps(node: fx.Node, dim: int) -> bool:
-    source = node.args[0]
-    dims = dims_of(argument(node, "dim"), len(shape(source))) if isinstance(source, fx.Node) else None
-    return dims == (dim,) and bool(argument(node, "keepdim"))
+    return dims_of(argument(node, "dim"), len(shape(argument(node, "self")))) == (dim,) and bool(argument(node, "keepdim"))
 
 
 def drop_indices(editor: Editor) -> int:
@@ -227,7 +205,7 @@ def drop_indices(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.max, aten.min):
-        if str(cast_overload(node)) != "dim" or not all(user.target is operator.getitem for user in node.users):
+        if overload(node) != "dim" or not all(user.target is operator.getitem for user in node.users):
             continue
         read = [user for user in node.users if user.users]
         if not read or any(user.args[1] != 0 for user in read):
@@ -240,49 +218,32 @@ def drop_indices(editor: Editor) -> int:
     return count
 
 
-def cast_overload(node: fx.Node) -> str:
-    """The overload's name of an ATen call, such as `dim`."""
-    return str(getattr(node.target, "_overloadname", ""))
-
-
-def canonical_layer_norm(editor: Editor) -> int:
+@each(aten.div, aten.mul)
+def canonical_layer_norm(editor: Editor, node: fx.Node) -> fx.Node | None:
     """Recognise layer normalisation written out: `(x - mean) / sqrt(var + eps)` over the trailing dimensions.
 
     Conditions: mean and biased variance run over the same trailing dimensions of the same tensor with
     keepdim, and eps is a constant inside the root.
     """
-    count = 0
-    for node in editor.nodes(aten.div, aten.mul):
-        if node._erased or len(node.args) != 2 or node.kwargs or not all(is_tensor(item) for item in node.args):
-            continue
-        centred, scale = node.args
-        assert isinstance(centred, fx.Node)
-        assert isinstance(scale, fx.Node)
-        root = _sole(scale, aten.sqrt) if is_call(node, aten.div) else _sole(scale, aten.rsqrt)
-        shifted = affine(root) if root is not None else None
-        found = _centred(centred)
-        if found is None or shifted is None or shifted.scale != 1.0 or shifted.shift <= 0.0:
-            continue
-        x, dims = found
-        if not _is_variance(shifted.source, x, centred, dims):
-            continue
-        rank = len(shape(x))
-        if dims != tuple(range(rank - len(dims), rank)) or value(x).dtype != value(node).dtype:
-            continue
-        sizes = [shape(x)[dim] for dim in dims]
-        editor.replace(node, editor.call(node, aten.layer_norm.default, x, sizes, None, None, shifted.shift))
-        count += 1
-    return count
+    centred, scale = operand_nodes(node) or (None, None)
+    shifted = affine(_source(scale, aten.sqrt if is_call(node, aten.div) else aten.rsqrt))
+    found = _centred(centred)
+    if centred is None or found is None or shifted is None or shifted.scale != 1.0 or shifted.shift <= 0.0:
+        return None
+    x, dims = found
+    if not _is_variance(shifted.source, x, centred, dims):
+        return None
+    rank = len(shape(x))
+    if dims != tuple(range(rank - len(dims), rank)) or dtype(x) != dtype(node):
+        return None
+    sizes = [shape(x)[dim] for dim in dims]
+    return editor.call(node, aten.layer_norm.default, x, sizes, None, None, shifted.shift)
 
 
-def _centred(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]] | None:
+def _centred(node: fx.Node | None) -> tuple[fx.Node, tuple[int, ...]] | None:
     """`(x, dims)` when this is `x - mean(x, dims, keepdim)`."""
-    if not is_call(node, aten.sub) or node.kwargs or not all(is_tensor(item) for item in node.args):
-        return None
-    x, mean = node.args
-    if not isinstance(x, fx.Node) or not isinstance(mean, fx.Node):
-        return None
-    if not is_call(mean, aten.mean) or mean.args[0] is not x or not argument(mean, "keepdim"):
+    x, mean = operand_nodes(node, aten.sub) or (None, None)
+    if x is None or mean is None or _source(mean, aten.mean) is not x or not argument(mean, "keepdim"):
         return None
     dims = dims_of(argument(mean, "dim"), len(shape(x)))
     return (x, dims) if dims else None
@@ -291,10 +252,10 @@ def _centred(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]] | None:
 def _is_variance(node: fx.Node, x: fx.Node, centred: fx.Node, dims: tuple[int, ...]) -> bool:
     """Whether this is the biased variance of `x` over `dims`, by `var` or as the mean of squares of the centred values."""
     rank = len(shape(x))
-    if not argument(node, "keepdim") if node.op == "call_function" else True:
+    if node.op != "call_function" or not argument(node, "keepdim"):
         return False
     if is_call(node, aten.var):
-        biased = argument(node, "correction") == 0 if cast_overload(node) == "correction" else not argument(node, "unbiased")
+        biased = argument(node, "correction") == 0 if overload(node) == "correction" else not argument(node, "unbiased")
         return node.args[0] is x and biased and dims_of(argument(node, "dim"), rank) == dims
     if is_call(node, aten.mean) and isinstance(node.args[0], fx.Node):
         constant, factors = _power(node.args[0])

@@ -16,7 +16,7 @@ from kernelwright.rewrites.graph import (
     is_tensor,
     numbers,
     numel,
-    only_user,
+    read_once,
     shape,
     value,
 )
@@ -28,6 +28,7 @@ from kernelwright.rewrites.rules.affine import (
     TRANSPOSED,
     pools_plainly,
 )
+from kernelwright.rewrites.rules.base import each
 from kernelwright.rewrites.rules.reductions import is_pointwise
 
 CONVOLUTION_OF_RANK = dict(enumerate((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), 1))
@@ -75,234 +76,173 @@ def geometry(node: Any) -> Geometry | None:
     )
 
 
-def flip_transposed_convolution(editor: Editor) -> int:
+def _convolution(editor: Editor, before: fx.Node, wanted: Geometry) -> fx.Node:
+    """The convolution, not transposed, with these arguments."""
+    steps = map(list, (wanted.stride, wanted.padding, wanted.dilation))
+    target = CONVOLUTION_OF_RANK[len(wanted.stride)]
+    return editor.call(before, target, wanted.source, wanted.weight, wanted.bias, *steps, wanted.groups)
+
+
+@each(*TRANSPOSED)
+def flip_transposed_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A transposed convolution of stride 1 is a convolution with the weight flipped and its channels swapped.
 
     Conditions: stride 1, no output padding, padding at most dilation * (kernel - 1).
     """
-    count = 0
-    for node in editor.nodes(*TRANSPOSED):
-        found = geometry(node)
-        if node._erased or found is None or any(step != 1 for step in found.stride) or any(found.output_padding):
-            continue
-        padding = [d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True)]
-        if any(size < 0 for size in padding):
-            continue
-        rank = len(found.kernel)
-        flipped = editor.call(node, aten.flip.default, found.weight, list(range(2, rank + 2)))
-        if found.groups == 1:
-            weight = editor.call(node, aten.transpose.int, flipped, 0, 1)
-        else:
-            inputs, outputs = shape(flipped)[0] // found.groups, shape(flipped)[1]
-            grouped = editor.call(node, aten.reshape.default, flipped, [found.groups, inputs, outputs, *found.kernel])
-            swapped = editor.call(node, aten.transpose.int, grouped, 1, 2)
-            weight = editor.call(node, aten.reshape.default, swapped, [found.groups * outputs, inputs, *found.kernel])
-        editor.replace(
-            node,
-            editor.call(
-                node,
-                CONVOLUTION_OF_RANK[rank],
-                found.source,
-                weight,
-                found.bias,
-                [1] * rank,
-                padding,
-                list(found.dilation),
-                found.groups,
-            ),
-        )
-        count += 1
-    return count
+    found = geometry(node)
+    if found is None or any(step != 1 for step in found.stride) or any(found.output_padding):
+        return None
+    padding = tuple(d * (k - 1) - p for d, k, p in zip(found.dilation, found.kernel, found.padding, strict=True))
+    if any(size < 0 for size in padding):
+        return None
+    rank = len(found.kernel)
+    flipped = editor.call(node, aten.flip.default, found.weight, list(range(2, rank + 2)))
+    if found.groups == 1:
+        weight = editor.call(node, aten.transpose.int, flipped, 0, 1)
+    else:
+        inputs, outputs = shape(flipped)[0] // found.groups, shape(flipped)[1]
+        grouped = editor.reshape(node, flipped, [found.groups, inputs, outputs, *found.kernel])
+        swapped = editor.call(node, aten.transpose.int, grouped, 1, 2)
+        weight = editor.reshape(node, swapped, [found.groups * outputs, inputs, *found.kernel])
+    return _convolution(editor, node, found._replace(weight=weight, padding=padding))
 
 
-def flat_to_planar_convolution(editor: Editor) -> int:
+@each(aten.conv3d)
+def flat_to_planar_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the depth.
 
     Nothing is copied: neighbours along the width are `depth` elements apart in memory. Conditions: kernel 1,
     stride 1 and no padding along the last dimension; stride 1 along the one before; contiguous input.
     """
-    count = 0
-    for node in editor.nodes(aten.conv3d):
-        found = geometry(node)
-        if node._erased or found is None or found.kernel[2] != 1 or found.stride[1:] != (1, 1) or found.padding[2]:
-            continue
-        if not value(found.source).is_contiguous():
-            continue
-        batch, channels, height, width, depth = shape(found.source)
-        rows = editor.call(node, aten.reshape.default, found.source, [batch, channels, height, width * depth])
-        weight = editor.call(node, aten.squeeze.dim, found.weight, -1)
-        result = editor.call(
-            node,
-            aten.conv2d.default,
-            rows,
-            weight,
-            found.bias,
-            [found.stride[0], 1],
-            [found.padding[0], found.padding[1] * depth],
-            [found.dilation[0], found.dilation[1] * depth],
-            found.groups,
-        )
-        editor.replace(node, editor.call(node, aten.reshape.default, result, list(shape(node))))
-        count += 1
-    return count
+    found = geometry(node)
+    if found is None or found.kernel[2] != 1 or found.stride[1:] != (1, 1) or found.padding[2]:
+        return None
+    if not value(found.source).is_contiguous():
+        return None
+    batch, channels, height, width, depth = shape(found.source)
+    rows = editor.reshape(node, found.source, [batch, channels, height, width * depth])
+    weight = editor.call(node, aten.squeeze.dim, found.weight, -1)
+    padding = (found.padding[0], found.padding[1] * depth)
+    dilation = (found.dilation[0], found.dilation[1] * depth)
+    planar = found._replace(source=rows, weight=weight, stride=found.stride[:2], padding=padding, dilation=dilation)
+    return editor.reshape(node, _convolution(editor, node, planar), shape(node))
 
 
-def pointwise_convolution_to_product(editor: Editor) -> int:
+@each(*CONVOLUTIONS)
+def pointwise_convolution_to_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A 1x1 convolution is a matrix product over the channels.
 
     Conditions: kernel 1, stride 1, no padding, one group.
     """
-    count = 0
-    for node in editor.nodes(*CONVOLUTIONS):
-        found = geometry(node)
-        if node._erased or found is None or found.groups != 1 or not is_pointwise(node):
-            continue
-        weight = editor.call(node, aten.reshape.default, found.weight, list(shape(found.weight)[:2]))
-        pixels = editor.call(node, aten.flatten.using_ints, found.source, 2)
-        result = editor.call(node, aten.matmul.default, weight, pixels)
-        if found.bias is not None:
-            result = editor.call(node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1))
-        editor.replace(node, editor.call(node, aten.view.default, result, list(shape(node))))
-        count += 1
-    return count
+    found = geometry(node)
+    if found is None or found.groups != 1 or not is_pointwise(node):
+        return None
+    weight = editor.reshape(node, found.weight, shape(found.weight)[:2])
+    pixels = editor.call(node, aten.flatten.using_ints, found.source, 2)
+    result = editor.call(node, aten.matmul.default, weight, pixels)
+    if found.bias is not None:
+        result = editor.call(node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1))
+    return editor.call(node, aten.view.default, result, list(shape(node)))
 
 
-def patches_to_product(editor: Editor) -> int:
+@each(*CONVOLUTIONS)
+def patches_to_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A convolution whose windows tile the image is one matrix product over patches.
 
     Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch are dropped.
     """
-    count = 0
-    for node in editor.nodes(*CONVOLUTIONS):
-        found = geometry(node)
-        if node._erased or found is None or found.groups != 1 or found.kernel != found.stride or is_pointwise(node):
-            continue
-        if any(found.padding) or any(step != 1 for step in found.dilation):
-            continue
-        batch, channels, *sizes = shape(found.source)
-        rank, grid = len(sizes), shape(node)[2:]
-        source = found.source
-        for dim, (size, tiles, width) in enumerate(zip(sizes, grid, found.kernel, strict=True), 2):
-            if tiles * width != size:
-                source = editor.call(node, aten.slice.Tensor, source, dim, 0, tiles * width)
-        split = [part for tiles, width in zip(grid, found.kernel, strict=True) for part in (tiles, width)]
-        tiled = editor.call(node, aten.reshape.default, source, [batch, channels, *split])
-        order = [0, *(2 + 2 * dim for dim in range(rank)), 1, *(3 + 2 * dim for dim in range(rank))]
-        patches = editor.call(node, aten.permute.default, tiled, order)
-        flat = editor.call(
-            node,
-            aten.reshape.default,
-            patches,
-            [batch, math.prod(grid), numel(found.weight) // shape(found.weight)[0]],
-        )
-        weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
-        result = editor.call(node, aten.linear.default, flat, weight, found.bias)
-        swapped = editor.call(node, aten.transpose.int, result, 1, 2)
-        editor.replace(node, editor.call(node, aten.reshape.default, swapped, list(shape(node))))
-        count += 1
-    return count
+    found = geometry(node)
+    if found is None or found.groups != 1 or found.kernel != found.stride or is_pointwise(node):
+        return None
+    if any(found.padding) or any(step != 1 for step in found.dilation):
+        return None
+    batch, channels, *sizes = shape(found.source)
+    rank, grid = len(sizes), shape(node)[2:]
+    source = found.source
+    for dim, (size, tiles, width) in enumerate(zip(sizes, grid, found.kernel, strict=True), 2):
+        if tiles * width != size:
+            source = editor.call(node, aten.slice.Tensor, source, dim, 0, tiles * width)
+    split = [part for tiles, width in zip(grid, found.kernel, strict=True) for part in (tiles, width)]
+    tiled = editor.reshape(node, source, [batch, channels, *split])
+    order = [0, *(2 + 2 * dim for dim in range(rank)), 1, *(3 + 2 * dim for dim in range(rank))]
+    patches = editor.call(node, aten.permute.default, tiled, order)
+    flat = editor.reshape(node, patches, [batch, math.prod(grid), numel(found.weight) // shape(found.weight)[0]])
+    weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
+    result = editor.call(node, aten.linear.default, flat, weight, found.bias)
+    return editor.reshape(node, editor.call(node, aten.transpose.int, result, 1, 2), shape(node))
 
 
-def patches_from_product(editor: Editor) -> int:
+@each(*TRANSPOSED)
+def patches_from_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A transposed convolution whose windows tile its output is one matrix product, then a shuffle of pixels.
 
     Conditions: kernel equals stride, no padding, output padding or dilation, one group.
     """
-    count = 0
-    for node in editor.nodes(*TRANSPOSED):
-        found = geometry(node)
-        if node._erased or found is None or found.groups != 1 or found.kernel != found.stride:
-            continue
-        if any(found.padding) or any(found.output_padding) or any(step != 1 for step in found.dilation):
-            continue
-        batch, _, *sizes = shape(found.source)
-        outputs, rank = shape(found.weight)[1], len(sizes)
-        pixels = editor.call(node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2)
-        weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
-        product = editor.call(node, aten.matmul.default, pixels, weight)
-        split = editor.call(node, aten.view.default, product, [batch, *sizes, outputs, *found.kernel])
-        order = [0, rank + 1, *(part for dim in range(rank) for part in (1 + dim, rank + 2 + dim))]
-        shuffled = editor.call(
-            node,
-            aten.reshape.default,
-            editor.call(node, aten.permute.default, split, order),
-            list(shape(node)),
-        )
-        if found.bias is not None:
-            bias = editor.call(node, aten.reshape.default, found.bias, [outputs, *[1] * rank])
-            shuffled = editor.call(node, aten.add.Tensor, shuffled, bias)
-        editor.replace(node, shuffled)
-        count += 1
-    return count
+    found = geometry(node)
+    if found is None or found.groups != 1 or found.kernel != found.stride:
+        return None
+    if any(found.padding) or any(found.output_padding) or any(step != 1 for step in found.dilation):
+        return None
+    batch, _, *sizes = shape(found.source)
+    outputs, rank = shape(found.weight)[1], len(sizes)
+    pixels = editor.call(node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2)
+    weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
+    product = editor.call(node, aten.matmul.default, pixels, weight)
+    split = editor.call(node, aten.view.default, product, [batch, *sizes, outputs, *found.kernel])
+    order = [0, rank + 1, *(part for dim in range(rank) for part in (1 + dim, rank + 2 + dim))]
+    shuffled = editor.reshape(node, editor.call(node, aten.permute.default, split, order), shape(node))
+    if found.bias is None:
+        return shuffled
+    bias = editor.reshape(node, found.bias, [outputs, *[1] * rank])
+    return editor.call(node, aten.add.Tensor, shuffled, bias)
 
 
-def pool_into_stride(editor: Editor) -> int:
+@each(*AVERAGE_POOLS)
+def pool_into_stride(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A convolution and an average pool after it are one strided convolution with a smoothed, larger kernel.
 
     Conditions: stride and dilation 1 in the convolution and a kernel above 1; the pool's windows do not
     overlap and are not padded; no other reader. Arithmetic falls from k^n K^n to (K + k - 1)^n per result.
     """
-    count = 0
-    for node in editor.nodes(*AVERAGE_POOLS):
-        convolution = node.args[0]
-        found = geometry(convolution)
-        if node._erased or found is None or found.transposed or only_user(convolution) is None:  # type: ignore[arg-type]
-            continue
-        rank = len(found.kernel)
-        window = numbers(argument(node, "kernel_size"), rank)
-        step = numbers(argument(node, "stride"), rank) or window
-        if step != window or not pools_plainly(node) or any(size == 1 for size in found.kernel):
-            continue
-        if any(item != 1 for item in (*found.stride, *found.dilation)):
-            continue
-        border = [size - 1 for size in reversed(window) for _ in range(2)]
-        padded = editor.call(node, aten.constant_pad_nd.default, found.weight, border, 0.0)
-        smooth = editor.call(node, POOL_OF_RANK[rank], padded, list(window), [1] * rank)
-        result = editor.call(
-            node,
-            CONVOLUTION_OF_RANK[rank],
-            found.source,
-            smooth,
-            found.bias,
-            list(window),
-            list(found.padding),
-            [1] * rank,
-            found.groups,
-        )
-        if shape(result) == shape(node):
-            editor.replace(node, result)
-            count += 1
-    return count
+    found = geometry(read_once(node.args[0], *CONVOLUTIONS))
+    if found is None:
+        return None
+    rank = len(found.kernel)
+    window = numbers(argument(node, "kernel_size"), rank)
+    step = numbers(argument(node, "stride"), rank) or window
+    if step != window or not pools_plainly(node) or any(size == 1 for size in found.kernel):
+        return None
+    if any(item != 1 for item in (*found.stride, *found.dilation)):
+        return None
+    border = [size - 1 for size in reversed(window) for _ in range(2)]
+    padded = editor.call(node, aten.constant_pad_nd.default, found.weight, border, 0.0)
+    smooth = editor.call(node, POOL_OF_RANK[rank], padded, list(window), [1] * rank)
+    result = _convolution(editor, node, found._replace(weight=smooth, stride=window))
+    return result if shape(result) == shape(node) else None
 
 
-def reduce_before_convolution(editor: Editor) -> int:
+@each(aten.mean, aten.sum, *ADAPTIVE_POOLS)
+def reduce_before_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A sum or mean over spatial dimensions of a convolution needs only sums of its input.
 
     Every output that is summed multiplies tap k with a known set of inputs, so the input is summed over that
     set first (`window_counts`, exact at padded borders) and the convolution keeps only the dimensions that
     are left. Conditions: one group; the reduced dimensions are spatial; no other reader.
     """
-    count = 0
-    for node in editor.nodes(aten.mean, aten.sum, *ADAPTIVE_POOLS):
-        convolution = node.args[0]
-        found = geometry(convolution)
-        if node._erased or node.kwargs or found is None or found.groups != 1:
-            continue
-        assert isinstance(convolution, fx.Node)
-        rank = len(found.kernel)
-        if only_user(convolution) is None:
-            continue
-        if is_call(node, *ADAPTIVE_POOLS):
-            if any(size != 1 for size in shape(node)[2:]):
-                continue
-            dims: tuple[int, ...] | None = tuple(range(2, rank + 2))
-        else:
-            dims = dims_of(argument(node, "dim"), rank + 2)
-        if not dims or any(dim < 2 for dim in dims):
-            continue
-        editor.replace(node, _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims]))
-        count += 1
-    return count
+    convolution = read_once(node.args[0])
+    found = geometry(convolution)
+    if node.kwargs or convolution is None or found is None or found.groups != 1:
+        return None
+    rank = len(found.kernel)
+    if is_call(node, *ADAPTIVE_POOLS):
+        if any(size != 1 for size in shape(node)[2:]):
+            return None
+        dims: tuple[int, ...] | None = tuple(range(2, rank + 2))
+    else:
+        dims = dims_of(argument(node, "dim"), rank + 2)
+    if not dims or any(dim < 2 for dim in dims):
+        return None
+    return _reduced_convolution(editor, node, convolution, found, [dim - 2 for dim in dims])
 
 
 def _reduced_convolution(
@@ -354,13 +294,12 @@ def _reduced_convolution(
         stride, padding, dilation = ([items[dim] for dim in left] for items in (found.stride, found.padding, found.dilation))
         if found.transposed:
             extra = [found.output_padding[dim] for dim in left]
-            result = editor.call(
-                node, TRANSPOSED_OF_RANK[len(left)], source, kernel, None, stride, padding, extra, 1, dilation
-            )
+            target = TRANSPOSED_OF_RANK[len(left)]
+            result = editor.call(node, target, source, kernel, None, stride, padding, extra, 1, dilation)
         else:
             result = editor.call(node, CONVOLUTION_OF_RANK[len(left)], source, kernel, None, stride, padding, dilation, 1)
     else:
-        flat = editor.call(node, aten.reshape.default, summed, [batch, folded])
+        flat = editor.reshape(node, summed, [batch, folded])
         result = editor.call(node, aten.matmul.default, flat, kernel)
     count = math.prod(sizes_out[dim] for dim in reduced)
     if not is_call(node, aten.sum):
@@ -370,4 +309,4 @@ def _reduced_convolution(
         if is_call(node, aten.sum):
             bias = editor.call(node, aten.mul.Tensor, bias, float(count))
         result = editor.call(node, aten.add.Tensor, result, bias)
-    return editor.call(node, aten.reshape.default, result, list(shape(node)))
+    return editor.reshape(node, result, shape(node))

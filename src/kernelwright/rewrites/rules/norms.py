@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from kernelwright.rewrites.graph import (
@@ -11,12 +9,15 @@ from kernelwright.rewrites.graph import (
     argument,
     aten,
     dims_of,
+    dtype,
     is_call,
     is_tensor,
-    only_user,
-    scalar,
+    number,
+    operand_nodes,
+    operands,
+    padded_shape,
+    read_once,
     shape,
-    value,
 )
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 
@@ -30,29 +31,26 @@ def drop_shift_before_norm(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.layer_norm, aten.instance_norm, aten.group_norm, aten.softmax, aten.log_softmax):
-        total = node.args[0]
-        if node._erased or not isinstance(total, fx.Node) or only_user(total) is None:
-            continue
-        axes = _removed_axes(node, len(shape(total)))
-        source = _without_shift(total, axes) if axes else None
-        if source is not None:
-            node.replace_input_with(total, source)
-            count += 1
+        total = read_once(node.args[0])
+        axes = _removed_axes(node, len(shape(total))) if total is not None else None
+        count += _drop_shift(total, axes, node)
     for node in editor.nodes(aten.sub):
-        if node._erased or len(node.args) != 2 or node.kwargs:
+        total, mean = operand_nodes(node) or (None, None)
+        if total is None or not is_call(mean, aten.mean) or mean is None or set(total.users) != {node, mean}:
             continue
-        total, mean = node.args
-        if not isinstance(total, fx.Node) or not is_call(mean, aten.mean) or not isinstance(mean, fx.Node):
-            continue
-        if mean.args[0] is not total or not argument(mean, "keepdim") or set(total.users) != {node, mean}:
-            continue
-        axes = dims_of(argument(mean, "dim"), len(shape(total)))
-        source = _without_shift(total, axes) if axes else None
-        if source is not None:
-            mean.replace_input_with(total, source)
-            node.replace_input_with(total, source)
-            count += 1
+        if mean.args[0] is total and argument(mean, "keepdim"):
+            count += _drop_shift(total, dims_of(argument(mean, "dim"), len(shape(total))), mean, node)
     return count
+
+
+def _drop_shift(total: fx.Node | None, axes: tuple[int, ...] | None, *readers: fx.Node) -> bool:
+    """Let the readers of a sum read it without the term that is constant along the axes, if it has one."""
+    source = _without_shift(total, axes) if total is not None and axes else None
+    if total is None or source is None:
+        return False
+    for reader in readers:
+        reader.replace_input_with(total, source)
+    return True
 
 
 def _removed_axes(node: fx.Node, rank: int) -> tuple[int, ...] | None:
@@ -67,16 +65,14 @@ def _removed_axes(node: fx.Node, rank: int) -> tuple[int, ...] | None:
 
 def _without_shift(total: fx.Node, axes: tuple[int, ...]) -> fx.Node | None:
     """The other term when `total` adds something constant along `axes`."""
-    if not is_call(total, aten.add, aten.sub) or total.kwargs or len(total.args) != 2:
+    source, shift = operands(total, aten.add, aten.sub) or (None, None)
+    if not isinstance(source, fx.Node) or dtype(source) != dtype(total) or shape(source) != shape(total):
         return None
-    source, shift = total.args
-    if not isinstance(source, fx.Node) or value(source).dtype != value(total).dtype or shape(source) != shape(total):
-        return None
-    if scalar(shift) is not None and not is_tensor(shift):
+    if number(shift) is not None:
         return source
     if not isinstance(shift, fx.Node) or not is_tensor(shift):
         return None
-    padded = (1,) * (len(shape(total)) - len(shape(shift))) + shape(shift)
+    padded = padded_shape(shift, len(shape(total)))
     return source if all(padded[axis] == 1 for axis in axes) else None
 
 
@@ -88,10 +84,8 @@ def drop_bias_before_norm(editor: Editor) -> int:
     """
     count = 0
     for node in editor.nodes(aten.batch_norm, aten.instance_norm):
-        producer = node.args[0]
-        if node._erased or not isinstance(producer, fx.Node) or only_user(producer) is None:
-            continue
-        if not is_call(producer, aten.linear, *CONVOLUTIONS, *TRANSPOSED) or not is_tensor(argument(producer, "bias")):
+        producer = read_once(node.args[0], aten.linear, *CONVOLUTIONS, *TRANSPOSED)
+        if producer is None or not is_tensor(argument(producer, "bias")):
             continue
         running_mean = argument(node, "running_mean")
         if is_call(node, aten.batch_norm):
@@ -100,10 +94,9 @@ def drop_bias_before_norm(editor: Editor) -> int:
                 continue
         elif running_mean is not None or not argument(node, "use_input_stats") or is_call(producer, aten.linear):
             continue
-        target: Any = producer.target
         arguments = list(producer.args)
         bias, arguments[2] = arguments[2], None
-        bare = editor.call(producer, target, *arguments, **producer.kwargs)
+        bare = editor.again(producer, producer, *arguments, **producer.kwargs)
         if running_mean is not None:
             following = node.next
             momentum = float(argument(node, "momentum"))

@@ -6,17 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from kernelwright.rewrites.graph import (
-    Editor,
-    argument,
-    aten,
-    is_call,
-    is_tensor,
-    numel,
-    only_user,
-    shape,
-    value,
-)
+from kernelwright.rewrites.graph import Editor, argument, aten, dtype, is_call, is_tensor, numel, read_once, shape
+from kernelwright.rewrites.rules.base import each
 
 UNARY = (
     aten.relu,
@@ -46,32 +37,23 @@ UNARY = (
 )
 
 
-def slice_first(editor: Editor) -> int:
+@each(aten.select, aten.slice)
+def slice_first(editor: Editor, node: fx.Node) -> fx.Node | None:
     """`f(x)[:, -1]` is `f(x[:, -1])`: rows that nobody reads are not computed.
 
     Conditions: f works row by row: pointwise functions of one tensor, sums and products of tensors of equal
     shape, `linear`, layer norm and softmax over other dimensions; nobody else reads f(x).
     """
-    count = 0
-    for node in editor.nodes(aten.select, aten.slice):
-        made = node.args[0]
-        if node._erased or not isinstance(made, fx.Node) or made.op != "call_function" or only_user(made) is None:
-            continue
-        rank = len(shape(made))
-        dim = int(argument(node, "dim")) % rank
-        if 2 * numel(node) > numel(made) or not (places := _row_by_row(made, dim)):
-            continue
-        select: Any = node.target
-        target: Any = made.target
-        arguments = list(made.args)
-        for place in places:
-            arguments[place] = editor.call(node, select, arguments[place], dim, *node.args[2:])
-        result = editor.call(node, target, *arguments, **made.kwargs)
-        if shape(result) != shape(node):
-            raise AssertionError(f"slicing {made.format_node()} along {dim} gave {shape(result)}")
-        editor.replace(node, result)
-        count += 1
-    return count
+    made = read_once(node.args[0])
+    if made is None or made.op != "call_function":
+        return None
+    dim = int(argument(node, "dim")) % len(shape(made))
+    if 2 * numel(node) > numel(made) or not (places := _row_by_row(made, dim)):
+        return None
+    arguments = list(made.args)
+    for place in places:
+        arguments[place] = editor.again(node, node, arguments[place], dim, *node.args[2:])
+    return editor.again(node, made, *arguments, **made.kwargs)
 
 
 def _row_by_row(node: fx.Node, dim: int) -> list[int]:
@@ -85,41 +67,34 @@ def _row_by_row(node: fx.Node, dim: int) -> list[int]:
     if is_call(node, aten.add, aten.sub, aten.mul, aten.div) and len(node.args) == 2:
         places = [place for place, item in enumerate(node.args) if is_tensor(item)]
         return places if all(shape(node.args[place]) == shape(node) for place in places) else []  # type: ignore[arg-type]
-    if is_call(node, aten.linear):
-        return [0] if dim < rank - 1 else []
-    if is_call(node, aten.layer_norm):
-        return [0] if dim < rank - len(argument(node, "normalized_shape")) else []
+    if is_call(node, aten.linear, aten.layer_norm):
+        mixed = 1 if is_call(node, aten.linear) else len(argument(node, "normalized_shape"))
+        return [0] if dim < rank - mixed else []
     return []
 
 
-def split_concatenation(editor: Editor) -> int:
+@each(aten.linear)
+def split_concatenation(editor: Editor, node: fx.Node) -> fx.Node | None:
     """`linear(cat([a, b], 1), W)` is `linear(a, W_a) + linear(b, W_b)`: no copy, and the part of an input of
     a loop can be taken out of the loop.
 
     Conditions: two parts, joined along the features, and the concatenation has no reader but `linear`s.
     """
-    count = 0
-    for node in editor.nodes(aten.linear):
-        joined = node.args[0]
-        if node._erased or not isinstance(joined, fx.Node) or not is_call(joined, aten.cat):
-            continue
-        parts, rank = joined.args[0], len(shape(joined))
-        dim = joined.args[1] if len(joined.args) > 1 else 0
-        if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(dim, int) or dim % rank != rank - 1:
-            continue
-        if not all(is_call(user, aten.linear) for user in joined.users):
-            continue
-        if any(not isinstance(part, fx.Node) or value(part).dtype != value(node).dtype for part in parts):
-            continue
-        weight, bias = argument(node, "weight"), argument(node, "bias")
-        width = shape(parts[0])[-1]  # type: ignore[arg-type]
-        first = editor.call(node, aten.slice.Tensor, weight, 1, 0, width)
-        second = editor.call(node, aten.slice.Tensor, weight, 1, width, shape(weight)[1])
-        one = editor.call(node, aten.linear.default, parts[0], first, bias)
-        two = editor.call(node, aten.linear.default, parts[1], second)
-        editor.replace(node, editor.call(node, aten.add.Tensor, one, two))
-        count += 1
-    return count
+    joined = node.args[0]
+    if not isinstance(joined, fx.Node) or not is_call(joined, aten.cat):
+        return None
+    parts, rank, dim = argument(joined, "tensors"), len(shape(joined)), argument(joined, "dim")
+    if not isinstance(parts, list | tuple) or len(parts) != 2 or dim % rank != rank - 1:
+        return None
+    if not all(is_call(user, aten.linear) for user in joined.users) or any(dtype(part) != dtype(node) for part in parts):
+        return None
+    weight, bias = argument(node, "weight"), argument(node, "bias")
+    width = shape(parts[0])[-1]
+    first = editor.call(node, aten.slice.Tensor, weight, 1, 0, width)
+    second = editor.call(node, aten.slice.Tensor, weight, 1, width, shape(weight)[1])
+    one = editor.call(node, aten.linear.default, parts[0], first, bias)
+    two = editor.call(node, aten.linear.default, parts[1], second)
+    return editor.call(node, aten.add.Tensor, one, two)
 
 
 def batch_steps(editor: Editor) -> int:
@@ -133,10 +108,7 @@ def batch_steps(editor: Editor) -> int:
         step = node.args[0]
         if not isinstance(step, fx.Node) or not is_call(step, aten.select):
             continue
-        source = step.args[0]
-        if not isinstance(source, fx.Node):
-            continue
-        rank = len(shape(source))
+        source, rank = argument(step, "self"), len(shape(step)) + 1
         dim = int(argument(step, "dim")) % rank
         if dim == rank - 1:
             continue
@@ -147,8 +119,7 @@ def batch_steps(editor: Editor) -> int:
         if len(members) < 2 or 2 * len(members) < shape(source)[dim]:
             continue
         first = members[0]
-        weight = argument(first, "weight")
-        whole = editor.call(first, aten.linear.default, source, weight, bias)
+        whole = editor.call(first, aten.linear.default, source, argument(first, "weight"), bias)
         for node in members:
             index = argument(node.args[0], "index")  # type: ignore[arg-type]
             editor.replace(node, editor.call(node, aten.select.int, whole, dim, index))
@@ -157,7 +128,7 @@ def batch_steps(editor: Editor) -> int:
 
 
 def _origin(weight: fx.Node) -> Any:
-    """What makes two weights the same: the node, or the same slice of the same node."""
+    """Identity of a weight: the node, or the slice and the node it is taken from."""
     if is_call(weight, aten.slice):
         return (weight.args[0], *(argument(weight, name) for name in ("dim", "start", "end", "step")))
     return weight
