@@ -27,7 +27,7 @@ READER_GONE = 141
 """128 + SIGPIPE, as shells report it. 1 would read as `rejected`."""
 FAULT = 3
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""What a full disk, a full quota and one that cannot be written say, also of temporary files: no faults of this program."""
+"""Errors of a full disk, a full quota and a read-only disk, also for temporary files: no faults of this program."""
 
 
 @click.group(
@@ -56,14 +56,7 @@ def group(traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: What follows the program's name; `sys.argv` when None.
-
-    Returns:
-        The exit status.
-    """
+    """Run one command, by default that of `sys.argv`, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = bool(given) and given[0] == "--traceback"
     try:

@@ -21,14 +21,14 @@ PROBE_LIMIT_S = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for."""
+    """Presence of one thing."""
 
     name: str
     present: bool
     found: str
     """Version, path or what is missing."""
     needed_for: str = ""
-    """What cannot be done without it; shown when it is missing."""
+    """Work that needs it; shown when it is missing."""
 
 
 @click.command("doctor", short_help="Say what this machine can do.")

@@ -103,13 +103,7 @@ class Proposer:
 
 
 def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
-    """The policy that the options ask for.
-
-    Args:
-        name: `builtin`, `api` or `local`.
-        device: As resolved.
-        directory: The run directory.
-        given: The options of `model_options`, by name.
+    """The policy `builtin`, `api` or `local`, with the options of `model_options` by name.
 
     Raises:
         UsageError: an option does not go with the policy.

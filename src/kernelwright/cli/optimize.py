@@ -153,7 +153,7 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
 
 
 def in_words(result: OptimizeResult) -> str:
-    """What came of a search, for a person."""
+    """Result of a search, for a person."""
     lines = []
     if result.best is None:
         lines.append("best         none: no improvement was confirmed")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean for the judge's settings."""
+"""Defines options that several commands share, and turns them into the judge's settings."""
 
 from __future__ import annotations
 
@@ -169,13 +169,8 @@ def device_name(_context: click.Context, _parameter: click.Parameter, name: str)
 def require_together(needed: str, given: bool, *names: str) -> None:
     """Refuse options that were typed for the command at work but mean nothing without another one.
 
-    Args:
-        needed: How the other option is typed.
-        given: Whether it was.
-        names: Parameters that mean nothing without it.
-
-    Raises:
-        click.UsageError: one of them was typed, and the other option was not.
+    `needed` is the other option, `given` tells that it was typed, `names` are the parameters that need it. Raises
+    click.UsageError.
     """
     if given:
         return
@@ -187,11 +182,7 @@ def require_together(needed: str, given: bool, *names: str) -> None:
 
 
 def resolve_device(name: str, say: Callable[[str], None]) -> str:
-    """Turn what `--device` was given into the name of a device that is there.
-
-    Args:
-        name: As given to `--device`.
-        say: Called with one line when `auto` finds no GPU.
+    """The name of a device that is there, from `--device`; `say` gets a line when `auto` finds no GPU.
 
     Raises:
         DeviceError: a GPU was asked for and there is none of that number.
@@ -249,7 +240,7 @@ def _fresh_run_path(verb: str, name: str) -> Path:
 
 
 def kept_in(path: Path) -> str:
-    """What an interrupted run left in its directory, in words."""
+    """Remains of an interrupted run, in words."""
     from kernelwright.records import RunDirectory
 
     if not path.is_dir() or RunDirectory(path).holds_only_what_was_asked:

@@ -1,4 +1,4 @@
-"""How commands speak: data on stdout, progress on stderr, and a last line when interrupted."""
+"""Writes the output of commands: data on stdout, progress on stderr, and a last line when interrupted."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ def emit_json(value: Any) -> None:
 
 @contextmanager
 def says_what_was_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into exit status 130 and one line on stderr.
-
-    Args:
-        kept: Called at the interrupt; what is on disk, such as `3 finished evaluations in runs/x`.
-    """
+    """Turn Ctrl-C into exit status 130 and one line on stderr: `kept()`, such as `3 finished evaluations in runs/x`."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Defines what judges for a search, a benchmark or a trainer: `JudgePool` on one machine, `RayPool` on many."""
+"""Defines the interface of judges for searches, benchmarks and trainers: `JudgePool` on one machine, `RayPool` on many."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ class Evaluator(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many evaluations go on at once."""
+        """Evaluations that go on at once."""
         ...
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """Do the jobs, in any order; yields each as it ends.
+        """Do the jobs, taken one by one as slots become free; yields each as it ends, in any order.
 
-        Args:
-            jobs: What to do; taken one by one, as slots become free.
-            stop: Asked before each job; True leaves it and all that follow undone.
+        `stop` is asked before each job; True leaves it and all that follow undone.
         """
         ...
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the judges, once they are done with what they have begun or, `at_once`, in the middle of it.
+        """End the judges once their jobs are done or, with `at_once`, in the middle of them.
 
         `at_once` may come from another thread, whose `evaluate` then ends with errors for what was cut short.
         """

@@ -28,8 +28,8 @@ from kernelwright.records import Candidate, Evaluation, Task
 _TRIES = 2
 
 JUDGES_PER_GPU = 6
-"""Building and checking of some overlap with the timing of another: six did 84 % of the evaluations that timing alone would
-(results/2026-11-22-judge-throughput-3-h200), four 60 %. Each takes about 3 GiB of the GPU for contexts alone."""
+"""Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
+(results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone."""
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class Job:
     task: Task
     candidate: Candidate
     settings: Settings | None = None
-    """Other settings than the pool's."""
+    """Settings in place of the pool's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RotationJob:
 
 
 Outcome = Evaluation | KernelwrightError
-"""What became of a job; an error is the task's or the machine's, never the candidate's."""
+"""An evaluation, or an error of the task or the machine, never of the candidate."""
 
 _Found = list[Evaluation] | KernelwrightError
 
@@ -63,7 +63,7 @@ _Found = list[Evaluation] | KernelwrightError
 def spread(
     work: Iterable[W], slots: int, submit: Callable[[W], Future[R]], stop: Callable[[], bool] | None
 ) -> Iterator[tuple[W, R]]:
-    """Keep slots busy: take work as they become free, until there is none or `stop` says so; yields each as it ends."""
+    """Keep slots busy: take work as they become free, until there is none or `stop()`; yields each as it ends."""
     waiting = iter(work)
     running: dict[Future[R], W] = {}
     while True:
@@ -82,11 +82,11 @@ class JudgePool:
     """Judges in processes of their own.
 
     Args:
-        devices: `cpu`, `cuda:0`, `cuda:1` ...: resolved names.
-        settings: Of jobs that bring none.
+        devices: Resolved names: `cpu`, `cuda:0`, `cuda:1` ...
+        settings: Settings of jobs that bring none.
         per_device: Judges for each device. On a CPU more than one only adds waiting.
-        cores: For a device, the processor's cores that its judges and their workers may use: so that what is compiled for
-            one device does not disturb what is timed on another. By default all.
+        cores: Processor cores that a device's judges and their workers may use, so that compiling for one device does not
+            disturb timing on another. By default all.
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class JudgePool:
 
     @property
     def slots(self) -> int:
-        """How many evaluations go on at once."""
+        """Evaluations that go on at once."""
         return len(self._slots)
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """As `Evaluator.evaluate`."""
+        """Implements `Evaluator.evaluate`."""
         for job, found in spread(jobs, self.slots, self._submit, stop):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
         self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
-        """As `evaluate`, one evaluation for each baseline of a rotation."""
+        """Measure rotations; yields one evaluation for each baseline of each."""
         return spread(rotations, self.slots, self._submit, stop)
 
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
@@ -191,7 +191,7 @@ class _JudgeProcess:
         theirs.close()
 
     def do(self, work: Job | RotationJob) -> _Found:
-        """Raises EOFError or OSError when the process is gone."""
+        """Have the process do a job; raises EOFError or OSError when it is gone."""
         candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate,)
         self._connection.send(
             (
@@ -205,11 +205,11 @@ class _JudgeProcess:
         return [Evaluation.model_validate_json(one) for one in found] if isinstance(found, list) else found
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does; what it started dies with it."""
+        """End the process at once; its children die with it."""
         self._process.kill()
 
     def end(self) -> int | None:
-        """Hang up, and kill it if that is not enough; returns its exit status."""
+        """Hang up, and kill the process if that is not enough; returns its exit status."""
         self._connection.close()
         self._process.join(timeout=20)
         if self._process.is_alive():
@@ -219,7 +219,7 @@ class _JudgeProcess:
 
 
 def _run(connection: Connection, device: str, settings_json: str) -> None:
-    """The process: judge what comes until the other side hangs up."""
+    """Judge jobs in a process of its own until the other side hangs up."""
     sandbox.die_with_parent()  # a run that was killed must not go on holding the device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)

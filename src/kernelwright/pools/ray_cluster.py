@@ -1,4 +1,4 @@
-"""Connects to the Ray cluster that judges run on, and counts its places."""
+"""Connects to a Ray cluster and counts its places for judges."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import Any
 from kernelwright.errors import ConfigError, DeviceError
 
 JUDGE_RESOURCE = "kernelwright_judge"
-"""Custom resource of a node: how many CPU judges may time there. One, unless timing does not matter."""
+"""Custom resource of a node: number of CPU judges that may time there. One, unless timing does not matter."""
 
 OBJECT_STORE_BYTES = 80 << 20
-"""Object store of a Ray started here. Ray's default is a third of the memory, but records are small; it refuses less than
-75 MiB."""
+"""Object store of a Ray started here: records are small, and Ray refuses less than 75 MiB."""
 
 _CONNECT_LIMIT_S = 10.0
 
 
 def import_ray() -> Any:
-    """The package.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package; raises ConfigError where it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -34,11 +29,7 @@ def import_ray() -> Any:
 
 
 def room_in(resources: dict[str, float], device: str, per_gpu: int) -> int:
-    """How many judges a cluster with these resources has places for.
-
-    Raises:
-        DeviceError: none.
-    """
+    """Number of judges that a cluster with these resources has places for; raises DeviceError at none."""
     room = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
     if room:
         return room
@@ -49,11 +40,7 @@ def room_in(resources: dict[str, float], device: str, per_gpu: int) -> int:
 
 
 def connect(ray: Any, address: str | None, slots: int | None) -> None:
-    """Connect to a cluster; with no address, start one on this machine that has places for `slots` judges.
-
-    Raises:
-        DeviceError: it cannot be reached.
-    """
+    """Connect to a cluster, or start one on this machine with places for `slots` judges; raises DeviceError."""
     quiet = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
     try:
         if address is not None:

@@ -1,6 +1,6 @@
 """Does many evaluations at once on many machines, in Ray actors that each hold a judge. An optional extra.
 
-The counterpart of `JudgePool`, with the same interface. An actor has a whole GPU to itself or, on CPUs, one place of the
+An actor has a whole GPU to itself or, on CPUs, one place of the
 custom resource `kernelwright_judge`, so that Ray puts nothing else there while a candidate is timed. An actor that
 dies, with its process or its machine, is replaced and its job tried once more; Ray's own restarts are off, since they
 would hide that from the count. `ray.util.ActorPool` is not used: it neither replaces a dead actor nor waits for a place
@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.judge import Judge
@@ -33,48 +33,30 @@ from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, connect, import_ray, 
 from kernelwright.records import Candidate, Evaluation, Task
 
 START_LIMIT_S = 600.0
-"""How long Ray may take to find a place for an actor and start it, such as after a machine is lost. Our choice."""
+"""Limit for Ray to find a place for an actor and start it, such as after a machine is lost. Our choice."""
 
 _ANSWER_LIMIT_S = 20.0
-"""An actor that does nothing answers in milliseconds."""
+"""Limit for an idle actor, which answers in milliseconds."""
 
 _POLL_S = 1.0
-"""How often a job that waits for an actor looks whether that is still of use."""
-
-
-class JudgeLike(Protocol):
-    """What an actor needs of a judge."""
-
-    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
-        """Judge one candidate."""
-        ...
-
-    def close(self) -> None:
-        """End what it started."""
-        ...
-
-
-MakeJudge = Callable[[str, Settings], JudgeLike]
-"""From a device, as its process sees it, and settings to a judge."""
+"""Interval in which a job that waits for an actor checks whether to go on."""
 
 
 class RayPool:
-    """Judges in Ray actors.
-
-    Several threads may use it at a time.
+    """Judges in Ray actors. Several threads may use it at a time.
 
     Args:
-        settings: Of jobs that bring none.
+        settings: Settings of jobs that bring none.
         device: `cuda` takes GPUs, `cpu` takes places of the resource `kernelwright_judge`; `auto` takes GPUs where the
             cluster has any.
         slots: Actors at once; all that the cluster has room for when None.
-        address: Of a running cluster, `auto` for the one of this machine; None uses the Ray that this process is
+        address: Address of a running cluster, `auto` for the one of this machine; None uses the Ray that this process is
             connected to or, where there is none, starts one for as long as the pool lives.
         per_gpu: Judges that share a GPU. They time one after another, by the judge's own lock; more than one lets
             building and checking overlap with another's timing.
-        cpus: CPU cores that Ray holds back for each actor, beside what it names above.
-        start_limit_s: How long an actor may take to find a place and start.
-        make_judge: What makes an actor's judge; for tests.
+        cpus: CPU cores that Ray holds back for each actor, beside its place.
+        start_limit_s: Limit for an actor to find a place and start, seconds.
+        make_judge: Factory of an actor's judge; for tests.
 
     Raises:
         ConfigError: the extra `ray` is not installed, or an argument is out of range.
@@ -91,7 +73,7 @@ class RayPool:
         per_gpu: int = 1,
         cpus: float = 1.0,
         start_limit_s: float = START_LIMIT_S,
-        make_judge: MakeJudge = Judge,
+        make_judge: Callable[[str, Settings], Judge] = Judge,
     ) -> None:
         if device not in ("auto", "cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
             raise ConfigError(
@@ -124,7 +106,7 @@ class RayPool:
         """Held while the four below change."""
         self._actors: set[Any] = set()
         self._starting: set[Any] = set()
-        """Those of them that have not answered yet."""
+        """Actors that have not answered yet."""
         self._waiting = 0
         """Jobs that wait for an actor."""
         self._closing = False
@@ -133,15 +115,11 @@ class RayPool:
 
     @property
     def slots(self) -> int:
-        """How many evaluations go on at once."""
+        """Evaluations that go on at once."""
         return self._slots
 
     def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """As `Evaluator.evaluate`.
-
-        Raises:
-            InfrastructureError: Ray has been shut down.
-        """
+        """Implements `Evaluator.evaluate`; raises InfrastructureError when Ray has been shut down."""
         call = _Call()
         try:
             yield from spread(jobs, self._slots, lambda job: self._submit(job, call), stop)
@@ -158,7 +136,7 @@ class RayPool:
         self.close(at_once=kind is not None)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the actors, once their judges have ended what they started, or now; leave Ray if we started it."""
+        """End the actors, after their judges or at once; leave Ray if we started it."""
         self._closing = True
         if self._ray.is_initialized():  # else the actors have ended with it, and to speak to it would start another
             if not at_once:
@@ -176,7 +154,7 @@ class RayPool:
         return self._threads.submit(self._judge, job, call)
 
     def _judge(self, job: Job, call: _Call) -> Outcome:
-        """In a thread: have a job done, by another actor where the first one dies."""
+        """Have a job done, by another actor where the first one dies. Runs in a thread."""
         failed = ""
         changed = job.settings and job.settings.model_dump_json()
         for tries in range(1, _TRIES + 1):
@@ -208,11 +186,7 @@ class RayPool:
         return InfrastructureError(failed)
 
     def _actor(self, call: _Call) -> Any:
-        """An actor that answers: one that died while idle, as with its machine, must not cost a job a try.
-
-        Raises:
-            _NoActorError: there is none to be had.
-        """
+        """An actor that answers: one that died while idle must not cost a job a try. Raises `_NoActorError`."""
         since_s = time.monotonic()
         with self._lock:
             self._waiting += 1
@@ -237,7 +211,7 @@ class RayPool:
                 self._waiting -= 1
 
     def _give_up(self, call: _Call, since_s: float) -> None:
-        """Raise `_NoActorError` when waiting for an actor any longer is useless."""
+        """Raise `_NoActorError` when waiting any longer is useless."""
         if self._closing or call.is_over:
             raise _NoActorError("the pool was closed.", is_final=True)
         with self._lock:
@@ -250,7 +224,7 @@ class RayPool:
             )
 
     def _start(self) -> None:
-        """See that an actor is starting for each job that waits, as far as there are slots."""
+        """Start an actor for each job that waits, as far as there are slots."""
         with self._lock:
             while len(self._starting) < self._waiting and len(self._actors) < self._slots and not self._closing:
                 if not self._idle.empty():
@@ -261,7 +235,7 @@ class RayPool:
                 actor.ready.remote().future().add_done_callback(partial(self._started, actor))
 
     def _started(self, actor: Any, answer: Future[int]) -> None:
-        """In a thread of Ray: an actor has answered for the first time, or could not be started."""
+        """Take an actor that has answered, or could not be started, into `_idle`. Runs in a thread of Ray."""
         with self._lock:
             if actor not in self._starting:
                 return  # it was discarded meanwhile
@@ -289,7 +263,7 @@ class RayPool:
 
 
 class _NoActorError(Exception):
-    """Why a job has no actor."""
+    """A job has no actor."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
@@ -306,16 +280,16 @@ class _Call:
 
 
 class _JudgeActor:
-    """What runs in the actor's process."""
+    """The actor: a judge in a process of Ray's."""
 
-    def __init__(self, device: str, settings_json: str, make_judge: MakeJudge) -> None:
+    def __init__(self, device: str, settings_json: str, make_judge: Callable[[str, Settings], Judge]) -> None:
         self._device = device
         self._settings = Settings.model_validate_json(settings_json)
         self._make_judge = make_judge
-        self._judge: JudgeLike | None = None
+        self._judge: Judge | None = None
 
     def ready(self) -> int:
-        """The process's id: answered once it runs."""
+        """Id of the process, which answers once it runs."""
         return os.getpid()
 
     def evaluate(self, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
@@ -346,6 +320,6 @@ class _JudgeActor:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """An error of Ray's, whose texts run over many lines: the first and the last say what happened."""
+    """First and last line of an error of Ray's, whose texts run over many."""
     lines = str(error).strip().splitlines() or [""]
     return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])

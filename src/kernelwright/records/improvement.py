@@ -7,10 +7,8 @@ from __future__ import annotations
 
 
 def clears_noise_floor(speedup_low: float | None, noise_floor: float | None) -> bool:
-    """Whether the lower end of a speedup's interval is above 1 + the noise floor.
+    """True when the lower end of a speedup's interval is above 1 + the noise floor.
 
-    Args:
-        speedup_low: None where nothing was timed.
-        noise_floor: None where no A/A comparison was made.
+    `speedup_low` is None where nothing was timed, `noise_floor` where no A/A comparison was made.
     """
     return speedup_low is not None and speedup_low > 1.0 + (noise_floor or 0.0)

@@ -1,4 +1,4 @@
-"""From paired latencies of several fresh processes to a speedup with an interval.
+"""Computes a speedup with an interval from paired latencies of several fresh processes.
 
 A process is the sampling unit: memory layout, clocks and allocation order are drawn once per process, so calls within
 one process are not independent evidence. The interval is the wider of a hierarchical bootstrap (processes, then
@@ -39,9 +39,9 @@ def ratio_interval(processes: Sequence[Sequence[float]], seed: int = 0, looks: i
 
     Args:
         processes: For each fresh process, the log ratio of each pair of calls.
-        seed: Of the bootstrap, so that a record can be scored again to the same digits.
-        looks: How many times the run may have looked at its own interval to decide whether to go on; the error
-            probability is split evenly over them (Bonferroni), since stopping when lucky is not evidence.
+        seed: Seed of the bootstrap, so that a record can be scored again to the same digits.
+        looks: Times at which the run could stop by its own interval. The error probability is split evenly over them
+            (Bonferroni), since stopping when lucky is not evidence.
 
     Raises:
         ValueError: no process, or one without blocks.
@@ -62,7 +62,7 @@ def ratio_interval(processes: Sequence[Sequence[float]], seed: int = 0, looks: i
 
 
 def noise_floor(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
-    """How far from 1 an A/A ratio measured like this one strays: the 95 % bound of |ratio - 1|."""
+    """95 % bound of |ratio - 1| of A/A ratios measured like this one."""
     arrays = [np.asarray(blocks, dtype=np.float64) for blocks in processes if len(blocks)]
     if not arrays:
         raise ValueError("wanted A/A blocks")
@@ -87,7 +87,7 @@ def _bootstrap(arrays: Sequence[FloatArray], seed: int) -> FloatArray:
 
 @functools.lru_cache(maxsize=16)
 def _resamples(sizes: tuple[int, ...], seed: int) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Which process each draw takes at each place, and the two ranks whose mean is the median of its resampled values.
+    """Process of each draw at each place, and the two ranks whose mean is the median of its resampled values.
 
     A resample of m values is m uniform numbers u, each standing for the value of rank floor(m u). Its median needs only
     their middle order statistics, which are Beta-distributed (David and Nagaraja, Order Statistics, 3rd ed., 2.1 and 2.5).

@@ -18,7 +18,7 @@ from kernelwright.errors import UsageError
 
 _PACKED = ".gz"
 _UNREADABLE = (OSError, EOFError, zlib.error)
-"""What opening and reading a file, packed or not, may raise."""
+"""Errors of opening and reading a file, packed or not."""
 
 
 def append_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
@@ -27,13 +27,8 @@ def append_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None
     A line torn by an earlier kill swallows none of them, and a lock keeps writers of several processes apart. Half a
     surrogate pair, as a cut stream may leave it, has no UTF-8 and becomes a question mark.
 
-    Args:
-        path: The file; made, with its folder, when missing.
-        lines: Without their newlines.
-        sync: Whether to wait until the disk has them; without, they outlive this process but no power cut.
-
-    Raises:
-        OSError: it cannot be written.
+    The file is made, with its folder, when missing. Without `sync` lines outlive this process but no power cut. Raises
+    OSError where it cannot be written.
     """
     text = "".join(line + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +45,7 @@ def append_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None
 
 
 def files_of(path: Path) -> list[Path]:
-    """What there is of a file, the oldest first: the packed one of a published run, then the one being written."""
+    """Existing parts of a file: the packed one of a published run, then the one being written."""
     return [file for file in (path.with_name(path.name + _PACKED), path) if file.exists()]
 
 

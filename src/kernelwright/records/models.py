@@ -1,6 +1,6 @@
-"""Task, Candidate and Evaluation: what goes in, what is tried, what was found.
+"""Defines the records: Task, Candidate and Evaluation.
 
-Records are frozen and forbid unknown fields. `docs/record-format.md` describes the files they are kept in.
+They are frozen and forbid unknown fields. `docs/record-format.md` describes their files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class _Record(BaseModel):
 
 
 class Verdict(StrEnum):
-    """Whether a candidate may replace its reference. Being faster is not part of it."""
+    """Verdict on replacing the reference. Being faster is not part of it."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
 
 
 class Reason(StrEnum):
-    """Why a candidate was rejected. Each code is described in `docs/verdicts.md`."""
+    """Reason of a rejection. `docs/verdicts.md` describes each code."""
 
     SYNTAX_ERROR = "syntax-error"
     """The source is not valid Python."""
@@ -97,7 +97,7 @@ class Reason(StrEnum):
 
 
 class Label(StrEnum):
-    """What is allowed but must be said. Settings can turn any of them into a rejection."""
+    """Remark on an accepted candidate. Settings can turn any of them into a rejection."""
 
     WRAPPER_ONLY = "wrapper-only"
     """The same operators behind torch.compile or a CUDA graph; no new kernel."""
@@ -137,7 +137,7 @@ class Task(_Record):
     source: str
     """Text of a module that defines `Model`, `get_inputs` and `get_init_inputs`."""
     origin: str = ""
-    """Where the text came from, for people."""
+    """Origin of the text, for people."""
 
     @cached_property
     def sha256(self) -> str:
@@ -150,9 +150,9 @@ class Candidate(_Record):
 
     source: str
     policy: str = "file"
-    """Who proposed it."""
+    """Name of the proposer."""
     techniques: tuple[str, ...] = ()
-    """What was done, in the words of the policy, such as `fold-linear-reduction`."""
+    """Changes in the policy's words, such as `fold-linear-reduction`."""
     parent: str | None = None
     """`sha256` of the candidate it was derived from."""
     note: str = ""
@@ -167,7 +167,7 @@ class TimingBlock(_Record):
     """One randomised block of a process triple: latencies of its sides on the same inputs, in call order."""
 
     process: int
-    """Which fresh process triple, from 0."""
+    """Number of the fresh process triple, from 0."""
     reference_us: tuple[float, ...]
     candidate_us: tuple[float, ...]
     """Charged latency: the inner clock's plus what the outer clock saw beyond the harness's own cost."""
@@ -185,7 +185,7 @@ class TimingSeries(_Record):
     """
 
     process: int
-    """Which fresh process triple, from 0."""
+    """Number of the fresh process triple, from 0."""
     calls: int
     """Number of calls in each series."""
     reference_outer_us: tuple[float, ...]
@@ -202,7 +202,7 @@ class Scoring(_Record):
 
 
 class Evaluation(_Record):
-    """What the judge found. A reward is computed from this record and nothing else."""
+    """Findings of the judge. A reward is computed from this record and nothing else."""
 
     task: str
     task_sha256: str
@@ -226,7 +226,7 @@ class Evaluation(_Record):
     techniques: tuple[str, ...] = ()
     parent: str | None = None
     confirms: bool = False
-    """Whether this is an independent re-measurement of a winner, on fresh seeds and processes."""
+    """True for an independent re-measurement of a winner, on fresh seeds and processes."""
     source: str = ""
     """The candidate's text, so that a record stands alone."""
     blocks: tuple[TimingBlock, ...] = ()
@@ -243,10 +243,10 @@ class Evaluation(_Record):
 
     @property
     def accepted(self) -> bool:
-        """Whether the verdict is `accepted`."""
+        """True for the verdict `accepted`."""
         return self.verdict is Verdict.ACCEPTED
 
     @property
     def is_improvement(self) -> bool:
-        """Whether the lower bound of the speedup clears the noise floor: the only thing called faster here."""
+        """True when the lower bound of the speedup clears the noise floor: only that is called faster."""
         return self.accepted and clears_noise_floor(self.speedup_low, self.noise_floor)

@@ -1,4 +1,4 @@
-"""What a policy is: something that proposes candidates for a task, given what was found so far."""
+"""Defines a policy: it proposes candidates for a task, given the evaluations so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Context:
 
     task: Task
     device: str
-    """`cpu`, `cuda` or `cuda:N`: where the candidates will run."""
+    """Device of the candidates: `cpu`, `cuda` or `cuda:N`."""
     history: tuple[Evaluation, ...]
     """Finished evaluations of this task, oldest first."""
     seed: int

@@ -14,13 +14,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
 from kernelwright.errors import ConfigError
 from kernelwright.records import Evaluation
 
 FLOOR = 0.0
-"""What a failed or rejected implementation scores (CUDA-L1, table 3: "score 0")."""
+"""Reward of a failed or rejected implementation (CUDA-L1, table 3: "score 0")."""
 
 CLAMP = 3.0
 """Dr.Kernel clamps the speedup to 0..3."""
@@ -35,23 +34,18 @@ MILESTONE = 1.05
 """CUDA Agent's milestones are at 5 % faster."""
 
 
-class Reward(Protocol):
+@dataclass(frozen=True, slots=True)
+class Reward:
     """A reward function."""
 
-    @property
-    def name(self) -> str:
-        """As in a configuration."""
-        ...
-
-    @property
-    def floor(self) -> float:
-        """What a rollout gets that failed, was rejected or cheated; no accepted one gets less."""
-        ...
-
-    @property
-    def needs_time(self) -> bool:
-        """Whether an accepted candidate must have been timed."""
-        ...
+    name: str
+    """Name in a configuration."""
+    floor: float
+    """Reward of a rollout that failed, was rejected or cheated; no accepted one gets less."""
+    accepted: Callable[[Evaluation], float]
+    """Reward of an accepted candidate, before the floor."""
+    needs_time: bool = True
+    """True when an accepted candidate must have been timed."""
 
     def __call__(self, evaluation: Evaluation | None) -> float:
         """The reward of a rollout; None stands for an answer without a candidate.
@@ -59,17 +53,6 @@ class Reward(Protocol):
         Raises:
             ConfigError: the candidate was accepted without being timed, and this reward needs its time.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedReward:
-    name: str
-    floor: float
-    accepted: Callable[[Evaluation], float]
-    needs_time: bool = True
-
-    def __call__(self, evaluation: Evaluation | None) -> float:
         if evaluation is None or not evaluation.accepted:
             return self.floor
         return max(self.floor, self.accepted(evaluation))
@@ -89,9 +72,8 @@ def reward_named(
 
     Args:
         name: `speedup`, `lower-bound`, `log`, `clamped`, `milestone` or `success`.
-        floor: What a failure earns, and the least that anything does; None for the reward's own floor.
-        compile_speedups: For `milestone`: torch.compile's own speedup, by the task's hash. For a task that is not
-            in it, 3 is out of reach.
+        floor: Reward of a failure, and the least of any rollout; None for the reward's own floor.
+        compile_speedups: For `milestone`: torch.compile's own speedup by the task's hash. Other tasks cannot earn 3.
 
     Raises:
         ConfigError: there is no such reward.
@@ -105,12 +87,12 @@ def reward_named(
         return 3.0 if rival is not None and faster > MILESTONE * rival else 2.0
 
     known = {
-        "speedup": _NamedReward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
-        "lower-bound": _NamedReward("lower-bound", FLOOR, lambda found: conservative(_low(found))),
-        "log": _NamedReward("log", LOG_FLOOR, _log),
-        "clamped": _NamedReward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
-        "milestone": _NamedReward("milestone", -1.0, milestone),
-        "success": _NamedReward("success", 0.0, lambda found: 1.0, needs_time=False),
+        "speedup": Reward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
+        "lower-bound": Reward("lower-bound", FLOOR, lambda found: conservative(_low(found))),
+        "log": Reward("log", LOG_FLOOR, _log),
+        "clamped": Reward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
+        "milestone": Reward("milestone", -1.0, milestone),
+        "success": Reward("success", 0.0, lambda found: 1.0, needs_time=False),
     }
     if name not in known:
         raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")

@@ -1,4 +1,4 @@
-"""A run directory: the environment and configuration of a run, and one JSON line per finished evaluation.
+"""Keeps a run in a directory: the environment and configuration of a run, and one JSON line per finished evaluation.
 
 A line is written whole and flushed to disk before the next one starts, so a run that is killed at any moment loses no
 finished evaluation; a torn last line is work that is still owed and is dropped when the run is read again.
@@ -29,14 +29,13 @@ from kernelwright.records.models import Evaluation, Task
 
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LOCK}
-"""What a directory holds before anything has been found out."""
+"""Files of a directory in which nothing has been found out."""
 
 
 class RunDirectory:
-    """Read and append the records of one run. Files of a published run may be packed with gzip; they are read alike.
+    """Reads and appends the records of one run, in a directory that is created when missing.
 
-    Args:
-        path: The directory; created, with parents, when missing.
+    Files of a published run may be packed with gzip; they are read alike.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,19 +47,19 @@ class RunDirectory:
             raise self._unwritable(error) from error
 
     def claim(self, config: dict[str, Any], *, same: Sequence[str], device: str) -> bool:
-        """Write what this run is to `config.json` and `environment.json`, or see that the directory is of the same run.
+        """Write `config.json` and `environment.json`, or check that the directory is of the same run.
 
         No other process can claim the directory while this object lives. One in which nothing was found out yet,
         because the task was broken, say, belongs to nobody and can be had by another run.
 
         Args:
-            config: What the run is.
-            same: Keys in which a run that is resumed must agree with the earlier one; a key that ends in `_sha256`
-                stands for the one without, where there is one.
-            device: For the environment.
+            config: The run's configuration.
+            same: Keys in which a resumed run must agree with the earlier one; a key that ends in `_sha256` stands for the
+                one without, where there is one.
+            device: Device in the environment.
 
         Returns:
-            Whether the directory is new.
+            True for a new directory.
 
         Raises:
             UsageError: it belongs to another run, another process is at work in it, or it cannot be written.
@@ -76,15 +75,7 @@ class RunDirectory:
         return False
 
     def require_same(self, config: dict[str, Any], *, same: Sequence[str]) -> None:
-        """See that another run could resume this one, and write nothing; a directory that belongs to nobody is any run's.
-
-        Args:
-            config: What the other run is.
-            same: As of `claim`.
-
-        Raises:
-            UsageError: it belongs to another run.
-        """
+        """Check that a run could resume here, as `claim` does, and write nothing; raises UsageError where it could not."""
         if self._is_free():
             return
         earlier = self.read_json("config.json")
@@ -100,14 +91,7 @@ class RunDirectory:
                 )
 
     def require_same_texts(self, tasks: Sequence[Task]) -> None:
-        """See that a run of many tasks has measured them as they are now.
-
-        Args:
-            tasks: With the ids that the run knows them by.
-
-        Raises:
-            UsageError: the text of one has changed since the run began.
-        """
+        """Check that a run has measured these tasks as they are now; raises UsageError where a text has changed."""
         earlier = {found.task: found.task_sha256 for found in self.evaluations()}
         earlier |= {task["id"]: sha256_of(task["source"]) for task in self.read_json("tasks.json") or []}
         for task in tasks:
@@ -122,7 +106,7 @@ class RunDirectory:
 
     @property
     def holds_only_what_was_asked(self) -> bool:
-        """Whether nothing has been found out here yet."""
+        """True while nothing has been found out here."""
         return all(path.name in _ASKED for path in self.path.iterdir())
 
     def remove_if_nothing_was_found_out(self) -> None:
@@ -133,7 +117,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def _hold(self) -> None:
-        """Keep other processes from claiming this directory, until this object goes or the process ends, however it ends."""
+        """Keep other processes from claiming this directory until this object or the process ends."""
         if self._held:
             return
         try:
@@ -151,7 +135,7 @@ class RunDirectory:
         self._held = True
 
     def _require_writable(self) -> None:
-        """See that evaluations can be appended, before any is made."""
+        """Check that evaluations can be appended, before any is made."""
         path = self.evaluations_path
         is_new = not path.exists()
         try:
@@ -175,23 +159,16 @@ class RunDirectory:
         return self.path / "evaluations.jsonl"
 
     def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation and wait until it is on disk.
-
-        Raises:
-            InfrastructureError: it cannot be written.
-        """
+        """Write one evaluation and wait until it is on disk; raises InfrastructureError."""
         try:
             append_lines(self.evaluations_path, [evaluation.model_dump_json()])
         except OSError as error:
             raise not_written(self.evaluations_path, error) from error
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """Every whole record, in order of writing.
+        """Every whole record, in order of writing; raises UsageError where the file cannot be read.
 
         Torn lines are skipped: their work is still owed.
-
-        Raises:
-            UsageError: the file is there and cannot be read.
         """
         for line in read_lines(self.evaluations_path):
             try:
@@ -204,19 +181,11 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a text file in one step.
-
-        Raises:
-            InfrastructureError: it cannot be written.
-        """
+        """Replace a text file in one step; raises InfrastructureError."""
         self.write_bytes(name, text.encode("utf-8"))
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Replace a file in one step.
-
-        Raises:
-            InfrastructureError: it cannot be written.
-        """
+        """Replace a file in one step; raises InfrastructureError."""
         target = self.path / name
         try:
             replace_file(target, data)
@@ -224,19 +193,14 @@ class RunDirectory:
             raise not_written(target, error) from error
 
     def read_json(self, name: str) -> Any | None:
-        """A JSON file of this run, packed or not, or None when it is not there.
-
-        Raises:
-            UsageError: the file is there and cannot be read, or is not JSON.
-        """
+        """A JSON file of this run, packed or not; None when it is not there. Raises UsageError for a broken one."""
         return read_json(self.path / name)
 
 
 def require_possible(path: Path) -> None:
-    """See that a run directory is there or can be made, and make none: what comes before it may take long, or fail.
+    """Check that a run directory is there or can be made, and make none; raises UsageError.
 
-    Raises:
-        UsageError: it cannot.
+    What comes before the first record may take long, or fail.
     """
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     number = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
@@ -246,7 +210,7 @@ def require_possible(path: Path) -> None:
 
 
 def not_written(target: Path, error: OSError) -> InfrastructureError:
-    """The error to raise where a file of a run cannot be written."""
+    """Error for a file of a run that cannot be written."""
     return InfrastructureError(f"Wanted to write {target}; {error.strerror}. Make room, or choose another directory.")
 
 
@@ -263,7 +227,7 @@ def _shortly(value: Any) -> str:
 
 
 def capture_environment(device: str) -> dict[str, Any]:
-    """What a number measured here depends on: versions, processor, GPU, driver, commit."""
+    """Conditions of a measurement here: versions, processor, GPU, driver, commit."""
     import torch
 
     packages: dict[str, str | None] = {}

@@ -27,7 +27,7 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Speedup of one evaluation, and what it was computed from."""
+    """Speedup of one evaluation, and the timings it was computed from."""
 
     speedup: Interval
     noise_floor: float | None
@@ -64,15 +64,15 @@ class Charge:
     """Time that one process triple's clocks add to a candidate's own, microseconds a call."""
 
     audited_us: float
-    """What the candidate's calls in series take outside the inner clock beyond the reference's."""
+    """Time outside the inner clock of the candidate's calls in series, beyond the reference's."""
     slack_us: float
-    """What chance explains of that."""
+    """Part of that which chance explains."""
     least_us: float
     """Least latency of a single call that the series bear out."""
 
     @property
     def charged_us(self) -> float:
-        """What is added to each call."""
+        """Time added to each call."""
         return max(0.0, self.audited_us - self.slack_us)
 
     def apply(self, claimed_us: Iterable[float]) -> tuple[float, ...]:
@@ -83,11 +83,8 @@ class Charge:
 def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring: Scoring) -> Score:
     """The numbers of an evaluation.
 
-    Args:
-        blocks: Calls of one or more process triples; the candidate's charged latencies are computed anew where its claims
-            are there.
-        series: Series of calls of the same triples; none where the inner clock is believed.
-        scoring: The rule.
+    The candidate's charged latencies are computed anew where its claims are there. There are no series where the inner
+    clock is believed.
 
     Raises:
         ValueError: there are no blocks, or a process has series and no blocks.
@@ -118,9 +115,9 @@ def score_ratios(
     """Interval and noise floor of modules and of schedules alike.
 
     Args:
-        ratios: For each fresh process, the log ratio of each pair of calls.
+        ratios: Log ratio of each pair of calls, for each fresh process.
         nulls: The same of the reference against itself; none where that was not measured.
-        looks: As of `ratio_interval`.
+        looks: Looks at the interval, as for `ratio_interval`.
     """
     return ratio_interval(ratios, looks=looks), noise_floor(nulls) if nulls else None
 
@@ -131,12 +128,7 @@ def whole_ns(values_us: Iterable[float]) -> tuple[float, ...]:
 
 
 def charge_of(blocks: Sequence[TimingBlock], series: TimingSeries) -> Charge:
-    """What the clocks of one process triple add to the candidate's claims.
-
-    Args:
-        blocks: Of one process triple.
-        series: Of the same one.
-    """
+    """Time that the clocks of one process triple add to the candidate's claims."""
     latency_us = _latency_us(blocks)
     mine, theirs = outside_us(series)
     slack = slack_us(mine, theirs)
@@ -161,9 +153,7 @@ def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
 def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False) -> list[list[float]]:
     """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
 
-    Args:
-        blocks: Of one or more processes.
-        null: Use the second reference in the candidate's place.
+    `null` takes the second reference in the candidate's place.
     """
     processes: dict[int, list[float]] = {}
     for block in blocks:
@@ -175,13 +165,13 @@ def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False) -> list[lis
 
 
 def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> Interval:
-    """What the inner clock claims, as far as the outer one, which no candidate can reach, bears it out.
+    """The inner clock's interval, as far as the outer clock, which no candidate can reach, bears it out.
 
     Args:
-        claimed: By the inner clock, charges included.
-        by_series: By the outer clock alone. Of short calls it knows little; where it contradicts the claim it prevails.
-        hidden_share: What may be missing from the candidate's latency, as a share of it: the interval reaches down to
-            what the speedup would be then.
+        claimed: Interval by the inner clock, charges included.
+        by_series: Interval by the outer clock alone. It is vague for short calls; where it contradicts the claim it wins.
+        hidden_share: Share of the candidate's latency that may be missing from it: the interval reaches down to the
+            speedup in that case.
     """
     estimate = min(claimed.estimate, by_series.high)
     low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
@@ -191,7 +181,7 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
 
 
 def hidden_us(processes: Sequence[TimingSeries], charges: Sequence[Charge]) -> float:
-    """What a candidate's calls may take that neither its own clock nor a charge has seen: a bound, with 95 % confidence.
+    """95 % bound of the time in a candidate's calls that neither its own clock nor a charge has seen, microseconds.
 
     The harness costs both sides the same, so that in a series, whose parts differ less than whole calls do, the
     candidate's time outside its clock should be the reference's.
@@ -204,7 +194,7 @@ def hidden_us(processes: Sequence[TimingSeries], charges: Sequence[Charge]) -> f
 
 
 def slack_us(*samples: list[float]) -> float:
-    """Twice the standard error of the difference of medians: what chance alone explains."""
+    """Twice the standard error of the difference of medians, which chance alone explains."""
     total = 0.0
     for sample in samples:
         values = np.asarray(sample)

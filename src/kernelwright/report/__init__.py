@@ -1,1 +1,1 @@
-"""What a run says to people: the HTML page, the tables, and the words for codes."""
+"""Shows a run to people: the HTML page, the tables, and the words for codes."""

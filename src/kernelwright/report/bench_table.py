@@ -12,7 +12,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import TaskResult, baseline_table, bench_table, tally
 
 ENTRIES = "entries.json"
-"""Names what the table has a line for: without it a table cannot be computed again."""
+"""File with the lines of the table, without which it cannot be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,7 @@ class BenchEntry:
 
 
 def task_results(run: RunDirectory, entries: Sequence[BenchEntry], errors: Mapping[str, str]) -> list[TaskResult]:
-    """The results of each entry, from the evaluations on disk.
-
-    Args:
-        run: The bench run.
-        entries: Of its suite, in order.
-        errors: Per task and baseline, what kept it from being measured.
-    """
+    """Results of the suite's entries, in order, from the evaluations on disk; `errors` are by task and baseline."""
     found: dict[str, list[Evaluation]] = {}
     for evaluation in run.evaluations():
         found.setdefault(evaluation.task_sha256, []).append(evaluation)
@@ -46,7 +40,7 @@ def task_results(run: RunDirectory, entries: Sequence[BenchEntry], errors: Mappi
 
 
 def table_json(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """What `table.json` holds."""
+    """Content of `table.json`."""
     rows = []
     for row in bench_table(results):
         rows.append({**asdict(row), "fast_p": {str(p): share for p, share in row.fast_p.items()}})
@@ -54,7 +48,7 @@ def table_json(results: Sequence[TaskResult]) -> dict[str, Any]:
 
 
 def is_strict(found: Evaluation) -> bool:
-    """Whether an evaluation was made with TF32 off on both sides."""
+    """True for an evaluation with TF32 off on both sides."""
     return bool(found.checks.get("strict_fp32"))
 
 

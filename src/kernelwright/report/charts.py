@@ -16,9 +16,9 @@ from markupsafe import Markup, escape
 WIDTH = 600
 LEFT, RIGHT, TOP = 64, 14, 14
 WHISKER_ROOM = 3.0
-"""How far beyond the speedups, as a factor, an interval may stretch the axis."""
+"""Factor beyond the speedups by which an interval may stretch the axis."""
 CATERPILLAR_LIMIT = 80
-"""Above this many intervals the distribution is a histogram: chosen for legibility."""
+"""Most intervals that are drawn singly; more become a histogram. Chosen for legibility."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ Span = tuple[str, int, int, int, int]
 
 
 def spans(before: str, after: str) -> list[Span] | None:
-    """How to turn the lines of `before` into those of `after`; None when a text is too long to compare."""
+    """Edits from the lines of `before` to those of `after`; None when a text is too long to compare."""
     if max(len(before), len(after)) > CHARACTER_LIMIT:
         return None
     old, new = before.splitlines(), after.splitlines()

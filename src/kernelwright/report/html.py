@@ -1,4 +1,4 @@
-"""What the pages of all runs share: one self-contained file, escaped by Jinja, under a policy that lets nothing else in."""
+"""Fills the pages of runs: self-contained files, escaped by Jinja, under a policy that lets nothing else in."""
 
 from __future__ import annotations
 
@@ -21,14 +21,9 @@ from kernelwright.files import replace_file
 def fill(
     name: str, *, style: str, script: str | None = None, filters: Mapping[str, Callable[..., str]], **values: Any
 ) -> str:
-    """Return the page of a template of this package.
+    """The page of a template of this package.
 
-    Args:
-        name: The template's file.
-        style: CSS of our own; the only one that the page's policy allows.
-        script: The same for JavaScript; None allows none.
-        filters: For the template.
-        values: For the template; they are escaped unless they are `Markup`.
+    The page's policy allows this style and this script alone. Values are escaped unless they are `Markup`.
     """
     engine = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     engine.filters |= filters
@@ -43,11 +38,7 @@ def fill(
 
 
 def write_page(text: str, target: Path) -> Path:
-    """Write a page to `target`, replacing it in one step, and return `target`.
-
-    Raises:
-        UsageError: `target` cannot be written.
-    """
+    """Write a page to `target` in one step, and return `target`; raises UsageError where it cannot be written."""
     try:
         replace_file(target, text.encode("utf-8", errors="replace"))
     except OSError as error:

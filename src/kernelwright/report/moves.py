@@ -1,4 +1,4 @@
-"""A run of the assembly game as one HTML file that needs no network and runs no script.
+"""Writes a run of the assembly game as one HTML file that needs no network and runs no script.
 
 Everything shown comes from the run directory's JSON files through Jinja's auto-escaping.
 """
@@ -17,7 +17,7 @@ from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.html import asset, fill, flattened, write_page
 
 KIND = "sass optimize"
-"""What `kind` is in the `config.json` of such a run."""
+"""`kind` in the `config.json` of such a run."""
 _INSTRUCTION_BYTES = 16
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 600, 220, 64, 14, 14, 26
 _LINES = """

@@ -1,4 +1,4 @@
-"""A run directory as one HTML file that needs no network.
+"""Writes a run directory as one HTML file that needs no network.
 
 A candidate's source, messages and names are text that an untrusted program chose. They reach the page in
 two ways only: through Jinja's auto-escaping, and as JSON with every `<`, `>` and `&` escaped, which the
@@ -114,7 +114,7 @@ def _references(config: dict[str, Any], tasks: Any) -> dict[str, str]:
 
 
 def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[str, Any]:
-    """What the page's script shows when a row is opened: each text once, differences as spans."""
+    """Data of opened rows for the page's script: each text once, differences as spans."""
     texts: dict[str, int] = {}
     sources = {row.evaluation.candidate_sha256: row.evaluation.source for row in rows}
 
@@ -148,7 +148,7 @@ def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[
 
 
 def _processes(evaluation: Evaluation) -> list[dict[str, str]]:
-    """Medians of each fresh process triple: what the interval was made of."""
+    """Medians of each fresh process triple, from which the interval follows."""
     found = []
     for process in sorted({block.process for block in evaluation.blocks}):
         blocks = [block for block in evaluation.blocks if block.process == process]

@@ -42,17 +42,17 @@ class Difference:
 
 @dataclass(slots=True)
 class Rescore:
-    """What scoring a run again gave."""
+    """Result of scoring a run again."""
 
     scored: int = 0
     """Numbers that were computed again."""
     differences: list[Difference] = field(default_factory=list)
     too_old: list[str] = field(default_factory=list)
-    """Places that cannot be scored again, each with why."""
+    """Places that cannot be scored again, each with the reason."""
 
     @property
     def state(self) -> RescoreState:
-        """A difference outweighs what cannot be computed."""
+        """Outcome of all: a difference outweighs what cannot be computed."""
         if self.differences:
             return RescoreState.DIFFERS
         return RescoreState.TOO_OLD if self.too_old else RescoreState.SAME
@@ -65,7 +65,7 @@ class Rescore:
                 self.differences.append(Difference(where, name, recorded.get(name), found))
 
     def to_json(self) -> dict[str, Any]:
-        """As `rescore --json` prints it."""
+        """The object of `rescore --json`."""
         return {
             "state": self.state.value,
             "scored": self.scored,

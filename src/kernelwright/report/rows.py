@@ -1,4 +1,4 @@
-"""What a run's evaluations amount to: which of them count, and which is the best of its task."""
+"""Chooses the evaluations of a run that count, and the best of each task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASELINE_POLICY = "baseline"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """One evaluation as the page shows it."""
+    """One evaluation on the page."""
 
     number: int
     """Place in the order of judging, from 1."""
@@ -24,34 +24,34 @@ class EvaluationRow:
     state: str
     """`improvement`, `accepted` or `rejected`."""
     superseded_by: int | None
-    """Number of the later evaluation of the same source, which is the one that counts."""
+    """Number of a later evaluation of the same source, which counts in its place."""
     parent: int | None
-    """Number of the evaluation of the candidate that this one was derived from, where it is in this run."""
+    """Number of the evaluation of the parent candidate, where it is in this run."""
 
     @property
     def anchor(self) -> str:
-        """The row's id in the page."""
+        """Id in the page."""
         return f"e{self.number}"
 
     @property
     def name(self) -> str:
-        """What was done, or who did it."""
+        """Techniques, or the policy where there are none."""
         return ", ".join(self.evaluation.techniques) or self.evaluation.policy
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is another way to run the reference, rather than a candidate."""
+        """True for another way to run the reference, rather than a candidate."""
         return self.evaluation.policy == BASELINE_POLICY
 
     @property
     def column(self) -> str:
-        """Who proposed it, or which baseline it is: its column in a table of tasks."""
+        """Column in a table of tasks: the baseline or the policy."""
         techniques = self.evaluation.techniques
         return techniques[0] if self.is_baseline and techniques else self.evaluation.policy
 
     @property
     def reason(self) -> str:
-        """The reason of a rejection in words; empty when accepted."""
+        """Reason of a rejection in words; empty when accepted."""
         return REASONS[self.evaluation.reason] if self.evaluation.reason else ""
 
     @property

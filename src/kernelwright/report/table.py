@@ -1,4 +1,4 @@
-"""The table of CUDA-L1 (arXiv 2507.14111) from the results of a bench run, and what that table leaves out.
+"""Computes the table of CUDA-L1 (arXiv 2507.14111) from the results of a bench run, and more statistics.
 
 Per level and over all, against each baseline: mean, largest and 75/50/25 % speedup, successes and the number
 above 1.01x. Beside them the geometric mean and fast_p (KernelBench, arXiv 2502.10517), and one more baseline:
@@ -9,9 +9,12 @@ solved tasks alone, and over all tasks with an unsolved one counted as 1.0x, as 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, Label, Reason, Verdict
@@ -20,13 +23,13 @@ REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
 
 BEST = "best"
-"""For each task the fastest of its baselines, the reference included."""
+"""Fastest baseline of each task, the reference included."""
 
 CANDIDATE = "candidate"
-"""What is measured of a task besides its baselines."""
+"""Name of the candidate beside the names of baselines."""
 
 ABOVE = 1.01
-"""The speedup from which CUDA-L1 counts a task as sped up."""
+"""Speedup above which CUDA-L1 counts a task as sped up."""
 
 FAST_P = (1.0, 1.5, 2.0)
 
@@ -41,20 +44,20 @@ UNCLEAN = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.ALIASED_OU
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a bench run found for one task."""
+    """Results of a bench run for one task."""
 
     task: str
     level: int | None
     latencies_us: dict[str, float]
     """Median latency of each baseline that ran, by its name; one that failed is absent."""
     evaluation: Evaluation | None
-    """The judge's record of the candidate; None when the task has no candidate, or none that was judged."""
+    """Judge's record of the candidate; None when the task has no candidate, or none that was judged."""
     strict: Evaluation | None = None
-    """As `evaluation`, with TF32 off on both sides; None where that was not asked for."""
+    """Second record, with TF32 off on both sides; None where that was not asked for."""
     has_candidate: bool = False
-    """Whether there is a candidate, judged or not; of no meaning beside an evaluation."""
+    """True when there is a candidate, judged or not; without meaning beside an evaluation."""
     failed: tuple[str, ...] = ()
-    """What could not be measured, by a fault of the task or of the machine: names of baselines, or `CANDIDATE`."""
+    """Baselines, or `CANDIDATE`, that a fault of the task or of the machine kept from being measured."""
 
     def __post_init__(self) -> None:
         for name, latency_us in self.latencies_us.items():
@@ -66,7 +69,7 @@ class TaskResult:
 
     @property
     def solved(self) -> bool:
-        """Whether there is a candidate and the judge accepted it."""
+        """True when there is a candidate and the judge accepted it."""
         return self.evaluation is not None and self.evaluation.accepted
 
     def baselines_us(self) -> dict[str, float]:
@@ -77,7 +80,7 @@ class TaskResult:
         return found
 
     def runs(self, baseline: str) -> bool:
-        """Whether the task can be compared with a baseline."""
+        """True when the task can be compared with a baseline."""
         return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
 
     def speedup(self, baseline: str = REFERENCE) -> float | None:
@@ -100,7 +103,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of a list of speedups, all None when it is empty."""
+    """Statistics of a list of speedups, all None when it is empty."""
 
     count: int
     mean: float | None
@@ -119,7 +122,7 @@ class TableRow:
     """None for all levels, tasks without a level included."""
     baseline: str
     tasks: int
-    """Tasks on which the baseline ran: what the counts below are out of."""
+    """Tasks on which the baseline ran, of which the counts below are a part."""
     success: int
     """Tasks whose candidate was accepted."""
     above: int
@@ -127,17 +130,17 @@ class TableRow:
     fast_p: dict[float, float]
     """Share of `tasks` whose candidate was accepted and is more than p times as fast."""
     solved: Statistics
-    """Over accepted and timed candidates alone."""
+    """Statistics of accepted and timed candidates alone."""
     filled: Statistics
-    """Over all `tasks`, with `UNSOLVED_SPEEDUP` for every other one."""
+    """Statistics of all `tasks`, with `UNSOLVED_SPEEDUP` for every other one."""
     strict: Statistics | None
-    """Against the reference, both with TF32 off, over the solved tasks; None where that was not measured or where the
-    baseline is not the reference."""
+    """Statistics of the solved tasks against the reference, both with TF32 off; None where that was not measured, and for
+    other baselines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of the candidates, without regard to speed."""
+    """Counts of candidates, without regard to speed."""
 
     tasks: int
     without_candidate: int
@@ -157,7 +160,7 @@ class Tally:
     rejected: dict[str, int] = field(default_factory=dict)
     """By reason code, most frequent first."""
     labels: dict[str, int] = field(default_factory=dict)
-    """Of the accepted, most frequent first."""
+    """Labels of the accepted, most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ class BaselineRow:
 
 
 def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
-    """What each baseline gains over the reference, and what always choosing the fastest would."""
+    """Speedup of each baseline over the reference, and of always choosing the fastest."""
     timed = [result.latencies_us for result in results if REFERENCE in result.latencies_us]
     names = [name for name in dict.fromkeys(name for found in timed for name in found) if name != REFERENCE]
     gains = {name: [found[REFERENCE] / found[name] for found in timed if name in found] for name in names}
@@ -184,9 +187,7 @@ def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
 def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[TableRow]:
     """The rows of the table: level by level and then all, each against every baseline and then the best.
 
-    Args:
-        results: One per task.
-        baselines: Which baselines, in which order; by default the reference and every other one, as met.
+    By default the baselines are the reference and every other one, as met.
 
     Raises:
         UsageError: two results are of the same task, or a baseline ran on no task.
@@ -241,27 +242,20 @@ def statistics_of(speedups: Sequence[float]) -> Statistics:
     """Mean, largest, quartiles (linear between neighbours, as numpy's default) and geometric mean."""
     if not speedups:
         return Statistics(0, None, None, None, None, None, None)
-    ordered = sorted(speedups)
+    p25, p50, p75 = np.quantile(speedups, (0.25, 0.5, 0.75)).tolist()
     return Statistics(
-        count=len(ordered),
-        mean=math.fsum(ordered) / len(ordered),
-        largest=ordered[-1],
-        p75=_quantile(ordered, 0.75),
-        p50=_quantile(ordered, 0.50),
-        p25=_quantile(ordered, 0.25),
-        geomean=math.exp(math.fsum(map(math.log, ordered)) / len(ordered)),
+        count=len(speedups),
+        mean=statistics.fmean(speedups),
+        largest=max(speedups),
+        p75=p75,
+        p50=p50,
+        p25=p25,
+        geomean=statistics.geometric_mean(speedups),
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
 def tally(results: Iterable[TaskResult]) -> Tally:
-    """Count what became of the candidates."""
+    """Count the candidates by their fate."""
     results = list(results)
     evaluations = [result.evaluation for result in results if result.evaluation is not None]
     unjudged = [result for result in results if result.evaluation is None]

@@ -1,4 +1,4 @@
-"""A suite, its baselines and given candidates, measured in one run by one judge.
+"""Measures a suite, its baselines and given candidates in one run by one judge.
 
 Candidates are judged in full, each paired with eager in fresh processes. Baselines are wrappers around the task's own
 module; those of one task are measured together, in one rotation with eager on the same inputs, outputs compared. A
@@ -35,10 +35,10 @@ J = TypeVar("J", Job, RotationJob)
 Kind = Literal["candidates", "baselines"]
 
 SAME = ("kind", "suite", "settings", "tasks")
-"""In what a run that is resumed must agree with the earlier one."""
+"""Keys in which a resumed run must agree with the earlier one."""
 
 _CORES_WORTH_SHARING = 4
-"""With fewer for each device, sharing costs more than it protects. Our choice."""
+"""Fewest cores of a device that are worth keeping to it. Our choice."""
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class RotatingEvaluator(Evaluator, Protocol):
     def rotate(
         self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
-        """As `evaluate`, one evaluation for each baseline of a rotation."""
+        """Measure rotations; yields one evaluation for each baseline of each."""
         ...
 
 
@@ -58,7 +58,7 @@ class Owed:
 
     jobs: list[Job]
     rotations: list[RotationJob]
-    """Each is measured whole or not at all: its baselines are compared with the same calls of eager."""
+    """Baselines by task, measured whole or not at all: they are compared with the same calls of eager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class BenchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """Which of the owed work is done now, and in which order."""
+    """Choice and order of the owed work."""
 
     deadline: Callable[[], bool] | None = None
-    """Asked before each job; True leaves the rest for a later run in the same directory."""
+    """Question before each job; True leaves the rest for a later run in the same directory."""
     retry: Callable[[Evaluation], bool] | None = None
-    """Whether an earlier evaluation is made once more, whereupon the later one counts: for rejections that others on the
-    machine may be to blame for."""
+    """Choice of earlier evaluations to make once more, such as rejections that others on the machine may have caused. The
+    later one counts."""
     order: Callable[[Sequence[Task]], Iterable[Task]] | None = None
-    """Puts the tasks that are owed something in order, asked for candidates and for baselines; by default the suite's order.
-    Tasks that it leaves out are not done. A resumed run may have another one."""
+    """Order of the tasks that are owed candidates, or baselines; by default the suite's. Tasks that it leaves out are not
+    done. A resumed run may have another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +99,19 @@ class PoolStage:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the work is spread over the devices."""
+    """Distribution of the work over the devices."""
 
     per_device: int | None = None
     """Judges at once on each device; by default `JUDGES_PER_GPU` on GPUs and one on a CPU."""
     baselines_per_device: int | None = None
-    """Tasks whose baselines are measured at once on each device; by default `per_device`. Their compilers work while nobody
-    measures on the device, so that a few tasks more than candidates keep it busy."""
+    """Tasks whose baselines are measured at once on each device; by default `per_device`. Compilers leave the device idle,
+    so that a few more than `per_device` keep it busy."""
     baselines_beside: bool = False
-    """Whether, of several devices, the last measures baselines while the others judge candidates; whoever is done helps the
-    others. A run that is cut short has both of the first tasks."""
+    """The last of several devices measures baselines while the others judge candidates; whoever is done helps the others. A
+    run that is cut short has both of the first tasks."""
 
     def plan(self, devices: Sequence[str]) -> list[list[PoolStage]]:
-        """The stages on these devices: lists that run beside one another, each in order."""
+        """Stages on these devices: lists that run beside one another, each in order."""
         judges = self.per_device or (JUDGES_PER_GPU if devices[0].startswith("cuda") else 1)
         compilers = self.baselines_per_device or judges
 
@@ -149,13 +149,13 @@ def bench(
         out: The run directory.
         baselines: Names from `ALL_BASELINES`; `eager` is always measured, as the reference.
         device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
-        settings: Of the judge.
-        on_event: Told of each job that ends.
+        settings: Settings of the judge.
+        on_event: Callback for each job that ends.
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
-        evaluator: Who judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines beside
-            eager are wanted, which a `RayPool` is not. By default judges on this machine.
-        spread: How judges on this machine are spread over its devices.
-        agenda: Which of the owed work is done now.
+        evaluator: Pool of judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines
+            beside eager are wanted, which a `RayPool` is not. By default judges on this machine.
+        spread: Distribution of judges on this machine over its devices.
+        agenda: Choice and order of the owed work.
 
     Raises:
         UsageError: an unknown baseline, nothing to measure, an evaluator that cannot, or `out` belongs to another run or to
@@ -193,7 +193,7 @@ def _require_measurable(
     *,
     strict_too: bool,
 ) -> int:
-    """How many evaluations there are to make in all; refuses what cannot be measured."""
+    """Number of evaluations to make in all; refuses what cannot be measured."""
     unknown = [name for name in baselines if name not in ALL_BASELINES]
     if unknown:
         raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
@@ -216,19 +216,14 @@ def _require_measurable(
 class BenchRun:
     """Measures what a run directory still lacks; several pools may work on it, each in a thread of its own.
 
-    Args:
-        run: The run directory.
-        owed: What it lacks.
-        total: Evaluations in all, those that are on record included.
-        agenda: Which of the owed work is done now.
-        on_event: Told of each job that ends.
+    `total` counts all evaluations, those on record included.
     """
 
     def __init__(
         self, run: RunDirectory, owed: Owed, total: int, agenda: Agenda, on_event: Callable[[BenchEvent], None] | None
     ) -> None:
         self.errors: dict[str, str] = dict(run.read_json("errors.json") or {})
-        """Per task and baseline, what kept it from being measured."""
+        """Errors by task and baseline."""
         jobs = _in_turn(owed.jobs, agenda.order, self.errors)
         rotations = _in_turn(owed.rotations, agenda.order, self.errors)
         self._run, self._agenda, self._on_event = run, agenda, on_event
@@ -316,7 +311,7 @@ class _Shared(Iterator[W]):
 
 
 def config_of(suite: Suite, baselines: Sequence[str], devices: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """What `config.json` of a bench run says."""
+    """Content of `config.json`."""
     return {
         "kind": "bench",
         "suite": suite.name,
@@ -342,7 +337,7 @@ def owed_in(
     strict_too: bool = False,
     retry: Callable[[Evaluation], bool] | None = None,
 ) -> Owed:
-    """What `bench` with the same arguments would do in a run directory; an error is no record.
+    """Work that `bench` with the same arguments would do in a run directory; an error is no record.
 
     Work is known by the hashes of its task and its candidate, so that records without sources count.
     """

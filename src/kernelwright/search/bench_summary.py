@@ -14,13 +14,13 @@ from kernelwright.tasks.entries import Suite
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What a bench run found."""
+    """Results of a bench run."""
 
     run: Path
     rows: list[TableRow]
     counts: Tally
     errors: dict[str, str]
-    """Per task and baseline, what kept it from being measured: the task's fault or the machine's."""
+    """Errors of the task or the machine, by task and baseline."""
 
 
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:

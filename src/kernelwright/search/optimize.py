@@ -1,4 +1,4 @@
-"""The main job: propose, judge, keep, and confirm the winner.
+"""Searches for a faster drop-in of one task: proposes, judges, keeps, and confirms the winner.
 
 Everything judged is on disk before the next proposal, so the search can be killed at any moment and goes on where it
 was: a policy's proposals follow from the task, the seed and the history alone.
@@ -29,20 +29,20 @@ CONFIRMATIONS_TRIED = 3
 
 @dataclass(frozen=True, slots=True)
 class SearchEvent:
-    """Something to tell whoever watches."""
+    """Progress of a search."""
 
     message: str
     evaluation: Evaluation | None = None
-    """Set when one has just finished."""
+    """Evaluation that has just finished, if any."""
     number: int = 0
     """Evaluations finished, confirmations left out."""
     lasting: bool = False
-    """Whether the message matters after the next one."""
+    """True when the message matters after the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
-    """What a search found."""
+    """Result of a search."""
 
     run: Path
     best: Evaluation | None
@@ -70,16 +70,16 @@ def optimize(
     confirmed, `optimized.py` into `out`. Run again with the same `out`, it goes on where it was.
 
     Args:
-        task: What to speed up.
-        policy: Who proposes candidates.
+        task: Task to speed up.
+        policy: Proposer of candidates.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         budget: Evaluations to spend, those already in `out` included; confirmations come on top.
         out: The run directory.
-        settings: Of the judge.
-        on_event: Told about progress.
-        seed: Of the policy.
+        settings: Settings of the judge.
+        on_event: Callback for progress.
+        seed: Seed of the policy.
         tune: Plays the assembly game on the winner's Triton kernels (`then_sass.play_with`); None leaves them as they are.
-        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
+        evaluator: Pool of judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
 
     Raises:
         UsageError: `out` belongs to another task, device, policy or other settings.

@@ -77,7 +77,7 @@ def tune_kernels(
 
 
 def is_composed(evaluation: Evaluation) -> bool:
-    """Whether it is of a winner with tuned kernels, which is no part of the search over sources."""
+    """True for a winner with tuned kernels, which is no part of the search over sources."""
     return TECHNIQUE in evaluation.techniques
 
 
@@ -97,11 +97,7 @@ def _compose(run: RunDirectory, task: Task, winner: Candidate, tune: Tune, captu
 
 
 def play_with(agent: str, budget: int, seed: int) -> Tune:
-    """A `Tune` that lets one agent play on the GPU.
-
-    Raises:
-        UsageError: there is no such agent.
-    """
+    """A `Tune` that lets one agent play on the GPU; raises UsageError where there is no such agent."""
     from kernelwright.assembly.search import GameSettings, optimize_kernel
     from kernelwright.assembly.testbed import open_game
 
@@ -116,11 +112,7 @@ def play_with(agent: str, budget: int, seed: int) -> Tune:
 
 
 def needs_gpu(device: str) -> None:
-    """Refuse where there is nothing to tune.
-
-    Raises:
-        DeviceError: the search runs on a CPU.
-    """
+    """Raise DeviceError for a search on a CPU, where there is nothing to tune."""
     if not device.startswith("cuda"):
         raise DeviceError(
             f"Wanted a GPU, whose machine code can be tuned; found the device {device}. Leave out --then-sass."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOT_LEGAL = 1
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
-"""What docs/sass.md speaks of."""
+"""Architectures that docs/sass.md describes."""
 
 _cubin = NamedPath()
 _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="Only this kernel.")
@@ -280,7 +280,7 @@ def optimize(
 
 
 def _kept_in(path: Path) -> str:
-    """What an interrupted search left in its directory, in words."""
+    """Remains of an interrupted search, in words."""
     if not (path / "schedules.jsonl").exists():
         return "no schedule was measured yet"
     return f"every schedule measured is in {path}; the same command with --out {path} goes on"
