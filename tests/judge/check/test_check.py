@@ -397,16 +397,16 @@ def test_an_answer_far_from_the_references_may_be_right_by_the_truth_of_its_own_
     wanted = [torch.relu(inputs[0] @ inputs[1] - 4)]
     right = [torch.relu(inputs[0].double() @ inputs[1].double() - 4).float()]
     assert not apart(right, wanted).within(one.tolerances[OWN])
-    assert bounds.settles(inputs, wanted, right, training=True)
-    assert not bounds.settles(inputs, wanted, [right[0] * 30], training=True)
+    assert bounds.settles(inputs, wanted, right)
+    assert not bounds.settles(inputs, wanted, [right[0] * 30])
     one.bounds.has_float64 = False
-    assert not bounds.settles(inputs, wanted, right, training=True), "there is no truth to ask"
+    assert not bounds.settles(inputs, wanted, right), "there is no truth to ask"
 
 
 def test_inputs_outside_the_domain_settle_nothing():
     one = checker(task("return inputs[0].sqrt()", "[torch.rand(8, 8) + 1]"))
     judged(one)
-    assert not one.bounds.settles([-torch.ones(8, 8)], [torch.ones(8, 8)], [torch.ones(8, 8)], training=True)
+    assert not one.bounds.settles([-torch.ones(8, 8)], [torch.ones(8, 8)], [torch.ones(8, 8)])
 
 
 # --- buffers after many calls -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ from tests.judge.snippets import RELU
 CPU = torch.device("cpu")
 
 
-UNSETTLED = SimpleNamespace(settles=lambda *given, training: False)
+UNSETTLED = SimpleNamespace(settles=lambda *given: False)
 
 
 class FakeGate:
@@ -416,7 +416,7 @@ def test_outputs_of_timed_calls_must_be_near():
     with pytest.raises(RejectionError):
         run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
     asked = []
-    run._check.bounds = SimpleNamespace(settles=lambda *given, training: asked.append(given) or True)
+    run._check.bounds = SimpleNamespace(settles=lambda *given: asked.append(given) or True)
     run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
     assert [given[:2] for given in asked] == [(inputs, wanted)], "the truth of these very inputs has the last word"
 

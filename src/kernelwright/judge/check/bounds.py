@@ -234,20 +234,14 @@ class Bounds:
         )
 
     def settles(
-        self,
-        drawn: list[Any],
-        wanted: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        *,
-        training: bool,
-        state: State | None = None,
+        self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], state: State | None = None
     ) -> bool:
         """Whether a candidate's outputs, far from the reference's (`wanted`), are right by the truth of these very inputs.
 
         The distance allowed between two answers is known from other inputs. Where few elements of an output are not zero,
         or most of it cancels, one draw is worse conditioned than another.
         """
-        state = self._trial.state if state is None else state
+        training, state = self._trial.facts.oracle.training, self._trial.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:

@@ -1,4 +1,4 @@
-"""The last-level cache, emptied before every timed call."""
+"""Empties the last-level cache before every timed call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CacheFlush:
         self._round = 0
 
     def __call__(self) -> float:
-        """Flush and wait; returns how long it took, in microseconds."""
+        """Flush and wait; returns the time it took, microseconds."""
         self._round = (self._round + 1) % 251
         start_ns = time.perf_counter_ns()
         if self._device.type == "cuda":

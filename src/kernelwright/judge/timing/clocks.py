@@ -30,7 +30,7 @@ class CallSamples:
     """Clocks of one side in one process triple, in call order."""
 
     clocks: list[CallClocks] = field(default_factory=list)
-    """Of single calls."""
+    """Clocks of single calls."""
     idle_us: list[float] = field(default_factory=list)
     """Processor time between calls, microseconds."""
     quiet_us: list[float] = field(default_factory=list)
@@ -39,18 +39,18 @@ class CallSamples:
     """Mean of the calls of each series."""
 
     def harness_us(self) -> list[float]:
-        """What each single call took outside the inner clock, microseconds."""
+        """Time of each single call outside the inner clock, microseconds."""
         return [clock.outer_us - clock.inner_us for clock in self.clocks]
 
 
 @dataclass(frozen=True, slots=True)
 class TripleClocks:
-    """Timings of one process triple, as they are recorded, and what single calls took outside the inner clock."""
+    """Timings of one process triple, as they are recorded, and the time of single calls outside the inner clock."""
 
     blocks: tuple[TimingBlock, ...]
     series: TimingSeries
     harness_us: tuple[list[float], list[float]]
-    """Of each single call of (candidate, both references), microseconds."""
+    """Time of each single call outside the inner clock, of (candidate, both references), microseconds."""
     summary: dict[str, float]
     """For the record's `checks`, microseconds."""
 
@@ -58,10 +58,7 @@ class TripleClocks:
 def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) -> TripleClocks:
     """Turn the samples of one process triple into records, and charge the candidate what its own clock did not see.
 
-    Args:
-        process: Its number.
-        samples: Of `reference`, `candidate` and `null`.
-        calls: How many a series holds.
+    `calls` is the number of calls of a series.
     """
     reference, candidate, null = (samples[name] for name in ("reference", "candidate", "null"))
     series = TimingSeries(
@@ -120,9 +117,9 @@ def reject_idle_work(samples: Mapping[str, CallSamples], helpers_us: float, ran_
     """Reject a candidate that computes between calls.
 
     Args:
-        samples: By side.
+        samples: Samples by side.
         helpers_us: Processor time of the candidate's child processes.
-        ran_us: For how long the candidate's processes could run.
+        ran_us: Time for which the candidate's processes could run.
         limit_us: Processor time between calls, beyond the reference's, that is put down to thread pools.
     """
     excess_us = certain_excess(samples["candidate"].idle_us, samples["reference"].idle_us)
@@ -149,8 +146,8 @@ def reject_unquiet(samples: Mapping[str, CallSamples]) -> None:
 
 
 def certain_excess(candidate: list[float], reference: list[float]) -> float:
-    """How far the candidate's lower quartile lies above the reference's upper one: what a busy machine, which
-    disturbs some calls of either, cannot explain."""
+    """Distance of the candidate's lower quartile above the reference's upper one. A busy machine disturbs some calls of
+    either and cannot explain it."""
     return float(np.quantile(candidate, 0.25) - np.quantile(reference, 0.75))
 
 

@@ -64,8 +64,8 @@ def time_candidate(
 
     Args:
         trial: The candidate and its task.
-        check: What its check has found.
-        flush: Of the device in use.
+        check: Result of its check.
+        flush: Empties the device's caches.
         on_process: Told (finished, most) after each process triple.
         checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
 
@@ -106,12 +106,7 @@ def time_candidate(
 
 class OddInputs:
     """Deals the input sets of the check over the blocks of timing, so that each comes up at least once in the shortest
-    run: drawing them anew in each process left out some, and a candidate that fails on those only was accepted.
-
-    Args:
-        sets: The check's input sets.
-        settings: Says how many blocks the shortest run has.
-    """
+    run: drawing them anew in each process left out some, and a candidate that fails on those only was accepted."""
 
     def __init__(self, sets: list[InputSet], settings: Settings) -> None:
         self._sets = sets
@@ -119,7 +114,7 @@ class OddInputs:
         self._each = max(2, math.ceil(len(sets) / (settings.processes_min * settings.blocks)))
 
     def deal(self) -> list[InputSet]:
-        """Those of one block."""
+        """Input sets of one block."""
         if len(self._left) < min(self._each, len(self._sets)):
             self._left += random.sample(self._sets, len(self._sets))
         dealt, self._left = self._left[: self._each], self._left[self._each :]

@@ -1,4 +1,4 @@
-"""Baselines of one task, measured together: every side answers every input, in random order.
+"""Measures the baselines of one task together: every side answers every input, in random order.
 
 Pairing each baseline with the reference in processes of its own costs a compilation per process; here one worker of each
 baseline serves the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock
@@ -30,7 +30,7 @@ TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
 
 NotTimed = RejectionError | WorkerError
-"""Why a baseline has no time."""
+"""Failure for which a baseline has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,14 @@ class Rotated:
 
     score: Score
     allowed: Distance = TOLERANCE
-    """How far its answers might be from eager's."""
+    """Distance allowed between its answers and eager's."""
 
 
 def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | NotTimed]:
-    """Measure modules that wrap the task's own.
+    """Measure modules that wrap the task's own, from a trusted policy; returns latencies or a failure by their hashes.
 
-    Args:
-        trial: The task; its candidate is not used. `settings.blocks` says how many rounds at least, two inputs each;
-            short ones go on for `settings.triple_s` for every three sides, as in `time_candidate`.
-        baselines: Modules with `ModelNew`, from a trusted policy.
-        flush: Empties the caches.
-
-    Returns:
-        By each baseline's hash its latencies, or why there are none.
+    `settings.blocks` is the least number of rounds, two inputs each; short ones go on for `settings.triple_s` for every
+    three sides, as in `time_candidate`. The trial's candidate is not used.
 
     Raises:
         TaskError: the reference failed.
@@ -101,7 +95,7 @@ class RotatedCalls:
         self._failures = failures
         self._flush = flush
         self._allowed = TOLERANCE
-        """How far a baseline's answer may be from eager's; grows where rounding explains more."""
+        """Distance allowed between a baseline's answer and eager's; grows where rounding explains more."""
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -160,14 +154,12 @@ class RotatedCalls:
         if not found.within(self._allowed):
             self._allowed = farthest([self._allowed, self._explained(inputs, wanted)])
         if not found.within(self._allowed):
-            raise RejectionError(
-                Reason.WRONG_OUTPUT,
-                f"the output is {found} from eager's; allowed {self._allowed}",
-            )
+            detail = f"the output is {found} from eager's; allowed {self._allowed}"
+            raise RejectionError(Reason.WRONG_OUTPUT, detail)
 
     def _explained(self, inputs: list[Any], wanted: CallOutput) -> Distance:
-        """How far apart two legal ways of rounding may be on these inputs, by eager's own distance from the float64 truth,
-        and by that of convolutions in TF32 where PyTorch may use it."""
+        """Distance of two legal ways of rounding on these inputs, by eager's own distance from the float64 truth, and by
+        that of convolutions in TF32 where PyTorch may use it."""
         trial, oracle = self._trial, self._trial.facts.oracle
         try:
             truth = oracle.truth(inputs, trial.state, training=oracle.training)
@@ -184,5 +176,5 @@ class RotatedCalls:
         return (error * LEGAL_ERRORS).without("differing")
 
     def result(self, name: str) -> Rotated:
-        """What the rounds say of one baseline."""
+        """Latencies of one baseline over all rounds."""
         return Rotated(score(self._blocks[name], (), Scoring(looks=1)), self._allowed)

@@ -1,4 +1,4 @@
-"""One core of the processor for all sides that are timed against one another on a GPU.
+"""Chooses one core of the processor for all sides that are timed against one another on a GPU.
 
 The host's part of a call is as fast as the core it runs on, and cores of one machine are not alike: beside a busy sibling
 one launches the same kernels half as fast, for as long as a process stays there. Sides are asked one at a time, so they can
@@ -18,15 +18,11 @@ import torch
 from kernelwright.judge.isolation.process import Worker
 
 _CORES_MIN = 4
-"""With fewer, one of them is not to spare. Our choice."""
+"""Least number of cores of which one can be spared. Our choice."""
 
 
 def timing_core(device: torch.device) -> int | None:
-    """The core on which a judge of this GPU times, out of those its process may use; another for each GPU.
-
-    Returns:
-        None where workers stay where they are.
-    """
+    """The core on which a judge of this GPU times, another for each GPU; None where workers stay where they are."""
     mine = sorted(os.sched_getaffinity(0))
     if device.type != "cuda" or len(mine) < _CORES_MIN:
         return None
