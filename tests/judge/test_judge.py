@@ -819,8 +819,8 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, rest=lambda: order.append("rest"), close=lambda: order.append("close"))
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: SimpleNamespace(held_s=0.0, waited_s=0.0))
-    monkeypatch.setattr(judge, "_trial", lambda *given: SimpleNamespace(start=lambda role: side))
+    gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
+    monkeypatch.setattr(judge, "_trial", lambda *given: SimpleNamespace(start=lambda role: side, gate=gate))
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
     monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
     monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))
