@@ -24,10 +24,10 @@ PAPER_COOLING = 0.003
 PAPER_LAST_TEMPERATURE = 0.05
 """Start, share lost a step and end of the temperature in CuAsmRL's code for simulated annealing."""
 _PERCENT_PER_DEGREE = 0.2
-"""What a temperature of 1 means, in percent of the original's cost. Our choice: about what one good move gains."""
+"""Worth of a temperature of 1 in percent of the original's cost. Our choice: about what one good move gains."""
 _IDLE_ROUNDS = 256
-"""Rounds in which nothing new was asked for before a search gives up: the space may be exhausted. What an interrupted run
-had paid for is new to the one that goes on."""
+"""Rounds without a new schedule before a search gives up: the space may be exhausted. Schedules that an interrupted run paid
+for are new to the one that goes on."""
 
 
 class Agent(Protocol):
@@ -81,7 +81,7 @@ def _play_ppo(context: AgentContext) -> None:
 
 @dataclass(slots=True)
 class _Chain:
-    """One of several searches that go on side by side, each with chance of its own."""
+    """One of several searches side by side, with randomness of its own."""
 
     rng: random.Random
     schedule: Schedule
@@ -137,10 +137,10 @@ def _play_one(context: AgentContext, chain: _Chain) -> int:
 
 
 def climb_guided(context: AgentContext) -> None:
-    """Hill climbing whose moves are often those, out of several random ones each, that a model thinks cheapest.
+    """Hill climbing that often plays the cheapest of several random moves by a model, the simulated issue.
 
-    The model is the simulated issue. Its opinion costs no budget, and only what is measured decides: also how often the
-    model is asked, since on some kernels it knows better than chance and on others worse.
+    The model costs no budget, and only measurements decide: also how often the model is asked, since on some kernels it
+    knows better than chance and on others worse.
     """
     architecture = context.program.image.architecture
     asked = {True: _KeepRate(), False: _KeepRate()}
@@ -182,7 +182,7 @@ def climb_in_sweeps(context: AgentContext) -> None:
 
 @dataclass(slots=True)
 class _KeepRate:
-    """How often moves of one origin were kept, as if one of two had been before any was tried."""
+    """Share of kept moves of one origin, begun at one of two."""
 
     kept: int = 1
     tried: int = 2
@@ -206,9 +206,9 @@ _PATIENCE = 200
 _KICK_MOVES = 3
 _GUIDED_CHOICES = 6
 _LEAST_SHARE = 0.2
-"""Of the moves of `climb_guided`, for those that the model chose and for those of chance."""
+"""Least share of the moves of `climb_guided`, for the model's choices and for random ones."""
 _SWEEPS_SHARE = 0.5
-"""Of the proposals of `climb_in_sweeps`. These five are our choice."""
+"""Share of sweeps among the proposals of `climb_in_sweeps`. These five are our choice."""
 
 
 def anneal(context: AgentContext) -> None:

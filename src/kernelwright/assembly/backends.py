@@ -17,11 +17,11 @@ from kernelwright.sass.simulator import simulate
 
 
 class Backend(Protocol):
-    """Says what a schedule costs, or why it has no cost."""
+    """Measures schedules, or says why one has no cost."""
 
     @property
     def name(self) -> str:
-        """What is measured or simulated."""
+        """Name of the quantity."""
 
     @property
     def unit(self) -> str:
@@ -53,7 +53,7 @@ class CostFunction(ABC):
 class StaticIssueCycles(CostFunction):
     """Sum of stall counts: cycles in which one warp issues each instruction once.
 
-    It knows neither loops, waits for memory nor other warps. It is for tests and for sorting moves.
+    It ignores loops, waits for memory and other warps. It is for tests and for sorting moves.
     """
 
     name = "static-issue-cycles"

@@ -28,11 +28,9 @@ class Entry:
 
     Attributes:
         number: 1 for the agent's first.
-        agent: agent that asked.
         digest: SHA-256 of the schedule; see `schedule_digest`.
         parent: number of the entry from which `moves` lead to this one; 0 is the original.
-        moves: what was played since then.
-        measurement: what the backend said.
+        moves: moves played since then.
     """
 
     number: int
@@ -74,21 +72,19 @@ class Entry:
 
 
 class Budget:
-    """A number of schedules that one agent may measure, and what was measured.
+    """Schedules that one agent may measure, and those it has measured.
 
     Args:
-        kernel: the kernel that is played on.
-        backends: what measures, one for each GPU; a schedule goes to any one of them.
+        backends: one for each GPU; a schedule goes to any one of them.
         schedules: number of schedules to measure, those already on disk included.
-        agent: whose budget it is.
         path: JSON lines file; entries of this agent in it count as paid for. None keeps nothing.
         limit_s: seconds after which the budget counts as spent, too; None sets no limit.
         clock: seconds from any fixed point.
-        on_entry: told about every schedule measured now.
+        on_entry: called with every schedule measured now.
 
     Attributes:
-        original: what the backend says of the kernel as it is; it costs no budget.
-        entries: what was measured, oldest first.
+        original: measurement of the kernel as it is; it costs no budget.
+        entries: measured schedules, oldest first.
         stopped_by: `schedules` or `time` once something was refused.
 
     Raises:
@@ -142,7 +138,7 @@ class Budget:
 
     @property
     def lanes(self) -> int:
-        """How many schedules may be measured at the same time."""
+        """Number of schedules that may be measured at the same time."""
         return len(self._backends)
 
     @property
@@ -152,12 +148,12 @@ class Budget:
 
     @property
     def asked(self) -> int:
-        """Different schedules, the original aside, that were asked for since this budget was opened, paid for or not."""
+        """Number of different schedules, the original aside, asked for since this budget was opened, paid for or not."""
         return len(self._asked)
 
     @property
     def spent_by(self) -> str | None:
-        """What is used up, `schedules` or `time`; None while another schedule may be measured."""
+        """Exhausted resource, `schedules` or `time`; None while another schedule may be measured."""
         if self._taken >= self.schedules:
             return "schedules"
         if self._deadline is not None and self._clock() >= self._deadline:
@@ -165,7 +161,7 @@ class Budget:
         return None
 
     def measure(self, schedule: Schedule) -> Measurement:
-        """Return what the backend says of a schedule, and pay for it if it is new. The original is free.
+        """Return a schedule's measurement, and pay for it if it is new. The original is free.
 
         Raises:
             BudgetSpentError: it is new and there is no budget left.
@@ -196,7 +192,7 @@ class Budget:
         return result
 
     def measure_all(self, schedules: Sequence[Schedule]) -> list[Measurement]:
-        """Return what the backends say of several schedules, measured side by side, in the order given.
+        """Measure several schedules side by side, in the order given.
 
         Raises:
             BudgetSpentError: there was not enough budget for all; those before it ended are on record.

@@ -21,18 +21,16 @@ gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 time
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What an agent plays with.
+    """Everything an agent plays with.
 
     Attributes:
-        program: the cubin.
-        kernel_name: which of its kernels, when there are several.
+        kernel_name: which kernel of `program`, when there are several.
         budget: measures schedules, and says how many are left.
-        seed: where chance starts.
         moves: `paper` for the swaps of memory instructions of CuAsmRL, `beyond` for moves of every kind.
         horizon: moves of an episode, for agents that play episodes.
         directory: folder for an agent's own files; None keeps none.
         start: moves from the original to the schedule where every search begins; PPO begins at the original.
-        network_device: where PPO's network is, as torch names devices.
+        network_device: device of PPO's network, as torch names it.
     """
 
     program: Program
@@ -51,7 +49,7 @@ class AgentContext:
         return NEIGHBOURHOODS[self.moves]
 
     def schedule(self) -> Schedule:
-        """Return the schedule where a search begins."""
+        """Return the schedule at which a search begins."""
         schedule = Schedule(self.program.kernel(self.kernel_name))
         for move in self.start:
             schedule.play(move)

@@ -64,10 +64,9 @@ class Change:
 
 
 def steps_to(schedule: Schedule) -> list[Change]:
-    """Return few steps that lead from the original to a schedule, moves first, in an order that can be played.
+    """Return few steps from the original to a schedule, moves first, in an order that can be played.
 
-    Returns:
-        The steps, or an empty list when no such order was found; the schedule's own history still leads there.
+    The list is empty when no such order was found; the schedule's own history still leads there.
     """
     remaining = _moved(schedule)
     trial = Schedule(schedule.kernel)
@@ -157,7 +156,7 @@ def _edits(schedule: Schedule) -> list[Change]:
 
 
 def played(schedule: Schedule, steps: Sequence[Change]) -> tuple[Schedule, int]:
-    """Return a fresh schedule with these steps played on it, and how many were not legal and left out."""
+    """Return a fresh schedule with these steps played on it, and the number of illegal ones, which are left out."""
     fresh = Schedule(schedule.kernel)
     refused = 0
     for step in steps:
@@ -192,14 +191,9 @@ Weigh = Callable[[Schedule], dict[str, Any]]
 
 
 def lessons(schedule: Schedule, weigh: Weigh) -> list[dict[str, Any]]:
-    """Leave every group of steps out once and say what that loses.
+    """Leave every group of the winner's steps out once and say what that loses.
 
-    Args:
-        schedule: the winner.
-        weigh: measures a schedule.
-
-    Returns:
-        For each group: what was done, and the schedule's speedup without it (`without`).
+    Each group is described, with the schedule's speedup without it (`without`).
     """
     found = []
     groups = grouped(steps_to(schedule))
@@ -211,7 +205,7 @@ def lessons(schedule: Schedule, weigh: Weigh) -> list[dict[str, Any]]:
 
 
 def _described(schedule: Schedule, group: Sequence[Change]) -> dict[str, Any]:
-    """Say in data what a group of steps does."""
+    """Describe a group of steps as data."""
     kernel = schedule.kernel
     inside = loop_slots(kernel)
     block = _block_of(schedule, group[0].index)

@@ -99,9 +99,8 @@ def replay(program: Program, moves: Iterable[AnyMove | Sequence[str | int]], ker
     """Return the schedule that a list of moves leads to from the original.
 
     Args:
-        program: the cubin that was played on.
         moves: moves, or their JSON form as in `info["moves"]` and in records (`kernelwright.sass.move_to_json`).
-        kernel_name: which of its kernels, when there are several.
+        kernel_name: which kernel of `program`, when there are several.
 
     Raises:
         MoveError: something is no move, or a move is not legal where it stands in the list.
@@ -126,10 +125,9 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
     """The paper's game; the module's docstring describes spaces and reward.
 
     Args:
-        program: the cubin to play on.
-        kernel_name: which of its kernels, when there are several.
-        backend: what a schedule costs; `StaticIssueCycles` when None.
-        offsets: by how many slots a move takes an instruction; none may be zero.
+        kernel_name: which kernel of `program`, when there are several.
+        backend: measures schedules; `StaticIssueCycles` when None.
+        offsets: slots by which a move takes an instruction; none may be zero.
         memory_only: whether only memory instructions may be moved.
         horizon: moves after which an episode is truncated.
         may_stop: whether the stop action is allowed where another one is; the paper masks it in training.
@@ -249,7 +247,7 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
         return move if self.schedule.is_legal(move) else None
 
     def _run_length(self, slot: int) -> int:
-        """Return how many instructions from `slot` on are of one kind: what a cluster move takes along, at least 2."""
+        """Return the number of instructions from `slot` on of one kind, which a cluster move takes along; at least 2."""
         instructions, order = self.schedule.kernel.instructions, self.schedule.order
         opcode = instructions[order[slot]].opcode
         stop = slot + 1
@@ -316,17 +314,12 @@ class BeyondGameEnv(AssemblyGameEnv):
     Candidates are taken from inside loops first, and memory instructions and tensor operations before others.
 
     Args:
-        program: the cubin to play on.
-        kernel_name: which of its kernels, when there are several.
-        backend: what a schedule costs; `StaticIssueCycles` when None.
         operations: names out of `move`, `cluster` and `stall` with a signed number, `yield`, and `reuse0` to `reuse2`.
-        max_candidates: how many instructions may be chosen.
-        may_stop: whether the stop action is allowed where another one is; the paper masks it.
-        horizon: moves after which an episode is truncated.
+        max_candidates: number of instructions that may be chosen.
 
     Raises:
         UsageError: the program is none, an operation, the number of candidates or the horizon makes no sense, or nothing
-            can be moved.
+        can be moved.
     """
 
     def __init__(

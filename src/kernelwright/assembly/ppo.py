@@ -30,24 +30,18 @@ PACKAGES = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib")
 
 @dataclass(frozen=True, slots=True)
 class PpoConfig:
-    """Hyper-parameters.
+    """Hyper-parameters; values are CuAsmRL's unless they are marked as our choice.
 
     Attributes:
-        rollout_steps: moves of each environment between updates (CuAsmRL: 64).
-        minibatch: samples of a gradient step (CuAsmRL: 8).
-        epochs: passes over a rollout (CuAsmRL: 4).
-        learning_rate: at the start; falls linearly to zero over the run (CuAsmRL: 2.5e-4).
-        adam_epsilon: of the optimiser (CuAsmRL: 1e-5).
-        discount: of later rewards (CuAsmRL: 0.99).
-        gae_lambda: of the advantage estimate (CuAsmRL: 0.95).
-        clip: of the probability ratio, and of the change in value (CuAsmRL: 0.2, both).
-        entropy_weight: (CuAsmRL: 0.01).
-        value_weight: (CuAsmRL: 0.5).
-        gradient_norm: largest norm of a gradient (CuAsmRL: 0.5).
-        features: width of the fully connected layer (CuAsmRL: 512).
-        steps_per_schedule: moves played for each schedule of the budget at most, since a schedule that was
-            measured before costs nothing (our choice).
-        device: where the network is (CuAsmRL: cpu).
+        rollout_steps: moves of each environment between updates.
+        minibatch: samples of a gradient step.
+        epochs: passes over a rollout.
+        learning_rate: at the start; falls linearly to zero over the run.
+        clip: of the probability ratio, and of the change in value.
+        gradient_norm: largest norm of a gradient.
+        features: width of the fully connected layer.
+        steps_per_schedule: moves played for each schedule of the budget at most, since a schedule that was measured
+        before costs nothing (our choice).
     """
 
     rollout_steps: int = 64
@@ -67,7 +61,7 @@ class PpoConfig:
 
 
 def require_ppo_packages() -> None:
-    """See that what PPO needs is installed.
+    """Check that the packages of PPO are installed.
 
     Raises:
         InfrastructureError: something is missing.
@@ -130,8 +124,8 @@ def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO
 def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
     """Return the algorithm and the policy class; on a GPU the network works only when nothing is timed there.
 
-    In this process playing and learning alternate anyway. Other processes that time schedules on the same GPU are kept
-    waiting as they keep each other waiting, until the GPU has done what the network asked for.
+    In this process playing and learning alternate anyway. Other processes that time schedules on the same GPU wait until
+    the GPU has done the network's work.
     """
     import torch
     from sb3_contrib import MaskablePPO

@@ -57,19 +57,18 @@ _NOTE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GameSettings:
-    """How a kernel is tuned.
+    """Settings of a search.
 
     Attributes:
-        agents: who plays; each has the whole budget to itself, so that they can be compared.
+        agents: names of agents; each has the whole budget to itself, so that they can be compared.
         budget: schedules that each agent may measure, those of earlier runs in the same directory included.
-        seed: where chance starts.
         moves: `paper` for CuAsmRL's swaps of memory instructions, `beyond` for moves of every kind.
         horizon: moves of an episode, for agents that play episodes.
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
         start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
-        network_device: where PPO's network is, as torch names devices: the processor as in CuAsmRL's code, or a GPU, where
-            it works only while this process times nothing, nor another one that names the same `KERNELWRIGHT_GPU_TURNS`.
+        network_device: device of PPO's network, as torch names it: the processor as in CuAsmRL's code, or a GPU, where it
+        works only while no process with the same `KERNELWRIGHT_GPU_TURNS` times anything.
     """
 
     agents: tuple[str, ...] = ("ppo",)
@@ -95,13 +94,13 @@ class GameSettings:
 
 @dataclass(frozen=True, slots=True)
 class AssemblyResult:
-    """What tuning one kernel gave.
+    """Outcome of tuning one kernel.
 
     Attributes:
         run: the run directory.
         best: the re-measurement of the winner; None when nothing held.
-        agent: who found it; None when nothing held.
-        summary: what `summary.json` holds.
+        agent: the agent that found it; None when nothing held.
+        summary: the contents of `summary.json`.
     """
 
     run: Path
@@ -116,13 +115,7 @@ Tell = Callable[[str], None]
 def optimize_kernel(
     game: Game, *, out: Path, settings: GameSettings | None = None, tell: Tell | None = None
 ) -> AssemblyResult:
-    """Tune one kernel's schedule; run again with the same `out`, it goes on where it was.
-
-    Args:
-        game: the kernel, and the testbed that measures its schedules.
-        out: the run directory.
-        settings: how it is tuned.
-        tell: told about progress.
+    """Tune one kernel's schedule; run again with the same run directory `out`, it goes on where it was.
 
     Raises:
         UsageError: `out` belongs to another run, or nothing can be moved.
@@ -170,7 +163,7 @@ class _Search:
     tell: Tell
 
     def claim(self) -> None:
-        """Write what this run is, or see that the directory is of the same run."""
+        """Write the configuration of this run, or check that the directory is of the same run."""
         game, settings = self.game, self.settings
         image = game.program.image
         config = {
@@ -230,7 +223,7 @@ class _Search:
         return budget
 
     def confirm(self, budgets: dict[str, Budget]) -> list[_ConfirmedFinalist]:
-        """Measure the most promising schedules of every agent again, and return them with what that said."""
+        """Measure the most promising schedules of every agent again, and return them with their verdicts."""
         known = _known_confirmations(self.run)
         found = [
             _Finalist(agent, entry, budget.schedule_of(entry))
@@ -278,7 +271,7 @@ class _Search:
     def summary(
         self, budgets: dict[str, Budget], tried: Sequence[_ConfirmedFinalist], chosen: _ConfirmedFinalist | None
     ) -> dict[str, Any]:
-        """Return what `summary.json` holds."""
+        """Return the contents of `summary.json`."""
         times = self.run.read_json(_TIMES) or {}
         statuses = Counter(str(entry.measurement.status) for budget in budgets.values() for entry in budget.entries)
         schedules = sum(budget.spent for budget in budgets.values())
@@ -314,7 +307,7 @@ class _Search:
         }
 
     def write_winner(self, chosen: _ConfirmedFinalist) -> None:
-        """Write the winner's cubin and what it is made of; what each move is worth is measured once."""
+        """Write the winner's cubin, moves and listing; each move's worth is measured once."""
         testbed, target = self.game.testbed, self.game.target
         moves = shortest_moves(chosen.schedule)
         earlier = self.run.read_json("winner.json")

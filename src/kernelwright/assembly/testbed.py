@@ -70,9 +70,8 @@ class SimulatedTestbed:
     """A testbed of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
 
     Args:
-        backend: the model.
         architecture: compute capability times ten, for the record.
-        lanes: how many schedules are measured side by side.
+        lanes: number of schedules measured side by side.
     """
 
     is_simulated = True
@@ -108,8 +107,7 @@ class GpuTestbed:
     """A testbed of GPUs, each with a process of its own that runs schedules.
 
     Args:
-        target: the kernel and how to launch it.
-        program: its cubin, disassembled.
+        program: the target's cubin, disassembled.
         devices: ordinals of the GPUs.
         launcher_on: makes the launcher of one device in the child; importable by name.
         processes: fresh processes of a re-measurement.
@@ -148,14 +146,14 @@ class GpuTestbed:
     def confirm(self, schedules: Sequence[Schedule]) -> list[Confirmation]:
         """Time schedules in fresh processes of the first GPU, with an A/A control in each, and compare their outputs.
 
-        All of them share the processes, since starting one takes longer than timing in it. A schedule that fails in
-        one is not tried in the next.
+        All share the processes, since starting one takes longer than timing in it. A schedule that fails in one is not
+        tried in the next.
         """
         cubins = [schedule.cubin(self._program) for schedule in schedules]
         return confirm(self._target, cubins, processes=self._processes, factory=self._factories[0])
 
     def weigh(self, schedule: Schedule) -> Confirmation:
-        """Time a schedule in a process that is kept for this, with an A/A control; outputs are not compared."""
+        """Time a schedule carefully in one process that is kept for this, with an A/A control; outputs are not compared."""
         if self._scale is None:
             self._scale = ContainedLauncher(self._target.spec, self._target.cubin, self._factories[0])
         if self._null is None:
@@ -204,14 +202,12 @@ def simulated_testbed(name: str, architecture: int, lanes: int = 1) -> Simulated
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A kernel to tune, and where its schedules are measured.
+    """A kernel to tune, and the testbed of its schedules.
 
     Attributes:
         name: of the kernel, for people.
-        program: the cubin, disassembled.
-        testbed: measures its schedules.
         kernel_name: which kernel of the cubin, where that must be said.
-        target: how it is launched; None with a model and a bare cubin.
+        target: its launch; None with a model and a bare cubin.
     """
 
     name: str
@@ -233,12 +229,7 @@ class Game:
 
 
 def open_game(target: Target, backend: str = GPU_BACKEND, gpus: int = 1) -> Game:
-    """Set up the game on a target.
-
-    Args:
-        target: the kernel and how to launch it.
-        backend: `gpu`, or one of `SIMULATED_BACKENDS`.
-        gpus: number of GPUs that measure side by side.
+    """Set up the game on a target, with the backend `gpu` on some GPUs side by side, or one of `SIMULATED_BACKENDS`.
 
     Raises:
         UsageError: there is no such backend.
@@ -261,14 +252,14 @@ def find_game(
 
     Args:
         text: a target as `kernelwright.gpu.target` spells them; with a model also a bare cubin.
-        backend: `gpu`, or one of `SIMULATED_BACKENDS`.
+        backend: as in `open_game`.
         architecture: compute capability times ten to compile for; the GPU's own, or 90 with a model, when None.
         gpus: number of GPUs that measure side by side.
         kernel_name: which kernel of a bare cubin, when there are several.
 
     Raises:
         UsageError: the target or the backend does not exist, the target has another kernel or architecture than was asked
-            for, or a bare cubin was to be measured.
+        for, or a bare cubin was to be measured.
         DeviceError: there is no GPU.
         ToolchainError: a compiler or disassembler is missing.
     """
@@ -300,7 +291,7 @@ def _game_of_cubin(text: str, backend: str, architecture: int | None, gpus: int,
 
 
 def _as_asked(target: Target, text: str, architecture: int | None, kernel_name: str | None) -> Target:
-    """The target, unless it is not what was asked for besides its name."""
+    """Return the target, unless its kernel or architecture is not what was asked for."""
     if kernel_name not in (None, target.spec.entry):
         raise UsageError(
             f"Wanted the kernel {kernel_name}, found {text}, which launches {target.spec.entry}. A kernel is chosen only "

@@ -43,7 +43,7 @@ class _StoredModel(BaseModel):
 
 
 class CacheKey(_StoredModel):
-    """What a tuned kernel replaces, and where."""
+    """Original, GPU and launch that a tuned kernel is for."""
 
     identity: str
     """`cubin_identity` of the original."""
@@ -52,25 +52,25 @@ class CacheKey(_StoredModel):
     gpu: str
     """Name of the GPU it was tuned on."""
     signature: str
-    """How it is launched; see `launch_signature`."""
+    """Launch signature; see `launch_signature`."""
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of all of it."""
+        """Hex SHA-256 of all fields."""
         return sha256_of(self.model_dump())
 
 
 class Proof(_StoredModel):
-    """That the tuned cubin is a legal re-schedule of the original."""
+    """Proof that the tuned cubin is a legal re-schedule of the original."""
 
     checker: str
     """Version of the checker."""
     moved: int
-    """Instructions that are not in their original slot."""
+    """Number of instructions outside their original slot."""
 
 
 class ConfirmedSpeedup(_StoredModel):
-    """What fresh processes said of the tuned cubin."""
+    """Speedup of the tuned cubin in fresh processes."""
 
     speedup: float
     speedup_low: float
@@ -93,12 +93,12 @@ class CacheEntry(_StoredModel):
     tuned_sha256: str
     proof: Proof
     measurement: ConfirmedSpeedup | None = None
-    """None when it was put here without a GPU."""
+    """Measured speedup; None when it was put here without a GPU."""
     deterministic: bool = True
     rtol: float = 0.0
     atol: float = 0.0
     provenance: dict[str, Any] = {}
-    """Where it came from: run directory, moves, environment."""
+    """Origin: run directory, moves, environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,7 @@ class Tuned:
 
 
 class TunedCache:
-    """A directory of tuned kernels.
-
-    Args:
-        root: the directory; `KERNELWRIGHT_CACHE`, or kernelwright/tuned in the user's cache directory, when None.
-    """
+    """A directory of tuned kernels, by default `KERNELWRIGHT_CACHE` or kernelwright/tuned in the user's cache directory."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
@@ -149,7 +145,7 @@ class TunedCache:
             yield
 
     def require_writable(self) -> None:
-        """See that something can be kept here, before it is measured at length.
+        """Check that something can be kept here, before it is measured at length.
 
         Raises:
             UsageError: the directory cannot be made or written.
@@ -246,14 +242,14 @@ class TunedCache:
 
 
 def default_root() -> Path:
-    """Return where tuned kernels are kept unless something else is said."""
+    """Return the default directory of tuned kernels."""
     if named := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernelwright" / "tuned"
 
 
 def key_of(cubin: bytes, architecture: int, gpu: str, signature: str) -> CacheKey:
-    """Return the key of what a compiler made.
+    """Return the key of a compiler's cubin.
 
     Raises:
         ValueError: the bytes are not a cubin.

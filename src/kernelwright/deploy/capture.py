@@ -37,13 +37,13 @@ from kernelwright.gpu.launch_spec import (
 
 @dataclass(slots=True)
 class Captured:
-    """What was launched, each kernel and grid once, in order of first launch."""
+    """Launches of each kernel and grid once, in order of first launch."""
 
     launches: list[KernelLaunch] = field(default_factory=list)
     _seen: dict[tuple[int, tuple[int, ...]], tuple[Any, KernelLaunch]] = field(default_factory=dict)
 
     def record(self, kernel: Any, grid: tuple[int, ...], values: Mapping[str, Any], launch: Callable[[], Any]) -> Any:
-        """Launch, and remember how it was done and what it changed."""
+        """Launch, and remember the launch and what it changed."""
         if hasattr(kernel, "result"):
             kernel = kernel.result()
         known = self._seen.get((id(kernel), grid))
@@ -110,7 +110,7 @@ def capture_launches() -> Iterator[Captured]:
 def _compiled_launch(
     autotuner: Any, args: Sequence[Any], stream: Any, kwargs: Mapping[str, Any]
 ) -> tuple[Any, tuple[int, ...], dict[str, Any]] | None:
-    """Return (kernel, grid, values) of a launch of torch.compile's, or None when it is not to be had."""
+    """Return (kernel, grid, values) of a launch of torch.compile's, or None if it cannot be found."""
     if len(autotuner.launchers) != 1:
         return None
     launcher = autotuner.launchers[0]
@@ -175,10 +175,10 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _contents(tensor: torch.Tensor) -> dict[str, Any]:
-    """Say how to draw numbers like a tensor's: of its range where that may matter, else of its spread.
+    """Say how to draw numbers like a tensor's: from its range where that may matter, else by its spread.
 
-    Integers may be indices, which must stay within bounds; numbers that are never negative may be arguments of a
-    square root.
+    Integers may be indices, which must stay within bounds; numbers that are never negative may be arguments of a square
+    root.
     """
     if tensor.numel() == 0 or tensor.dtype.is_complex:
         return {}

@@ -41,11 +41,10 @@ _MARK = "# Below: machine code tuned for the Triton kernels above, and what puts
 
 @dataclass(frozen=True, slots=True)
 class TunedLaunch:
-    """What became of one kernel.
+    """Outcome of tuning one kernel.
 
     Attributes:
-        launch: the kernel.
-        confirmation: what fresh processes said; None when nothing was found or it is not legal.
+        confirmation: re-measurement in fresh processes; None when nothing was found or it is not legal.
         refusal: why the original stays; empty when the tuned code is carried.
     """
 
@@ -56,12 +55,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A candidate with tuned kernels.
-
-    Attributes:
-        candidate: carries the tuned code; None when no kernel got faster.
-        kernels: what became of each kernel.
-    """
+    """A candidate that carries tuned code, None when no kernel got faster, and the outcome of each kernel."""
 
     candidate: Candidate | None
     kernels: tuple[TunedLaunch, ...]
@@ -77,9 +71,7 @@ def compose(
     """Tune a candidate's kernels one after another and let it carry those that are confirmed to be faster.
 
     Args:
-        candidate: whose kernels they are.
-        launches: what it launches; see `capture_candidate`.
-        tune: plays the game.
+        launches: its launches; see `capture_candidate`.
         remeasure: times a result again in fresh processes.
 
     Raises:
@@ -101,12 +93,11 @@ def compose(
 
 
 def carry(source: str, tuned: Mapping[str, Mapping[str, Mapping[str, bytes]]], gpu: str) -> str:
-    """Return a candidate's source with tuned code and what puts it in place appended.
+    """Return a candidate's source with tuned code for one GPU, and what puts it in place, appended.
 
     Args:
         source: text of a module with Triton functions.
         tuned: function name -> identity of the original cubin -> code sections, as `code_of` gives them.
-        gpu: name of the GPU it was tuned on.
     """
     from kernelwright.deploy import embedded_kernel
     from kernelwright.gpu import triton_kernels
@@ -137,11 +128,7 @@ def capture_candidate(
     It runs with this process's rights: judge a candidate before.
 
     Args:
-        task: gives the inputs.
-        candidate: defines `ModelNew`.
-        device: where it runs.
         prepare: called first in that process; must be importable by name.
-        limit_s: how long it may take.
 
     Raises:
         DeviceError: it did not run, or not within the limit.

@@ -59,15 +59,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What deploying gave: the entry and its directory, or why not.
-
-    Attributes:
-        entry: what was put into the cache; None when refused.
-        path: its directory; None when refused.
-        refusal: why it was refused; None when deployed.
-        detail: the refusal in words.
-        confirmation: the re-measurement, when there was one.
-    """
+    """Outcome of deploying: the entry and its directory, or the refusal and its detail in words."""
 
     entry: CacheEntry | None = None
     path: Path | None = None
@@ -78,7 +70,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """What a search found: the target, the tuned cubin, and where it came from."""
+    """Winner of a search: the target, the tuned cubin and its provenance."""
 
     target: Target
     tuned: bytes
@@ -140,8 +132,6 @@ def deploy(
     """Prove and measure a winner again and, if it is right and faster, put it into the cache.
 
     Args:
-        winner: what a search found.
-        cache: where to put it.
         remeasure: times it again; None to deploy on the proof alone, for a machine without a GPU.
         gpu: name of the GPU it is for; only with `remeasure=None`, which has none to ask.
 
@@ -203,7 +193,7 @@ def deploy(
 
 
 def find_tuned(cache: TunedCache, cubin: bytes, architecture: int, gpu: str, signature: str) -> Tuned | None:
-    """Return the tuned kernel for what a compiler has made here, as a cubin of this build; None when there is none.
+    """Return the tuned kernel for a compiler's cubin, as a cubin of this build; None when there is none.
 
     The build may differ in debug information from the one that was tuned; its own is kept.
     """

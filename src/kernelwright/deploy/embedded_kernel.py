@@ -23,7 +23,6 @@ class EmbeddedKernel(WrappedFunction):
     The first launch of each specialisation runs what Triton compiled.
 
     Args:
-        function: decorated with `@triton.jit`, and possibly with more of Triton's decorators.
         tuned: code for each identity of a cubin: section name -> base64 of the zlib-compressed section.
         gpu: name of the GPU it was tuned on.
     """
@@ -51,13 +50,7 @@ class EmbeddedKernel(WrappedFunction):
 
 
 def install_embedded(module: dict[str, Any], tuned: Mapping[str, Mapping[str, Mapping[str, str]]], gpu: str) -> None:
-    """Wrap the Triton functions of a module for which there is tuned code.
-
-    Args:
-        module: the module's `globals()`.
-        tuned: function name -> what `EmbeddedKernel` takes.
-        gpu: name of the GPU it was tuned on.
-    """
+    """Wrap the Triton functions of a module, given as its `globals()`, for which there is tuned code by function name."""
     for name, value in list(module.items()):
         try:
             function = jit_function(value)

@@ -60,10 +60,7 @@ def tunable_torch_compile() -> Iterator[None]:
 
 @contextmanager
 def tuned_torch_compile(cache: TunedCache | None = None) -> Iterator[None]:
-    """Let torch.compile use tuned kernels for what it compiles inside.
-
-    Args:
-        cache: where tuned kernels are; the default cache when None.
+    """Let torch.compile use tuned kernels, of the default cache unless another is given, for what it compiles inside.
 
     Raises:
         ToolchainError: this torch has other settings.

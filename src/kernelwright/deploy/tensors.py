@@ -9,14 +9,10 @@ import torch
 
 
 class CopiedArguments:
-    """Arguments in which every tensor is a copy.
+    """Positional and keyword arguments in which every tensor is a copy.
 
-    A kernel is told strides and may reach beyond a view, so the whole storage is copied and the view made
-    again in it; tensors that share memory share it in the copy.
-
-    Args:
-        args: positional arguments.
-        kwargs: arguments by keyword.
+    A kernel is told strides and may reach beyond a view, so the whole storage is copied and the view made again in it;
+    tensors that share memory share it in the copy.
 
     Raises:
         ValueError: an argument holds device memory in a way that is not understood.
@@ -31,7 +27,6 @@ class CopiedArguments:
         """Say how the memory differs from another copy of the same arguments, or return None.
 
         Args:
-            other: the other copy.
             tolerance: relative and absolute tolerance; None for equal bits.
         """
         pairs = zip(self._storages.values(), other._storages.values(), strict=True)

@@ -31,11 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class TunedFunction(WrappedFunction):
-    """A Triton function whose launches use tuned machine code; it is launched like the function itself.
-
-    Args:
-        function: decorated with `@triton.jit`, and possibly with `@triton.autotune` or `@triton.heuristics`.
-        cache: where tuned kernels are.
+    """A Triton function whose launches use tuned machine code of a cache; it is launched like the function itself.
 
     Raises:
         TypeError: there is no `@triton.jit` function in it.
@@ -124,17 +120,13 @@ class TunedFunction(WrappedFunction):
 
 
 def jit(function: Any = None, *, cache: Path | str | TunedCache | None = None) -> Any:
-    """Decorate a Triton function so that its launches use tuned machine code where there is some.
+    """Decorate a Triton function so that its launches use tuned machine code if there is some in the cache.
 
     Under Triton's interpreter there is no machine code, and the function stays as it is.
 
-    Args:
-        function: decorated with `@triton.jit`, and possibly with `@triton.autotune` or `@triton.heuristics`.
-        cache: where tuned kernels are; the default cache when None.
-
     Raises:
         TypeError: `function` is not decorated with `@triton.jit`.
-        UsageError: `cache` is none of what it may be.
+        UsageError: `cache` is no directory's path and no TunedCache.
     """
     from triton import knobs
 

@@ -45,13 +45,7 @@ def initial_contents(tensor: TensorArgument, seed: int) -> bytes:
 
 
 def difference(spec: LaunchSpec, expected: list[bytes], found: list[bytes]) -> str | None:
-    """Say how outputs differ by more than the spec allows, or return None.
-
-    Args:
-        spec: says whether outputs must be equal bit by bit.
-        expected: bytes of every output of the original.
-        found: bytes of every output of the schedule.
-    """
+    """Say how outputs, the bytes of each, differ by more than the spec allows, or return None."""
     for tensor, left, right in zip(spec.outputs, expected, found, strict=True):
         if left == right:
             continue

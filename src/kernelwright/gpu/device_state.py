@@ -9,7 +9,7 @@ import torch
 
 
 def device_state(device: torch.device) -> dict[str, float | str]:
-    """What the driver says of the GPU, or the load average of the processor; empty where nothing can be read.
+    """Return the driver's report on the GPU, or the load average of the processor; empty where nothing can be read.
 
     The library, not nvidia-smi: starting that takes a lock of the driver which everybody else's allocations wait for.
     """

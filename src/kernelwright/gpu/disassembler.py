@@ -40,12 +40,7 @@ _OLDEST_ARCHITECTURE_OF_13 = 75
 
 @dataclass(frozen=True, slots=True)
 class Disassembler:
-    """An nvdisasm executable.
-
-    Attributes:
-        path: the executable.
-        version: its CUDA release, for example (12, 8).
-    """
+    """An nvdisasm executable and its CUDA release, such as (12, 8)."""
 
     path: Path
     version: tuple[int, int]
@@ -119,11 +114,11 @@ def disassemble(cubin: bytes) -> str:
 def installed_disassemblers() -> tuple[Disassembler, ...]:
     """Return every nvdisasm found, in order of preference, each once.
 
-    `KERNELWRIGHT_NVDISASM` comes first, then Triton's, then that of the package nvidia-cuda-nvdisasm, then PATH,
-    then the CUDA toolkit.
+    `KERNELWRIGHT_NVDISASM` comes first, then Triton's, then that of the package nvidia-cuda-nvdisasm, then PATH, then the
+    CUDA toolkit.
 
     Raises:
-        DisassemblerMissingError: what `KERNELWRIGHT_NVDISASM` names is no nvdisasm that runs.
+        DisassemblerMissingError: `KERNELWRIGHT_NVDISASM` names no nvdisasm that runs.
     """
     found: dict[Path, Disassembler] = {}
     if named := os.environ.get(ENVIRONMENT_VARIABLE):

@@ -29,13 +29,12 @@ _STATIC_SHARED_LIMIT_BYTES = 48 << 10
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """Which GPU and driver a time or a check belongs to.
+    """GPU and driver that a time or a check belongs to.
 
     Attributes:
         name: the GPU's name, such as "NVIDIA H200".
         architecture: compute capability times ten.
         driver: highest CUDA release the driver supports, such as "13.0".
-        l2_bytes: size of the level-2 cache.
     """
 
     name: str
@@ -55,10 +54,7 @@ class LoadedKernel:
 
 
 class CudaDriver:
-    """The primary context of one GPU, and calls in it. Use one from the thread that made it.
-
-    Args:
-        device: ordinal of the GPU.
+    """The primary context of one GPU, named by its ordinal. Use it from the thread that made it.
 
     Raises:
         DeviceError: there is no driver or no such GPU.
@@ -78,12 +74,7 @@ class CudaDriver:
         return gpu_identity(self._ordinal)
 
     def load(self, cubin: bytes, entry: str, shared_bytes: int) -> LoadedKernel:
-        """Load a cubin and return its kernel `entry`.
-
-        Args:
-            cubin: the file's bytes.
-            entry: the kernel's name in it.
-            shared_bytes: dynamic shared memory that launches will ask for.
+        """Load a cubin and return its kernel `entry`, whose launches will ask for `shared_bytes` of dynamic shared memory.
 
         Raises:
             CudaError: the driver refuses the image, or there is no such kernel in it.
@@ -110,7 +101,7 @@ class CudaDriver:
     def launcher(
         self, kernel: LoadedKernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: KernelArguments
     ) -> Callable[[], None]:
-        """Return what launches on the default stream; prepared once, for calls in a timed loop."""
+        """Return a launch on the default stream, prepared once for calls in a timed loop."""
         function, call = ctypes.c_void_p(kernel.function), self._library.cuLaunchKernel
         values = (function, *grid, *block, kernel.shared_bytes, None, arguments.packed, None)
 
@@ -125,7 +116,7 @@ class CudaDriver:
         """Wait until the GPU has done everything asked of it.
 
         Raises:
-            CudaError: a kernel failed, with the driver's name for how.
+            CudaError: a kernel failed; it carries the driver's name of the failure.
         """
         self._call("cuCtxSynchronize")
 
@@ -185,7 +176,7 @@ class CudaDriver:
         return event
 
     def record(self, event: ctypes.c_void_p) -> None:
-        """Let `event` happen when everything before it on the default stream is done."""
+        """Record `event` on the default stream behind everything queued so far."""
         self._call("cuEventRecord", event, ctypes.c_void_p())
 
     def elapsed_us(self, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
@@ -205,11 +196,7 @@ class CudaDriver:
 
 
 class KernelArguments:
-    """The argument list of a launch, in the form the driver wants.
-
-    Args:
-        values: ctypes values in the kernel's order; device pointers are `c_uint64`.
-    """
+    """Argument list of a launch in the driver's form; ctypes values in the kernel's order, pointers as `c_uint64`."""
 
     def __init__(self, values: Sequence[ctypes._SimpleCData[Any]]) -> None:
         self._values = tuple(values)

@@ -45,7 +45,7 @@ ELEMENT_BYTES: dict[str, int] = {
 }  # fmt: skip
 WARP_SIZE = 32
 LAUNCH_SUFFIXES = (".toml", ".json")
-"""How the names of launch files end."""
+"""Suffixes of launch files."""
 _SPELLINGS = {"u1": "i1", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 """Triton's other names for types."""
 _LARGEST_TENSOR_BYTES = 1 << 36
@@ -106,10 +106,10 @@ Argument = Annotated[TensorArgument | ScalarArgument | NullArgument, Field(discr
 
 
 class LaunchSpec(_Spec):
-    """How one kernel is launched, on what, and how its outputs are compared."""
+    """Launch of one kernel: geometry, arguments, and the rule for comparing outputs."""
 
     name: str
-    """For people and for directories."""
+    """Name for people and for directories."""
     entry: str
     """The kernel's name in the cubin."""
     grid: tuple[int, int, int]
@@ -145,7 +145,7 @@ class LaunchSpec(_Spec):
 
     @property
     def signature(self) -> str:
-        """What a launch has to look like; part of the key a tuned kernel is kept under."""
+        """Types and sizes that every launch shares; part of the key a tuned kernel is kept under."""
         types = [
             f"*{argument.dtype}" if isinstance(argument, TensorArgument) else argument.type
             for argument in self.arguments
@@ -165,7 +165,7 @@ class LaunchSpec(_Spec):
 
 
 class LaunchFile(LaunchSpec):
-    """A launch spec in a file, with where the cubin comes from; give `cubin` or `source`."""
+    """A launch spec in a file, with the cubin's origin: either `cubin` or `source`."""
 
     cubin: str | None = None
     """Path of the cubin, relative to the file."""
@@ -221,26 +221,19 @@ class KernelLaunch:
 
 
 def launch_signature(entry: str, types: Sequence[str], threads: int, shared_bytes: int) -> str:
-    """Spell what a kernel is launched with.
-
-    Args:
-        entry: the kernel's name.
-        types: of its run-time arguments, Triton's spelling.
-        threads: of a block.
-        shared_bytes: dynamic shared memory of a block.
-    """
+    """Spell a launch: entry, Triton's types of run-time arguments, threads and dynamic shared memory of a block."""
     return f"{entry}({', '.join(types)}) threads={threads} shared={shared_bytes}"
 
 
 def plain_type(kind: str) -> str:
-    """Return Triton's spelling of a type as this module spells it: no promise of constness, one name for each type."""
+    """Return this module's spelling of a Triton type: no promise of constness, one name for each type."""
     if kind.startswith("*"):
         return "*" + plain_type(kind.removeprefix("*k") if kind.startswith("*k") else kind[1:])
     return _SPELLINGS.get(kind, kind)
 
 
 def signature_of(kernel: Any) -> str:
-    """Return the launch signature of a kernel that Triton compiled, its `CompiledKernel`."""
+    """Return the launch signature of Triton's `CompiledKernel`."""
     types = [plain_type(str(kind)) for kind in kernel.src.signature.values() if kind != "constexpr"]
     metadata = kernel.metadata
     return launch_signature(metadata.name, types, WARP_SIZE * metadata.num_warps, metadata.shared)

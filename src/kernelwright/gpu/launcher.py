@@ -15,18 +15,18 @@ from kernelwright.gpu.launch_spec import LaunchSpec, NullArgument, ScalarArgumen
 
 _CHECK_SET = 0
 _FLUSH_FACTOR = 2
-"""The level-2 cache is emptied by writing this many times its size."""
+"""Size of the write that empties the level-2 cache, in sizes of the cache."""
 _SEEDS_KEPT = 2
-"""Inputs of this many seeds stay on the GPU, so that checking many schedules on them draws and uploads them once."""
+"""Seeds whose inputs stay on the GPU, so that checking many schedules on them draws and uploads them once."""
 _CALIBRATION_LAUNCHES = 64
 _CALIBRATION_BYTES = 4 << 20
 _WARM_UP_US = 10_000.0
-"""A warm-up goes on in steps of this much GPU time until none is faster than the one before it."""
+"""GPU time of a warm-up step, microseconds; steps go on until none is faster than the one before it."""
 _WARM_UP_STEPS = range(3, 26)
 """Least and most steps; an idle GPU reaches its working clocks within a quarter of a second. These are our choice."""
 _WARM_UP_GAIN = 0.01
 _HOST_MARGIN = 2.0
-"""A kernel is long enough if it takes this many times as long as the host needs to queue a launch; our choice."""
+"""Least ratio of a long enough kernel's time to the host's time for queueing a launch; our choice."""
 _QUEUED_BESIDES = 3
 """Calls queued beside the timed launches: one launch ahead and two events."""
 _LONGEST_HOLD_BYTES = 16 << 20
@@ -61,11 +61,7 @@ LauncherFactory = Callable[[LaunchSpec], Launcher]
 
 
 class CudaLauncher:
-    """A launcher on the CUDA driver.
-
-    Args:
-        spec: how to launch.
-        driver: the GPU; the first one when None.
+    """A launcher on the CUDA driver, of the first GPU unless another is given.
 
     Raises:
         DeviceError: there is no GPU, or not enough memory on it.
@@ -143,7 +139,7 @@ class CudaLauncher:
         return [driver.download(pointers[tensor.name], tensor.size_bytes) for tensor in self._spec.outputs]
 
     def _kept_inputs(self, seed: int) -> dict[str, int]:
-        """Return the device copies of what is read from `seed`; the seed that was not asked for longest makes room."""
+        """Return the device copies of what is read from `seed`; the least recently used seed makes room."""
         for position, (known, pointers) in enumerate(self._kept):
             if known == seed:
                 self._kept.append(self._kept.pop(position))
@@ -154,11 +150,7 @@ class CudaLauncher:
         return pointers
 
     def _calibrated(self, prepared: list[Callable[[], None]]) -> _Hold:
-        """Bring the GPU to its working clocks, then compare the host's time for queueing a launch with the kernel's.
-
-        Returns:
-            By how much the GPU must be held back before what is timed.
-        """
+        """Bring the GPU to its working clocks, and return the hold that hides the host's time for queueing launches."""
         driver = self._driver
         earlier_us = math.inf
         for step in range(_WARM_UP_STEPS.stop):
@@ -240,7 +232,7 @@ class _Hold:
     bytes_per_call: float
 
     def bytes_for(self, launches: int) -> int:
-        """Return how much to copy before so many launches."""
+        """Return the bytes to copy before so many launches."""
         return min(_LONGEST_HOLD_BYTES, round(self.bytes_per_call * (launches + _QUEUED_BESIDES)))
 
 

@@ -13,14 +13,12 @@ from kernelwright.errors import CompilationError, CompilerMissingError, Toolchai
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_NVCC"
 TOOLKIT = Path("/usr/local/cuda")
-"""Where the CUDA toolkit installs itself."""
+"""Default directory of the CUDA toolkit."""
 _TIMEOUT_S = 300.0
 
 
 def find_nvcc() -> Path:
     """Return the nvcc for cubins of our own: `KERNELWRIGHT_NVCC`, then PATH, then the CUDA toolkit.
-
-    Candidates are compiled by torch, which looks for its own: `find_torch_nvcc`.
 
     Raises:
         CompilerMissingError: there is none.
@@ -62,9 +60,8 @@ def compile_cuda(
 
     Args:
         source: the text of a translation unit; kernels are easiest to name when they are `extern "C"`.
-        architecture: compute capability times ten, for example 90.
+        architecture: compute capability times ten.
         options: further options of nvcc, such as `-O3` or `-maxrregcount=64`.
-        nvcc: the compiler; `find_nvcc` when None.
         feature: suffix of an architecture with its own features, such as "a" for sm_90a.
 
     Raises:

@@ -30,11 +30,10 @@ _CORPUS_PREFIX = "corpus:"
 
 
 def load_target(text: str, architecture: int) -> Target:
-    """Return what a target's name means; see the module's docstring.
+    """Return the target of a name; see the module's docstring.
 
     Args:
-        text: the name.
-        architecture: compute capability times ten to compile for where something is compiled.
+        architecture: compute capability times ten to compile for if something is compiled.
 
     Raises:
         UsageError: it cannot be found or read, or a compiler refused the kernel.
@@ -44,7 +43,7 @@ def load_target(text: str, architecture: int) -> Target:
 
 
 def find_target(text: str) -> Callable[[int], Target]:
-    """Look a target's name up and return what makes it for an architecture, as `load_target` does.
+    """Look a target's name up and return its builder for an architecture.
 
     Raises:
         UsageError: it cannot be found or read.
@@ -73,7 +72,7 @@ def find_target(text: str) -> Callable[[int], Target]:
 
 
 def _absent(text: str) -> str:
-    """What to say of a file that is not there: maybe it is a kernel of the corpus."""
+    """Say that a file is not there, and which kernel of the corpus may be meant."""
     near = difflib.get_close_matches(text, CORPUS, n=1)
     return f"there is no file {text}. " + (f"Did you mean {_CORPUS_PREFIX}{near[0]}?" if near else "Check the path.")
 

@@ -11,8 +11,7 @@ from kernelwright.errors import CompilationError, CompilerMissingError, UsageErr
 ARCHITECTURES = (80, 86, 89, 90)
 """Compute capabilities, times ten, for which the machine-code tools are tested."""
 KNOWN_ARCHITECTURES = (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
-"""Compute capabilities, times ten, that NVIDIA has made since the instruction format that is read here; not every compiler
-serves each."""
+"""Compute capabilities, times ten, with the instruction format that is read here; not every compiler serves each."""
 _WARP_SIZE = 32
 
 
@@ -22,12 +21,8 @@ class CompiledKernel:
 
     Attributes:
         name: the entry point's name.
-        architecture: compute capability times ten.
-        cubin: the machine code.
-        ptx: the PTX it was assembled from.
-        num_warps: warps of a thread block.
         shared_bytes: dynamic shared memory of a thread block.
-        scratch_bytes: device memory the launcher must provide, in bytes.
+        scratch_bytes: device memory the launcher must provide.
     """
 
     name: str
@@ -51,11 +46,9 @@ def compile_triton(
     """Compile a `@triton.jit` function for an architecture that need not be present.
 
     Args:
-        function: the decorated function.
         signature: argument name -> Triton type, such as "*fp16" or "i32", without the constants.
         constants: values of the `tl.constexpr` arguments.
-        architecture: compute capability times ten, for example 90.
-        num_warps: warps of a thread block.
+        architecture: compute capability times ten.
         num_stages: depth of software pipelining.
         aligned: arguments promised to be divisible by 16.
 

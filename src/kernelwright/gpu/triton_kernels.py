@@ -74,9 +74,6 @@ def _places(function: Any, kernel: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
 class WrappedFunction:
     """A Triton function that is launched like itself; subclasses may replace a kernel after its first launch.
 
-    Args:
-        function: decorated with `@triton.jit`, and possibly with more of Triton's decorators.
-
     Raises:
         TypeError: there is no `@triton.jit` function in it.
     """

@@ -19,19 +19,18 @@ from kernelwright.gpu.launch_spec import (
 from kernelwright.gpu.triton_compiler import compile_triton
 
 _SPECIALISED_MULTIPLE = 16
-"""Triton promises the compiler that integers and addresses that are divisible by 16 stay so."""
+"""Divisor of integers and addresses that Triton promises to the compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonSpec:
-    """A Triton kernel in one configuration, and what it is run on.
+    """A Triton kernel in one configuration, and the arguments it is run on.
 
     Attributes:
         kernel: the `@triton.jit` function.
         arguments: its run-time arguments, in any order, by the names of its parameters.
         grid: thread blocks along up to three axes.
         constants: values of its compile-time arguments.
-        num_warps: warps of a thread block.
         num_stages: depth of software pipelining.
         settings: further fields of `LaunchSpec`, such as `deterministic` or `cold_l2`.
     """

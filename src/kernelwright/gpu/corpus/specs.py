@@ -125,4 +125,4 @@ _LAUNCHES = {
     "flash_attention": _attention,
     "sgemm": _product,
 }
-"""How each function of the corpus is launched."""
+"""Arguments and grid of each function of the corpus."""
