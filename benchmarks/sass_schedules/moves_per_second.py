@@ -7,8 +7,8 @@ import random
 import sys
 import time
 
-from kernelwright.gpu import ARCHITECTURES, compile_triton, disassemble
-from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu import ARCHITECTURES, disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.sass import Schedule, load
 
 
@@ -39,17 +39,8 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     result = {}
     for architecture in ARCHITECTURES:
-        for name, spec in CORPUS.items():
-            kernel = compile_triton(
-                spec.function,
-                spec.signature,
-                spec.constants,
-                architecture,
-                spec.num_warps,
-                spec.num_stages,
-                spec.aligned,
-            )
-            result[f"{name}_sm{architecture}"] = rate(kernel.cubin, seconds)
+        for name, spec in corpus_specs().items():
+            result[f"{name}_sm{architecture}"] = rate(spec.build(name, architecture).cubin, seconds)
     print(json.dumps(result, indent=1))
 
 

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from kernelwright.gpu import compile_triton, disassemble
-from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import load
@@ -17,11 +17,10 @@ ORIGINAL_US = 20.0
 
 @cache
 def program_of(name="row_sum", architecture=80):
-    spec = CORPUS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_ALWAYS_COMPILE", "1")
-        kernel = compile_triton(spec.function, spec.signature, spec.constants, architecture, aligned=spec.aligned)
-    return load(kernel.cubin, disassemble)
+        target = corpus_specs()[name].build(name, architecture)
+    return load(target.cubin, disassemble)
 
 
 class PretendedLauncher:

@@ -377,10 +377,10 @@ def test_a_search_begins_where_it_is_told(program, agent):
     first = budget_of(program, 150)
     play("greedy", AgentContext(program, None, first, seed=0))
     (best,) = first.best(1)
-    start = tuple(first.moves_to(best))
+    start = tuple(first.schedule_of(best).history)
     budget = budget_of(program, 30, agent)
     play(agent, AgentContext(program, None, budget, seed=1, start=start))
-    assert all(tuple(budget.moves_to(entry))[: len(start)] == start for entry in budget.entries)
+    assert all(tuple(budget.schedule_of(entry).history)[: len(start)] == start for entry in budget.entries)
     assert budget.spent == 30
     if agent != "random":
         assert budget.entries[0].digest == best.digest

@@ -16,14 +16,12 @@ from kernelwright.assembly.game import (
     ENVIRONMENT_ID,
     AssemblyGameEnv,
     BeyondGameEnv,
-    RecordedTimings,
     StaticIssueCycles,
     replay,
-    schedule_digest,
 )
 from kernelwright.errors import UsageError
-from kernelwright.gpu import compile_triton, disassemble
-from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu import disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 
 
@@ -31,10 +29,9 @@ from kernelwright.sass import Move, MoveError, Schedule, check, load
 def program(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    spec = CORPUS["row_sum"]
-    kernel = compile_triton(spec.function, spec.signature, spec.constants, 80, aligned=spec.aligned)
+    target = corpus_specs()["row_sum"].build("row_sum", 80)
     patch.undo()
-    return load(kernel.cubin, disassemble)
+    return load(target.cubin, disassemble)
 
 
 def wander(env, seed, steps):
@@ -193,21 +190,6 @@ def test_what_is_no_move_or_not_legal_is_not_replayed(program, move):
 def test_only_a_disassembled_program_is_replayed_on(program):
     with pytest.raises(UsageError, match="found bytes"):
         replay(program.image.data, [])
-
-
-def test_recorded_timings(program):
-    schedule = Schedule(program.kernel())
-    move = next(schedule.legal_moves(max_distance=1, memory_only=True))
-    start = schedule_digest(schedule)
-    schedule.play(move)
-    env = AssemblyGameEnv(program, backend=RecordedTimings({start: 20.0, schedule_digest(schedule): 19.0}))
-    env.reset()
-    action = next(a for a in range(env.stop_action) if env.move_of(a) == move)
-    _, reward, _, _, info = env.step(action)
-    assert reward == pytest.approx(5.0)
-    assert (info["backend"], info["unit"], info["cost"]) == ("recorded-timings", "us", 19.0)
-    with pytest.raises(UsageError, match="wanted a recorded time"):
-        env.step(int(np.flatnonzero(env.action_masks()[:-1])[-1]))
 
 
 @pytest.mark.parametrize("options", [{"offsets": ()}, {"offsets": (0, 1)}, {"offsets": (1, 1)}, {"horizon": 0}])

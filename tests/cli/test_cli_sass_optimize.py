@@ -9,8 +9,7 @@ import pytest
 from kernelwright.cli import main
 from kernelwright.cli.sass import ARCHITECTURES
 from kernelwright.errors import DeviceError
-from kernelwright.gpu import compile_triton
-from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.sass.code import elf
 
 CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedules", "best"}
@@ -19,11 +18,10 @@ CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedule
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cubin")
-    spec = CORPUS["row_sum"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
         path = folder / "row_sum.cubin"
-        path.write_bytes(compile_triton(spec.function, spec.signature, spec.constants, 80, aligned=spec.aligned).cubin)
+        path.write_bytes(corpus_specs()["row_sum"].build("row_sum", 80).cubin)
     return path
 
 

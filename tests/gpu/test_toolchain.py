@@ -169,9 +169,14 @@ def test_a_failing_disassembler_blames_the_file(tmp_path):
         gone.listing(b"whatever")
 
 
+SIGNATURE = {"out_ptr": "*fp32", "in_ptr": "*fp32", "row_stride": "i32", "n_cols": "i32"}
+
+
 def test_a_compiled_kernel_says_how_to_launch_it():
     spec = CORPUS["batched_gemm"]
-    kernel = compile_triton(spec.function, spec.signature, spec.constants, 80, spec.num_warps, spec.num_stages, spec.aligned)
+    names = [name for name in spec.function.arg_names if name not in spec.constants]
+    signature = {name: "*fp16" if name.endswith("_ptr") else "i32" for name in names}
+    kernel = compile_triton(spec.function, signature, spec.constants, 80, aligned=frozenset(names))
     assert (kernel.name, kernel.architecture, kernel.num_warps) == ("batched_gemm", 80, 4)
     assert kernel.shared_bytes > 8192
     assert ".target sm_80" in kernel.ptx
@@ -183,11 +188,11 @@ def test_kernels_that_do_not_compile():
     with pytest.raises(CompilationError, match="wanted types or values for"):
         compile_triton(spec.function, {"out_ptr": "*fp32"}, spec.constants, 80)
     with pytest.raises(CompilationError, match="wanted softmax for sm_80, found"):
-        compile_triton(spec.function, spec.signature, {"BLOCK": 1000}, 80)
+        compile_triton(spec.function, SIGNATURE, {"BLOCK": 1000}, 80)
 
 
 @pytest.mark.parametrize("architecture", [0, 95, 12345])
 def test_an_architecture_that_does_not_exist_is_refused_before_it_ends_the_process(architecture):
     spec = CORPUS["row_sum"]
     with pytest.raises(UsageError, match=f"wanted a compute capability.*, found {architecture}"):
-        compile_triton(spec.function, spec.signature, spec.constants, architecture)
+        compile_triton(spec.function, SIGNATURE, spec.constants, architecture)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kernelwright.gpu import compile_triton, disassemble
+from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus import CORPUS
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, load
 from kernelwright.sass.hazards.effects import is_guarded
 
@@ -61,16 +62,7 @@ class Sample:
 
 @cache
 def compiled(name: str, architecture: int) -> bytes:
-    spec = CORPUS[name]
-    return compile_triton(
-        spec.function,
-        spec.signature,
-        spec.constants,
-        architecture,
-        spec.num_warps,
-        spec.num_stages,
-        spec.aligned,
-    ).cubin
+    return corpus_specs()[name].build(name, architecture).cubin
 
 
 _listings: dict[bytes, str] = {}

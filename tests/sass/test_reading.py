@@ -27,7 +27,7 @@ def test_a_kernel_is_read_whole_and_written_back_unchanged(name, architecture):
     assert sample.with_words(sample.words) == sample.cubin
     assert [i for b in kernel.blocks for i in range(b.start, b.stop)] == list(range(len(kernel.instructions)))
     assert all(i.is_certain for i in kernel.instructions), "text and live ranges disagree"
-    assert {i.mnemonic for i in kernel.instructions if i.opcode == "?"} == set()
+    assert {i.text for i in kernel.instructions if i.opcode == "?"} == set()
     # Every transfer of control ends its block and is pinned, as is what the side tables list.
     for index, instruction in enumerate(kernel.instructions):
         if instruction.opcode in ("BRA", "EXIT", "CALL", "RET"):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.gpu import ARCHITECTURES, disassemble
+from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 from kernelwright.sass.scheduling.stalls import retime
 from tests.quick import exhaustive_but
@@ -160,7 +161,7 @@ def test_the_rate_of_moves_is_measured_on_every_architecture_that_is_tested(monk
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "sass_schedules"))
     import moves_per_second
 
-    monkeypatch.setattr(moves_per_second, "CORPUS", {"softmax": moves_per_second.CORPUS["softmax"]})
+    monkeypatch.setattr(moves_per_second, "corpus_specs", lambda: {"softmax": corpus_specs()["softmax"]})
     monkeypatch.setattr(sys, "argv", ["moves_per_second.py", "0.01"])
     moves_per_second.main()
     found = json.loads(capsys.readouterr().out)

@@ -6,12 +6,12 @@ on the same records repeats itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kernelwright.assembly.context import AgentContext
 from kernelwright.errors import BudgetSpentError, UsageError
@@ -30,16 +30,8 @@ _IDLE_ROUNDS = 256
 for are new to the one that goes on."""
 
 
-class Agent(Protocol):
-    """Plays until the budget is spent or nothing more comes to its mind."""
-
-    def __call__(self, context: AgentContext) -> None:
-        """Play.
-
-        Raises:
-            BudgetSpentError: the budget is spent, which is the ordinary end.
-        """
-        ...
+Agent = Callable[[AgentContext], None]
+"""Plays until nothing more comes to its mind, or ordinarily until `BudgetSpentError`."""
 
 
 def play(name: str, context: AgentContext) -> None:
@@ -50,10 +42,8 @@ def play(name: str, context: AgentContext) -> None:
         InfrastructureError: the agent needs a package that is not installed.
     """
     agent = agent_named(name)
-    try:
+    with contextlib.suppress(BudgetSpentError):
         agent(context)
-    except BudgetSpentError:
-        return
 
 
 def agent_named(name: str) -> Agent:
@@ -143,15 +133,18 @@ def climb_guided(context: AgentContext) -> None:
     knows better than chance and on others worse.
     """
     architecture = context.program.image.architecture
-    asked = {True: _KeepRate(), False: _KeepRate()}
+    # Kept and tried moves of both origins, as if one of two had been kept before any was tried.
+    kept, tried = {True: 1, False: 1}, {True: 2, False: 2}
 
     def judge(chain: _Chain, relative: float) -> bool:
         better = relative < chain.relative
-        asked[chain.is_guided].note(better)
+        kept[chain.is_guided] += better
+        tried[chain.is_guided] += 1
         return better
 
     def propose(chain: _Chain) -> int:
-        share = asked[True].rate / (asked[True].rate + asked[False].rate)
+        guided, random_rate = kept[True] / tried[True], kept[False] / tried[False]
+        share = guided / (guided + random_rate)
         chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
         if not chain.is_guided:
             return _play_one(context, chain)
@@ -178,22 +171,6 @@ def climb_in_sweeps(context: AgentContext) -> None:
         return played or _play_one(context, chain)
 
     _walk(context, _is_cheaper, kicks=True, propose=propose)
-
-
-@dataclass(slots=True)
-class _KeepRate:
-    """Share of kept moves of one origin, begun at one of two."""
-
-    kept: int = 1
-    tried: int = 2
-
-    def note(self, kept: bool) -> None:
-        self.kept += kept
-        self.tried += 1
-
-    @property
-    def rate(self) -> float:
-        return self.kept / self.tried
 
 
 def _simulated(schedule: Schedule, move: AnyMove, architecture: int) -> int:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Protocol
 
-from kernelwright.errors import UsageError
 from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Kernel, Schedule
 from kernelwright.sass.simulator import simulate
@@ -65,13 +63,7 @@ class StaticIssueCycles(CostFunction):
 
 
 class SimulatedIssue(CostFunction):
-    """Cycles of a simulated in-order scheduler (`kernelwright.sass.simulator`).
-
-    Args:
-        architecture: compute capability times ten.
-        warps: number of warps of one scheduler.
-        iterations: passes through each loop.
-    """
+    """Cycles of some warps of a simulated in-order scheduler (`kernelwright.sass.simulator`)."""
 
     name = "simulated-issue"
     unit = "simulated cycles"
@@ -84,30 +76,6 @@ class SimulatedIssue(CostFunction):
     def cost(self, schedule: Schedule) -> float:
         """Return the simulated cycles."""
         return float(simulate(schedule, self.architecture, self.warps, self.iterations))
-
-
-class RecordedTimings(CostFunction):
-    """Times measured earlier, by the digest of the schedule's code; see `schedule_digest`."""
-
-    name = "recorded-timings"
-    unit = "us"
-
-    def __init__(self, times_us: Mapping[str, float]) -> None:
-        self.times_us = dict(times_us)
-
-    def cost(self, schedule: Schedule) -> float:
-        """Return the recorded time.
-
-        Raises:
-            UsageError: this schedule was not recorded.
-        """
-        digest = schedule_digest(schedule)
-        if digest not in self.times_us:
-            raise UsageError(
-                f"wanted a recorded time of schedule {digest[:12]}, found none among {len(self.times_us)}; "
-                "record it, or use another backend"
-            )
-        return self.times_us[digest]
 
 
 def schedule_digest(schedule: Schedule) -> str:

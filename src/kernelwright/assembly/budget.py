@@ -28,9 +28,7 @@ class Entry:
 
     Attributes:
         number: 1 for the agent's first.
-        digest: SHA-256 of the schedule; see `schedule_digest`.
         parent: number of the entry from which `moves` lead to this one; 0 is the original.
-        moves: moves played since then.
     """
 
     number: int
@@ -120,7 +118,6 @@ class Budget:
         self._lock = threading.Lock()
         self._known: dict[str, Future[Measurement]] = {}
         self._asked: set[str] = set()
-        self._taken = 0
         self._clock = clock
         self._deadline = None if limit_s is None else clock() + limit_s
         self._on_entry = on_entry
@@ -208,20 +205,15 @@ class Budget:
         good = [(relative, e) for e in self.entries if (relative := e.measurement.relative) is not None and relative < 1.0]
         return [entry for _, entry in sorted(good, key=lambda pair: (pair[0], pair[1].number))[:count]]
 
-    def moves_to(self, entry: Entry) -> list[AnyMove]:
-        """Return all moves that lead from the original to an entry's schedule."""
-        moves: list[AnyMove] = []
-        while True:
-            moves[:0] = entry.moves
-            if entry.parent == 0:
-                return moves
-            entry = self.entries[entry.parent - 1]
-
     def schedule_of(self, entry: Entry) -> Schedule:
-        """Return an entry's schedule, its moves played anew."""
+        """Return an entry's schedule, all moves that lead to it from the original played anew."""
+        path = [entry]
+        while path[-1].parent:
+            path.append(self.entries[path[-1].parent - 1])
         schedule = Schedule(self.kernel)
-        for move in self.moves_to(entry):
-            schedule.play(move)
+        for step in reversed(path):
+            for move in step.moves:
+                schedule.play(move)
         return schedule
 
     def _measure(self, schedule: Schedule) -> Measurement:

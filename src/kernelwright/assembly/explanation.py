@@ -1,8 +1,7 @@
 """Explains a winning schedule: spells it in as few moves as possible, and measures what each of them is worth.
 
-A search's own list of moves goes back and forth. Here the difference between original and winner is spelled
-again as one move for each instruction that really changed its place, instructions that travelled together are
-joined, and each such group is left out once to see what is lost.
+A search's own list of moves goes back and forth. Here each instruction that really changed its place has one move, those
+that travelled together are joined, and each such group is left out once to see what is lost.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class Change:
     Attributes:
         index: the instruction, by its place in the original.
         kind: `move`, `stall`, `yield` or `reuse`.
-        behind: for a move: the instruction it comes to stand behind, None for the front of its block.
-        ahead: for a move: the instruction it comes to stand before, None for the end of its block.
+        behind: the instruction that a move leads behind, None for the front of its block.
+        ahead: the instruction that a move leads before, None for the end of its block.
         amount: cycles of a stall, operand of a reuse.
     """
 

@@ -36,7 +36,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from kernelwright.assembly.backends import Backend, RecordedTimings, SimulatedIssue, StaticIssueCycles, schedule_digest
+from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.assembly.context import PAPER_HORIZON
 from kernelwright.errors import UsageError
 from kernelwright.sass import (
@@ -65,7 +65,6 @@ __all__ = [
     "AssemblyGameEnv",
     "Backend",
     "BeyondGameEnv",
-    "RecordedTimings",
     "SimulatedIssue",
     "StaticIssueCycles",
     "replay",

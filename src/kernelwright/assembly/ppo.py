@@ -6,6 +6,7 @@ is silent, it says "our choice". The package that does the learning is sb3-contr
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
@@ -88,7 +89,7 @@ def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO
     config = config or PpoConfig()
     device = resolve_device(config.device)
     algorithm, policy = _in_turns(device)
-    envs = _vectorised([_maker(context) for _ in range(context.budget.lanes)], context.seed)
+    envs = _vectorised([_maker(context)] * context.budget.lanes, context.seed)
     steps = max(config.rollout_steps, round(config.steps_per_schedule * context.budget.schedules))
     model = algorithm(
         policy,
@@ -160,12 +161,9 @@ def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
 def _maker(context: AgentContext) -> Callable[[], Any]:
     from kernelwright.assembly.game import AssemblyGameEnv, BeyondGameEnv
 
-    def make() -> Any:
-        kind: type[AssemblyGameEnv] = AssemblyGameEnv if context.moves == "paper" else BeyondGameEnv
-        options: dict[str, Any] = {"horizon": context.horizon, "may_stop": False}
-        return kind(context.program, context.kernel_name, context.budget, **options)
-
-    return make
+    kind: type[AssemblyGameEnv] = AssemblyGameEnv if context.moves == "paper" else BeyondGameEnv
+    options: dict[str, Any] = {"horizon": context.horizon, "may_stop": False}
+    return functools.partial(kind, context.program, context.kernel_name, context.budget, **options)
 
 
 def _vectorised(makers: list[Callable[[], Any]], seed: int) -> Any:

@@ -57,18 +57,17 @@ _NOTE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GameSettings:
-    """Settings of a search.
+    """Settings of a search; `AgentContext` describes those that agents share.
 
     Attributes:
         agents: names of agents; each has the whole budget to itself, so that they can be compared.
         budget: schedules that each agent may measure, those of earlier runs in the same directory included.
-        moves: `paper` for CuAsmRL's swaps of memory instructions, `beyond` for moves of every kind.
-        horizon: moves of an episode, for agents that play episodes.
         limit_s: seconds for each agent; None sets no limit.
         learn: whether the winner's moves are left out one by one and measured.
         start: moves from the original to the schedule where the search begins, such as an earlier winner's; not for PPO.
-        network_device: device of PPO's network, as torch names it: the processor as in CuAsmRL's code, or a GPU, where it
-        works only while no process with the same `KERNELWRIGHT_GPU_TURNS` times anything.
+        network_device: device of PPO's network: the processor as in CuAsmRL's code, or a GPU, where it works only while
+            no
+        process with the same `KERNELWRIGHT_GPU_TURNS` times anything.
     """
 
     agents: tuple[str, ...] = ("ppo",)
@@ -94,13 +93,8 @@ class GameSettings:
 
 @dataclass(frozen=True, slots=True)
 class AssemblyResult:
-    """Outcome of tuning one kernel.
-
-    Attributes:
-        run: the run directory.
-        best: the re-measurement of the winner; None when nothing held.
-        agent: the agent that found it; None when nothing held.
-        summary: the contents of `summary.json`.
+    """Outcome of tuning one kernel: the run directory, the contents of `summary.json`, and the winner's re-measurement and
+    agent, None when nothing held.
     """
 
     run: Path
@@ -146,10 +140,6 @@ class _Finalist:
     agent: str
     entry: Entry
     schedule: Schedule
-
-
-@dataclass(frozen=True, slots=True)
-class _ConfirmedFinalist(_Finalist):
     verdict: Confirmation
 
 
@@ -222,23 +212,24 @@ class _Search:
             watch.note(budget.spent, now=True)
         return budget
 
-    def confirm(self, budgets: dict[str, Budget]) -> list[_ConfirmedFinalist]:
+    def confirm(self, budgets: dict[str, Budget]) -> list[_Finalist]:
         """Measure the most promising schedules of every agent again, and return them with their verdicts."""
-        known = _known_confirmations(self.run)
+        known = {line["digest"]: Confirmation.from_json(line) for line in read_objects(self.run.path / _CONFIRMATIONS)}
         found = [
-            _Finalist(agent, entry, budget.schedule_of(entry))
+            (agent, entry, budget.schedule_of(entry))
             for agent, budget in budgets.items()
             for entry in self._most_promising(agent, budget)
         ]
         # Two agents may have found the same schedule; it is measured once.
-        owed = list({one.entry.digest: one for one in found if one.entry.digest not in known}.values())
+        owed = list({one[1].digest: one for one in found if one[1].digest not in known}.values())
         if owed:
             self.tell(f"confirming {len(owed)} schedules in fresh processes")
-            for one, verdict in zip(owed, self.game.testbed.confirm([one.schedule for one in owed]), strict=True):
-                known[one.entry.digest] = verdict
-                line = {"agent": one.agent, "number": one.entry.number, "digest": one.entry.digest}
+            verdicts = self.game.testbed.confirm([schedule for _, _, schedule in owed])
+            for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
+                known[entry.digest] = verdict
+                line = {"agent": agent, "number": entry.number, "digest": entry.digest}
                 append_line(self.run.path / _CONFIRMATIONS, line | verdict.to_record())
-        return [_ConfirmedFinalist(one.agent, one.entry, one.schedule, known[one.entry.digest]) for one in found]
+        return [_Finalist(agent, entry, schedule, known[entry.digest]) for agent, entry, schedule in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
         """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
@@ -254,7 +245,7 @@ class _Search:
         ranked = sorted(noted[agent]["best"], key=lambda pair: (-pair[1], pair[0]))
         return [budget.entries[number - 1] for number, _ in ranked[:CONFIRMATIONS_TRIED]]
 
-    def proven_winner(self, tried: Sequence[_ConfirmedFinalist]) -> _ConfirmedFinalist | None:
+    def proven_winner(self, tried: Sequence[_Finalist]) -> _Finalist | None:
         """Return the best that held, proven to be a legal re-schedule."""
         chosen = _best_held(tried)
         if chosen is None:
@@ -268,9 +259,7 @@ class _Search:
             )
         return chosen
 
-    def summary(
-        self, budgets: dict[str, Budget], tried: Sequence[_ConfirmedFinalist], chosen: _ConfirmedFinalist | None
-    ) -> dict[str, Any]:
+    def summary(self, budgets: dict[str, Budget], tried: Sequence[_Finalist], chosen: _Finalist | None) -> dict[str, Any]:
         """Return the contents of `summary.json`."""
         times = self.run.read_json(_TIMES) or {}
         statuses = Counter(str(entry.measurement.status) for budget in budgets.values() for entry in budget.entries)
@@ -306,7 +295,7 @@ class _Search:
             "measured_on": self.game.testbed.describe(),
         }
 
-    def write_winner(self, chosen: _ConfirmedFinalist) -> None:
+    def write_winner(self, chosen: _Finalist) -> None:
         """Write the winner's cubin, moves and listing; each move's worth is measured once."""
         testbed, target = self.game.testbed, self.game.target
         moves = shortest_moves(chosen.schedule)
@@ -357,20 +346,13 @@ class _Stopwatch:
         self._run.write_json(_TIMES, times)
 
 
-def _best_held(tried: Sequence[_ConfirmedFinalist]) -> _ConfirmedFinalist | None:
+def _best_held(tried: Sequence[_Finalist]) -> _Finalist | None:
     """Return the one with the highest lower end among those that are gains."""
     held = [one for one in tried if one.verdict.is_gain]
     return max(held, key=lambda one: one.verdict.low or 0.0, default=None)
 
 
-def _known_confirmations(run: RunDirectory) -> dict[str, Confirmation]:
-    found = {}
-    for line in read_objects(run.path / _CONFIRMATIONS):
-        found[line["digest"]] = Confirmation.from_json(line)
-    return found
-
-
-def _agent_summary(budget: Budget, tried: Sequence[_ConfirmedFinalist]) -> dict[str, Any]:
+def _agent_summary(budget: Budget, tried: Sequence[_Finalist]) -> dict[str, Any]:
     best = budget.best(1)
     held = _best_held(tried)
     relative = best[0].measurement.relative if best else None

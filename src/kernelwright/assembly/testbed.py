@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles
 from kernelwright.errors import UsageError
@@ -33,45 +33,10 @@ GPU_BACKEND = "gpu"
 DEFAULT_ARCHITECTURE = 90
 
 
-class Testbed(Protocol):
-    """Measures schedules for a search, and again for its decision."""
-
-    @property
-    def backends(self) -> Sequence[Backend]:
-        """One for each schedule that may be measured at the same time."""
-        ...
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the costs are no times of a GPU."""
-        ...
-
-    def begin_search(self) -> None:
-        """Forget what earlier searches found, so that the next one is measured as the first was."""
-
-    def confirm(self, schedules: Sequence[Schedule]) -> list[Confirmation]:
-        """Measure schedules again, in fresh processes where there are any: what decides."""
-        ...
-
-    def weigh(self, schedule: Schedule) -> Confirmation:
-        """Measure a schedule carefully, but in one process only: what comparisons among its variants need."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the costs depend on, for the record."""
-        ...
-
-    def close(self) -> None:
-        """End what was started."""
-        ...
-
-
 class SimulatedTestbed:
-    """A testbed of one model. Deterministic: measuring again gives the same, which proves nothing about a GPU.
+    """A testbed of one model that measures in some lanes side by side.
 
-    Args:
-        architecture: compute capability times ten, for the record.
-        lanes: number of schedules measured side by side.
+    Deterministic: measuring again gives the same, which proves nothing about a GPU.
     """
 
     is_simulated = True
@@ -104,11 +69,9 @@ class SimulatedTestbed:
 
 
 class GpuTestbed:
-    """A testbed of GPUs, each with a process of its own that runs schedules.
+    """A testbed of GPUs, named by their ordinals, each with a process of its own that runs schedules.
 
     Args:
-        program: the target's cubin, disassembled.
-        devices: ordinals of the GPUs.
         launcher_on: makes the launcher of one device in the child; importable by name.
         processes: fresh processes of a re-measurement.
 
@@ -200,14 +163,14 @@ def simulated_testbed(name: str, architecture: int, lanes: int = 1) -> Simulated
     raise UsageError(f"wanted a backend out of {', '.join((GPU_BACKEND, *SIMULATED_BACKENDS))}, found {name!r}")
 
 
+Testbed = SimulatedTestbed | GpuTestbed
+
+
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A kernel to tune, and the testbed of its schedules.
+    """A kernel of a cubin to tune, and the testbed of its schedules.
 
-    Attributes:
-        name: of the kernel, for people.
-        kernel_name: which kernel of the cubin, where that must be said.
-        target: its launch; None with a model and a bare cubin.
+    `target` is its launch; None with a model and a bare cubin.
     """
 
     name: str
@@ -248,13 +211,11 @@ def open_game(target: Target, backend: str = GPU_BACKEND, gpus: int = 1) -> Game
 def find_game(
     text: str, backend: str = GPU_BACKEND, architecture: int | None = None, gpus: int = 1, kernel_name: str | None = None
 ) -> Game:
-    """Set up the game on the target that a name stands for.
+    """Set up the game on the target that a name stands for, with a backend and GPUs as in `open_game`.
 
     Args:
         text: a target as `kernelwright.gpu.target` spells them; with a model also a bare cubin.
-        backend: as in `open_game`.
         architecture: compute capability times ten to compile for; the GPU's own, or 90 with a model, when None.
-        gpus: number of GPUs that measure side by side.
         kernel_name: which kernel of a bare cubin, when there are several.
 
     Raises:

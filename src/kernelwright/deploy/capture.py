@@ -23,15 +23,13 @@ import torch
 from kernelwright.errors import CompilerMissingError, UsageError
 from kernelwright.gpu.launch_spec import (
     ELEMENT_BYTES,
-    WARP_SIZE,
     Argument,
     KernelLaunch,
-    LaunchSpec,
-    NullArgument,
     ScalarArgument,
     Target,
     TensorArgument,
     plain_type,
+    triton_launch,
 )
 
 
@@ -141,15 +139,7 @@ def _target(
     for name, kind in kernel.src.signature.items():
         if kind != "constexpr":
             arguments.append(_argument(name, kind, values[name], ranges.get(name, {}), name in changed))
-    sizes = (*grid, 1, 1, 1)
-    spec = LaunchSpec(
-        name=metadata.name,
-        entry=metadata.name,
-        grid=(sizes[0], sizes[1], sizes[2]),
-        block=(WARP_SIZE * metadata.num_warps, 1, 1),
-        shared_bytes=metadata.shared,
-        arguments=(*arguments, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
-    )
+    spec = triton_launch(metadata.name, metadata.name, grid, metadata.num_warps, metadata.shared, arguments)
     return Target(spec, kernel.asm["cubin"], metadata.target.arch)
 
 

@@ -85,8 +85,8 @@ def tuned_torch_compile(cache: TunedCache | None = None) -> Iterator[None]:
             knobs.runtime.jit_post_compile_hook = before
 
 
-def replace_before_loading(kernel: Any, cache: TunedCache) -> bool:
-    """Give a `CompiledKernel` that was not loaded yet its tuned cubin; return whether there was one to be used."""
+def replace_before_loading(kernel: Any, cache: TunedCache) -> None:
+    """Give a `CompiledKernel` that was not loaded yet its tuned cubin, if there is one to be used."""
     name = kernel.metadata.name
     try:
         from triton.runtime import driver
@@ -95,13 +95,12 @@ def replace_before_loading(kernel: Any, cache: TunedCache) -> bool:
         found = find_tuned(cache, kernel.asm["cubin"], gpu.architecture, gpu.name, signature_of(kernel))
     except (KernelwrightError, OSError) as error:
         _log.warning("no tuned kernel is looked up for %s: %s", name, error)
-        return False
+        return
     if found is None:
         _log.info("no tuned kernel for %s in %s", name, cache.root)
-        return False
+        return
     if kernel.module is not None or not cache.is_verified(found.entry, gpu):
         why = "it is loaded already" if kernel.module is not None else f"it was never compared on {gpu.name} here; deploy it"
         _log.warning("the tuned kernel for %s is not used: %s", name, why)
-        return False
+        return
     kernel.asm["cubin"] = kernel.kernel = found.cubin
-    return True

@@ -32,7 +32,6 @@ class GpuIdentity:
     """GPU and driver that a time or a check belongs to.
 
     Attributes:
-        name: the GPU's name, such as "NVIDIA H200".
         architecture: compute capability times ten.
         driver: highest CUDA release the driver supports, such as "13.0".
     """

@@ -220,6 +220,28 @@ class KernelLaunch:
     count: int = 1
 
 
+def triton_launch(
+    name: str,
+    entry: str,
+    grid: Sequence[int],
+    num_warps: int,
+    shared_bytes: int,
+    arguments: Sequence[Argument],
+    **settings: Any,
+) -> LaunchSpec:
+    """Describe a launch by Triton, which passes two scratch pointers behind the arguments."""
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    return LaunchSpec(
+        name=name,
+        entry=entry,
+        grid=(x, y, z),
+        block=(WARP_SIZE * num_warps, 1, 1),
+        shared_bytes=shared_bytes,
+        arguments=(*arguments, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
+        **settings,
+    )
+
+
 def launch_signature(entry: str, types: Sequence[str], threads: int, shared_bytes: int) -> str:
     """Spell a launch: entry, Triton's types of run-time arguments, threads and dynamic shared memory of a block."""
     return f"{entry}({', '.join(types)}) threads={threads} shared={shared_bytes}"

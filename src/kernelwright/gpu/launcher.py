@@ -221,10 +221,7 @@ class CudaLauncher:
 class _Hold:
     """A copy to page-locked memory that keeps the GPU from starting before the host has queued all launches.
 
-    Attributes:
-        host: address of page-locked memory.
-        device: address of device memory.
-        bytes_per_call: bytes whose copy takes as long as queueing one call; 0 when nothing need be held.
+    Copying `bytes_per_call` takes as long as queueing one call; 0 holds nothing.
     """
 
     host: int

@@ -20,7 +20,6 @@ class CompiledKernel:
     """A kernel as Triton compiled it.
 
     Attributes:
-        name: the entry point's name.
         shared_bytes: dynamic shared memory of a thread block.
         scratch_bytes: device memory the launcher must provide.
     """

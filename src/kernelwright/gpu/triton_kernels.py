@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,12 @@ def jit_function(function: Any) -> Any:
 
 def put_in_place(function: Any, old: Any, new: Any) -> bool:
     """Let launches that used the `CompiledKernel` `old` use `new`; return whether `old` was in use."""
-    for kernels, key in _places(jit_function(function), old):
-        kernels[key] = new
-        return True
-    return False
-
-
-def _places(function: Any, kernel: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
-    for kernels, *_ in function.device_caches.values():
+    for kernels, *_ in jit_function(function).device_caches.values():
         for key, value in kernels.items():
-            if value is kernel:
-                yield kernels, key
+            if value is old:
+                kernels[key] = new
+                return True
+    return False
 
 
 class WrappedFunction:

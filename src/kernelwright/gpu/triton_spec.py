@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.errors import UsageError
-from kernelwright.gpu.launch_spec import (
-    WARP_SIZE,
-    Argument,
-    LaunchSpec,
-    NullArgument,
-    ScalarArgument,
-    Target,
-    TensorArgument,
-)
+from kernelwright.gpu.launch_spec import Argument, ScalarArgument, Target, TensorArgument, triton_launch
 from kernelwright.gpu.triton_compiler import compile_triton
 
 _SPECIALISED_MULTIPLE = 16
@@ -27,11 +19,9 @@ class TritonSpec:
     """A Triton kernel in one configuration, and the arguments it is run on.
 
     Attributes:
-        kernel: the `@triton.jit` function.
         arguments: its run-time arguments, in any order, by the names of its parameters.
         grid: thread blocks along up to three axes.
         constants: values of its compile-time arguments.
-        num_stages: depth of software pipelining.
         settings: further fields of `LaunchSpec`, such as `deterministic` or `cold_l2`.
     """
 
@@ -74,15 +64,8 @@ class TritonSpec:
                 f"Wanted a kernel that needs no scratch memory, found {name} to need {compiled.scratch_bytes} bytes; "
                 "it can only be launched by Triton."
             )
-        grid = (*self.grid, 1, 1, 1)
-        spec = LaunchSpec(
-            name=name,
-            entry=compiled.name,
-            grid=(grid[0], grid[1], grid[2]),
-            block=(WARP_SIZE * compiled.num_warps, 1, 1),
-            shared_bytes=compiled.shared_bytes,
-            arguments=(*kept, NullArgument(name="global_scratch"), NullArgument(name="profile_scratch")),
-            **self.settings,
+        spec = triton_launch(
+            name, compiled.name, self.grid, compiled.num_warps, compiled.shared_bytes, kept, **self.settings
         )
         return Target(spec, compiled.cubin, architecture)
 

@@ -14,10 +14,9 @@ from itertools import pairwise
 from kernelwright.errors import ToolchainError, UsageError
 from kernelwright.sass.code.control import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
 from kernelwright.sass.code.elf import CubinImage, read_cubin
-from kernelwright.sass.code.instruction import Instruction
 from kernelwright.sass.code.program import Block, Disassembler, Kernel, assemble_program
 from kernelwright.sass.hazards.distances import minimum_distances
-from kernelwright.sass.hazards.effects import FENCE, SYNC, defs_of, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.hazards.effects import FENCE, SYNC, defs_of, memory_conflict, touches_memory, uses_of, vouches_for
 from kernelwright.sass.hazards.latency import bound_cycles
 from kernelwright.sass.hazards.ports import least_spacings, required_spacings
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
@@ -160,7 +159,10 @@ def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
                 # Legal schedules keep identical instructions in order.
                 order.append(candidates.popleft())
             else:
-                violations.append(_stranger(instruction, instruction.payload in elsewhere))
+                kind, reason = "changed-instruction", "is nowhere in the original"
+                if instruction.payload in elsewhere:
+                    kind, reason = "crossed-block", "is not in this block of the original, or fewer times"
+                violations.append(Violation(kind, instruction.address, f"`{instruction.text}` {reason}"))
                 order.append(slot)
     if not violations:
         for slot, index in enumerate(order):
@@ -168,14 +170,6 @@ def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
             if (a.defs, a.uses) != (b.defs, b.uses):
                 violations.append(Violation("def-use", b.address, f"`{b.text}` reads or writes other registers than before"))
     return order, violations
-
-
-def _stranger(instruction: Instruction, from_elsewhere: bool) -> Violation:
-    if from_elsewhere:
-        kind, reason = "crossed-block", "is not in this block of the original, or fewer times"
-    else:
-        kind, reason = "changed-instruction", "is nowhere in the original"
-    return Violation(kind, instruction.address, f"`{instruction.text}` {reason}")
 
 
 def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
@@ -275,7 +269,7 @@ def _order_violation(old: Kernel, kind: str, name: str, first: int, second: int,
 def _pair_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
     violations = []
     slots = range(block.start, block.stop)
-    touching = [s for s in slots if _touches_memory(old.instructions[order[s]])]
+    touching = [s for s in slots if touches_memory(old.instructions[order[s]])]
     for position, slot in enumerate(touching):
         for later in touching[position + 1 :]:
             if order[slot] < order[later]:
@@ -295,11 +289,6 @@ def _pair_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
             elif vouches_for(first, second):
                 violations.append(Violation("queue-order", address, f"{detail}: it vouches for it"))
     return violations
-
-
-def _touches_memory(instruction: Instruction) -> bool:
-    traits = instruction.traits
-    return bool(traits.reads or traits.writes or traits.queue)
 
 
 def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:

@@ -9,6 +9,7 @@ conflicts and no operand cache, and each loop is passed through a fixed number o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -92,18 +93,13 @@ class _Warp:
 
 
 def simulate(schedule: Schedule, architecture: int, warps: int = 4, iterations: int = 4) -> int:
-    """Return the cycles that one scheduler takes for its warps in the model.
+    """Return the cycles that one scheduler takes for its warps, all on the same path, in the model.
 
-    Args:
-        architecture: compute capability times ten.
-        warps: warps of one scheduler, all on the same path.
-        iterations: passes through each loop.
+    `architecture` is the compute capability times ten; each loop is passed through `iterations` times.
     """
     steps = _steps(schedule.kernel, architecture)
-    code = []
-    for slot, index in enumerate(schedule.order):
-        control = schedule.control(slot)
-        code.append((steps[index], max(1, control.stall), control.yields))
+    controls = schedule.controls()
+    code = [(steps[i], max(1, c.stall), c.yields) for i, c in zip(schedule.order, controls, strict=True)]
     path = _path(schedule.kernel, iterations)
     free = dict.fromkeys(_OCCUPANCY_CYCLES, 0)
     running = [_Warp() for _ in range(warps)]
@@ -149,20 +145,16 @@ def ideal_cycles(kernel: Kernel, architecture: int, warps: int = 4, iterations: 
     steps = _steps(kernel, architecture)
     chains = _longest_chains(kernel, steps)
     path = _path(kernel, iterations)
-    visits: dict[int, int] = {}
-    for slot in path:
-        visits[slot] = visits.get(slot, 0) + 1
-    busy: dict[str, int] = {}
+    visits, busy = Counter(path), Counter[str]()
     one_warp = 0
     for block in kernel.blocks:
-        times = visits.get(block.start, 0)
-        in_block: dict[str, int] = {}
-        for i in range(block.start, block.stop):
-            port = steps[i].port
-            if port is not None:
-                in_block[port] = in_block.get(port, 0) + steps[i].occupancy
+        times = visits[block.start]
+        in_block = Counter[str]()
+        for step in steps[block.start : block.stop]:
+            if step.port is not None:
+                in_block[step.port] += step.occupancy
         for port, cycles in in_block.items():
-            busy[port] = busy.get(port, 0) + times * cycles
+            busy[port] += times * cycles
         # The last operation of a port may still hold it when the next block begins.
         widest = max((cycles - _OCCUPANCY_CYCLES[port] for port, cycles in in_block.items()), default=0)
         one_warp += times * max(chains[block.index], block.stop - block.start, widest)

@@ -11,16 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel of the corpus in one configuration.
-
-    Attributes:
-        name: name in the corpus.
-        source: name of the function in `kernels.py`.
-        dtype: element type of its pointer arguments, Triton's spelling.
-        constants: values of its compile-time arguments.
-        num_warps: warps of a thread block.
-        num_stages: depth of software pipelining.
-    """
+    """A kernel of the corpus in one configuration: a function of `kernels.py` and the element type of its pointers."""
 
     name: str
     source: str
@@ -35,21 +26,6 @@ class KernelSpec:
         from kernelwright.gpu.corpus import kernels
 
         return getattr(kernels, self.source)
-
-    @property
-    def signature(self) -> dict[str, str]:
-        """Types of the run-time arguments, by the corpus's naming: `*_ptr` is a pointer."""
-        return {name: self._type(name) for name in self.function.arg_names if name not in self.constants}
-
-    @property
-    def aligned(self) -> frozenset[str]:
-        """Arguments promised to be divisible by 16: pointers, sizes and strides."""
-        return frozenset(name for name, kind in self.signature.items() if kind != "fp32")
-
-    def _type(self, name: str) -> str:
-        if name.endswith("_ptr"):
-            return f"*{self.dtype}"
-        return "fp32" if name in ("eps", "scale") else "i32"
 
 
 _TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}

@@ -49,9 +49,9 @@ def _integers(**values: int) -> list[Argument]:
     return [ScalarArgument(name=name, value=value) for name, value in values.items()]
 
 
-def _rows(kernel: KernelSpec, columns: int, *weights: str, epsilon: bool = False) -> _Launch:
+def _rows(kernel: KernelSpec, columns: int, *weights: str, epsilon: bool = False, reduced: bool = False) -> _Launch:
     arguments: list[Argument] = [
-        _matrix("out", kernel, _ROWS, columns, output=True),
+        _matrix("out", kernel, *((_ROWS,) if reduced else (_ROWS, columns)), output=True),
         _matrix("in", kernel, _ROWS, columns),
         *(_matrix(name, kernel, columns) for name in weights),
         *_integers(row_stride=columns, n_cols=columns),
@@ -59,15 +59,6 @@ def _rows(kernel: KernelSpec, columns: int, *weights: str, epsilon: bool = False
     if epsilon:
         arguments.append(ScalarArgument(name="eps", type="fp32", value=_EPSILON))
     return arguments, (_ROWS,)
-
-
-def _row_sum(kernel: KernelSpec) -> _Launch:
-    columns = 4096
-    return [
-        _matrix("out", kernel, _ROWS, output=True),
-        _matrix("in", kernel, _ROWS, columns),
-        *_integers(row_stride=columns, n_cols=columns),
-    ], (_ROWS,)
 
 
 def _product(kernel: KernelSpec) -> _Launch:
@@ -118,7 +109,7 @@ _LAUNCHES = {
     "softmax": lambda kernel: _rows(kernel, 1008),
     "rmsnorm": lambda kernel: _rows(kernel, 2064, "weight", epsilon=True),
     "layernorm": lambda kernel: _rows(kernel, 1008, "weight", "bias", epsilon=True),
-    "row_sum": _row_sum,
+    "row_sum": lambda kernel: _rows(kernel, 4096, reduced=True),
     "gemm_leakyrelu": _product,
     "batched_gemm": _batched_product,
     "fused_feed_forward": _feed_forward,

@@ -66,13 +66,13 @@ class CodeSection:
     """The code of one kernel.
 
     Attributes:
-        listed_offsets: code offset -> names of the side tables that mention it.
+        listed_offsets: code offsets that a side table mentions.
         has_relocations: whether the loader patches this code.
     """
 
     kernel: str
     section: CubinSection
-    listed_offsets: dict[int, tuple[str, ...]]
+    listed_offsets: frozenset[int]
     has_relocations: bool
 
 
@@ -125,20 +125,19 @@ def _code_section(data: bytes, sections: dict[str, CubinSection], section: Cubin
             "compute capabilities below 7.0 are not supported"
         )
     info = sections.get(f".nv.info.{kernel}")
-    listed: dict[int, tuple[str, ...]] = {}
+    listed: set[int] = set()
     if info is not None:
         payload = data[info.offset_bytes : info.offset_bytes + info.size_bytes]
         for attribute, value in _info_entries(payload):
-            name = INSTRUCTION_OFFSET_ATTRIBUTES.get(attribute)
-            if name is None:
+            if attribute not in INSTRUCTION_OFFSET_ATTRIBUTES:
                 continue
             # Some tables mix offsets with other words; a word that only looks like an offset costs
             # one needlessly pinned instruction, never a wrong schedule.
             for (word,) in struct.iter_unpack("<I", value[: len(value) // 4 * 4]):
                 if word < section.size_bytes and word % INSTRUCTION_BYTES == 0:
-                    listed[word] = (*listed.get(word, ()), name)
+                    listed.add(word)
     relocations = [sections.get(f".rel{a}{section.name}") for a in ("", "a")]
-    return CodeSection(kernel, section, listed, any(r is not None and r.size_bytes for r in relocations))
+    return CodeSection(kernel, section, frozenset(listed), any(r is not None and r.size_bytes for r in relocations))
 
 
 def _info_entries(payload: bytes) -> list[tuple[int, bytes]]:

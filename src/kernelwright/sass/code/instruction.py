@@ -25,10 +25,8 @@ class Instruction:
     Attributes:
         address: offset in the code section, bytes.
         word: the 128-bit encoding.
-        text: the disassembly.
         predicate: guard such as "P0" or "!UP1".
-        opcode: first part of the mnemonic, for example "LDG".
-        modifiers: the other parts, for example ("E", "128").
+        opcode: first part of the mnemonic, for example "LDG"; `modifiers` are the others, for example ("E", "128").
         uses: registers read, the guard included; with a guard also `defs`, whose old values survive when it is false.
         is_certain: whether the operand text and the live ranges agree; if not, it must not move.
     """
@@ -50,11 +48,6 @@ class Instruction:
     def payload(self) -> int:
         """Encoding without the control word: what the instruction does, not when."""
         return self.word & ~CONTROL_MASK
-
-    @property
-    def mnemonic(self) -> str:
-        """Opcode and modifiers joined by dots."""
-        return ".".join((self.opcode, *self.modifiers))
 
     @property
     def is_variable_latency(self) -> bool:

@@ -21,14 +21,11 @@ _FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
 
 @dataclass(slots=True)
 class ListedInstruction:
-    """One instruction as the disassembler printed it.
+    """One instruction of a listing.
 
     Attributes:
         address: offset in the code section, bytes.
-        text: the assembly text without the final semicolon.
-        defs: registers marked as defined.
-        uses: registers marked as used.
-        has_marks: whether the row carried a live-range table.
+        has_marks: whether a live-range table gave `defs` and `uses`.
     """
 
     address: int

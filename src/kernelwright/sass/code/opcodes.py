@@ -51,9 +51,6 @@ class Traits:
     """Properties of an opcode.
 
     Attributes:
-        pipe: the pipe that fixes its latency.
-        reads: memory spaces read.
-        writes: memory spaces written.
         is_sync: takes part in the order of synchronisation and warp-wide operations.
         is_fence: no memory access may cross it.
         is_pinned: must stay at its address, and nothing may cross it.

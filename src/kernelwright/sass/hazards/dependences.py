@@ -14,7 +14,14 @@ from functools import lru_cache
 from kernelwright.sass.code.control import SCOREBOARDS
 from kernelwright.sass.code.instruction import Instruction
 from kernelwright.sass.code.program import Block, Kernel
-from kernelwright.sass.hazards.effects import defs_of, may_keep_old_values, memory_conflict, uses_of, vouches_for
+from kernelwright.sass.hazards.effects import (
+    defs_of,
+    may_keep_old_values,
+    memory_conflict,
+    touches_memory,
+    uses_of,
+    vouches_for,
+)
 from kernelwright.sass.hazards.latency import (
     LONGEST_CYCLES,
     Dependence,
@@ -82,27 +89,9 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
             by_block[owner[u]].append((u, v, cycles))
     result = []
     for block in kernel.blocks:
-        start_times = issue_times(instructions, block)
-        edges = _register_edges(instructions, block, start_times)
-        for u, v, cycles in by_block[block.index]:
-            edges[v][u] = max(edges[v].get(u, 1), cycles)
-        for u, v in (*_pairwise(instructions, block), *_identical(instructions, block)):
-            edges[v].setdefault(u, 1)
         whole = range(block.start, block.stop) if block.index in frozen else ()
-        pinned = kernel.fixed.union(whole)
-        result.append(
-            _block(
-                kernel,
-                block,
-                start_times,
-                edges,
-                remaining[block.index],
-                pinned,
-                strange,
-                operations,
-                spacings,
-            )
-        )
+        pinned, ordered = kernel.fixed.union(whole), by_block[block.index]
+        result.append(_block(instructions, block, ordered, remaining[block.index], pinned, strange, operations, spacings))
     return tuple(result)
 
 
@@ -152,11 +141,7 @@ def _scoreboard_order(instructions: Sequence[Instruction], facts: ScoreboardFact
 
 def _pairwise(instructions: Sequence[Instruction], block: Block) -> Iterator[tuple[int, int]]:
     """Yield pairs whose order matters for memory or for an in-order queue."""
-    touching = [
-        i
-        for i in range(block.start, block.stop)
-        if instructions[i].traits.reads or instructions[i].traits.writes or instructions[i].traits.queue
-    ]
+    touching = [i for i in range(block.start, block.stop) if touches_memory(instructions[i])]
     for position, u in enumerate(touching):
         for v in touching[position + 1 :]:
             first, second = instructions[u], instructions[v]
@@ -241,26 +226,29 @@ def _awaited(instruction: Instruction) -> frozenset[str]:
 
 
 def _block(
-    kernel: Kernel,
+    instructions: Sequence[Instruction],
     block: Block,
-    times: Sequence[int],
-    edges: dict[int, dict[int, int]],
+    ordered: Sequence[tuple[int, int, int]],
     remaining: _Remaining,
     pinned: frozenset[int],
     strange: frozenset[str],
     operations: dict[Port, int],
     spacings: Spacings,
 ) -> BlockConstraints:
-    instructions = kernel.instructions
+    times = issue_times(instructions, block)
+    edges = _register_edges(instructions, block, times)
+    for u, v, cycles in ordered:
+        edges[v][u] = max(edges[v].get(u, 1), cycles)
+    for u, v in (*_pairwise(instructions, block), *_identical(instructions, block)):
+        edges[v].setdefault(u, 1)
     after_entry: dict[int, int] = {}
     before_exit: dict[int, int] = {}
     gap_before: dict[int, int] = {}
     slots = range(block.start, block.stop)
     ports = {i: operations[port] for i in slots if (port := port_of(instructions[i])) is not None}
-    for i in range(block.start, block.stop):
+    for i in slots:
         instruction = instructions[i]
         since = times[i - block.start]
-        until = times[-1] - since
         defs, uses = defs_of(instruction), uses_of(instruction) | _awaited(instruction)
         if (port := port_of(instruction)) is not None:
             uses |= port.families
@@ -270,9 +258,9 @@ def _block(
         )
         after_entry[i] = min(since, needed)
         held = max((cycles for _, cycles in _holds(instruction, strange)), default=0)
-        before_exit[i] = min(until, held)
+        before_exit[i] = min(times[-1] - since, held)
         if (instruction.traits.is_sync or i in pinned) and i > block.start:
-            gap_before[i] = times[i - block.start] - times[i - block.start - 1]
+            gap_before[i] = since - times[i - block.start - 1]
     floors = _floors(instructions, block, times, edges, after_entry, gap_before, pinned, ports, spacings)
     successors: dict[int, set[int]] = {i: set() for i in edges}
     for v, sources in edges.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kernelwright.sass.code.instruction import Instruction
 from kernelwright.sass.code.program import Block
@@ -55,8 +55,10 @@ def _walk(
                 accesses = alive[name] = {}
             if found is not None:
                 for (producer, defines), issued in accesses.items():
-                    if time - issued < LONGEST_CYCLES:
-                        _note(found, producer, i, name, defines, name in defs, name in uses, time - issued)
+                    distance = time - issued
+                    for kind in _kinds(defines, name in defs, name in uses) if distance < LONGEST_CYCLES else ():
+                        key = (producer, i, name, kind)
+                        found[key] = min(distance, found.get(key, distance))
             if name in defs and not may_keep_old_values(instruction):
                 accesses.clear()
         for name in uses:
@@ -72,16 +74,8 @@ def _walk(
     }
 
 
-def _note(
-    found: Distances, u: int, v: int, name: str, u_defines: bool, v_defines: bool, v_uses: bool, distance: int
-) -> None:
-    kinds = []
-    if u_defines and v_uses:
-        kinds.append(Dependence.RAW)
-    if u_defines and v_defines:
-        kinds.append(Dependence.WAW)
-    if not u_defines and v_defines:
-        kinds.append(Dependence.WAR)
-    for kind in kinds:
-        key = (u, v, name, kind)
-        found[key] = min(distance, found.get(key, distance))
+def _kinds(first_defines: bool, defines: bool, uses: bool) -> Iterator[Dependence]:
+    if first_defines and uses:
+        yield Dependence.RAW
+    if defines:
+        yield Dependence.WAW if first_defines else Dependence.WAR

@@ -41,6 +41,12 @@ def may_keep_old_values(instruction: Instruction) -> bool:
     return is_guarded(instruction) or instruction.opcode in PREDICATE_FILE_WRITERS
 
 
+def touches_memory(instruction: Instruction) -> bool:
+    """Whether its order may matter for memory or for an in-order queue."""
+    traits = instruction.traits
+    return bool(traits.reads or traits.writes or traits.queue)
+
+
 def memory_conflict(first: Instruction, second: Instruction) -> bool:
     """Whether the order of two instructions' memory accesses may matter.
 

@@ -76,11 +76,9 @@ def has_unknown_latency(instruction: Instruction) -> bool:
 
 
 def hold_cycles(kind: Dependence, resource: str, producer: Instruction, strange: bool) -> int:
-    """Return the largest bound that any consumer of this access could have.
+    """Return the largest bound that any consumer of this access, RAW for a definition and WAR for a use, could have.
 
-    Args:
-        kind: RAW for a definition, WAR for a use.
-        strange: whether an instruction of unknown latency accesses the resource anywhere.
+    `strange` says that an instruction of unknown latency accesses the resource anywhere.
     """
     if resource in PSEUDO_RESOURCES:
         return _SYNC_CYCLES

@@ -132,14 +132,19 @@ def tokens_of(instruction: Instruction, index: int) -> dict[Token, int]:
     """Return the tokens an instruction makes outstanding, each with the mask of scoreboards that count it."""
     if not instruction.is_variable_latency:
         return {}
-    control = instruction.control
-    result = 0 if control.write_barrier is None else 1 << control.write_barrier
-    # Sources are read before the result is written, so the write scoreboard covers both.
-    read = result | (0 if control.read_barrier is None else 1 << control.read_barrier)
+    result, read = _counting(instruction)
     tokens = {Token(index, TokenKind.READ): read}
     if instruction.defs or result:
         tokens[Token(index, TokenKind.RESULT)] = result
     return tokens
+
+
+def _counting(instruction: Instruction) -> tuple[int, int]:
+    """Return the masks of scoreboards that count its result and the reading of its sources."""
+    control = instruction.control
+    result = 0 if control.write_barrier is None else 1 << control.write_barrier
+    # Sources are read before the result is written, so the write scoreboard covers both.
+    return result, result | (0 if control.read_barrier is None else 1 << control.read_barrier)
 
 
 def late_reads(instruction: Instruction) -> frozenset[str]:
@@ -171,9 +176,7 @@ def _step(instructions: Sequence[Instruction], index: int, state: _State, settle
 
 def _cover(instructions: Sequence[Instruction], later: Instruction, state: _State) -> None:
     """Let a later operation of an in-order queue vouch for earlier ones without a scoreboard of their own."""
-    control = later.control
-    result = 0 if control.write_barrier is None else 1 << control.write_barrier
-    read = result | (0 if control.read_barrier is None else 1 << control.read_barrier)
+    result, read = _counting(later)
     for token, pending in state.items():
         earlier = instructions[token.producer]
         is_result = token.kind is TokenKind.RESULT

@@ -32,7 +32,6 @@ class Neighbourhood:
     """Moves that a search may draw.
 
     Attributes:
-        kinds: names of kinds of moves, of `MOVE_KINDS`.
         max_distance: slots by which one instruction may be moved at once; None is as far as is legal.
         memory_only: whether only memory instructions are chosen.
         hot_share: share of the draws that choose among instructions inside loops, if there are any.
@@ -101,17 +100,11 @@ def _cluster(schedule: Schedule, slot: int, rng: random.Random, max_distance: in
     return ClusterMove(slot, rng.randint(2, _LONGEST_CLUSTER), slot + rng.choice((-1, 1)) * rng.randint(1, reach))
 
 
-def _stall(_schedule: Schedule, slot: int, rng: random.Random, _max_distance: int | None) -> AnyMove | None:
-    return StallEdit(slot, rng.choice(_STALL_STEPS))
-
-
-def _yield(_schedule: Schedule, slot: int, _rng: random.Random, _max_distance: int | None) -> AnyMove | None:
-    return YieldEdit(slot)
-
-
-def _reuse(_schedule: Schedule, slot: int, rng: random.Random, _max_distance: int | None) -> AnyMove | None:
-    return ReuseEdit(slot, rng.choice(OPERAND_SLOTS))
-
-
 _Draw = Callable[[Schedule, int, random.Random, int | None], AnyMove | None]
-_DRAWS: dict[str, _Draw] = {"move": _move, "cluster": _cluster, "stall": _stall, "yield": _yield, "reuse": _reuse}
+_DRAWS: dict[str, _Draw] = {
+    "move": _move,
+    "cluster": _cluster,
+    "stall": lambda _schedule, slot, rng, _reach: StallEdit(slot, rng.choice(_STALL_STEPS)),
+    "yield": lambda _schedule, slot, _rng, _reach: YieldEdit(slot),
+    "reuse": lambda _schedule, slot, rng, _reach: ReuseEdit(slot, rng.choice(OPERAND_SLOTS)),
+}
