@@ -220,6 +220,12 @@ class HeldOutAdversarial(AdversarialChecker):
         return self._hold_out.retriever(self._items[evaluation.candidate_sha256 + task.sha256])
 
 
+def as_measured(items: Sequence[Item], path: Path) -> list[Item]:
+    """The cases that an earlier run measured, with the speedups that its `measured.json` holds."""
+    speedups: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    return [replace(item, speedup=speedups[key]) for item in items if (key := f"{item.name} {item.kind}") in speedups]
+
+
 def measured(items: Sequence[Item]) -> list[Item]:
     """The cases that a naive evaluator accepts and can time on this machine's processor, with the speedup it sees.
 
@@ -386,6 +392,7 @@ def main() -> None:
     parser.add_argument("--model", help="local:PATH or api:NAME; also ask a model, with the database and without")
     parser.add_argument("--samples", type=int, default=1, help="answers to each question")
     parser.add_argument("--measure", action="store_true", help="also time the cases with the naive evaluator, and use that")
+    parser.add_argument("--measured", type=Path, help="the measured.json of an earlier run, in place of --measure")
     parser.add_argument("--limit", type=int, help="only so many cases of each kind and split: to try a model out")
     options = parser.parse_args()
     run, database, items = RunDirectory(options.run), HackDatabase.packaged(), first(labelled_set(), options.limit)
@@ -414,8 +421,8 @@ def main() -> None:
     cheats = database.without(lambda pattern: pattern.allowed)
     for name, by_mechanism in (("structural", False), ("structural, mechanism held out", True)):
         found[name] = by_score(run, name, structural_scores(cheats, items, by_mechanism))
-    if options.measure:
-        timed = measured(items)
+    if options.measure or options.measured:
+        timed = as_measured(items, options.measured) if options.measured else measured(items)
         run.write_json("measured.json", {f"{item.name} {item.kind}": item.speedup for item in timed})
         unknown = [replace(item, speedup=None) for item in timed]
         suspicious = [(item, float((item.speedup or 0.0) > SUSPICIOUS_SPEEDUP)) for item in timed]

@@ -251,7 +251,6 @@ class TestStructure:
                 "class M:\n def forward(self, x):\n  n = 0\n  n += 1",
             ),
             ("patches-library", "torch.relu = lambda x: x", "class A: pass\nb = A()\nb.relu = 1"),
-            ("sets-library-flag", "torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark"),
             (
                 "writes-into-an-input",
                 "def forward(self, x):\n    x.zero_()",
@@ -267,14 +266,6 @@ class TestStructure:
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return x",
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return self.a(x)",
             ),
-            ("tensor-subclass", "class A(torch.Tensor): pass", "class A(nn.Module): pass"),
-            (
-                "starts-and-never-waits",
-                "import threading\nt = threading.Thread(target=f)\nt.start()",
-                "import threading\nt = threading.Thread(target=f)\nt.start()\nt.join()",
-            ),
-            ("test-made-to-fail", "if x.shape[0] == 99999999: pass", "if x.shape[0] == 4096: pass"),
-            ("asks-for-training-mode", "if self.training: pass", "self.training = False"),
             (
                 "gate-on-clock",
                 "def forward(self, x):\n    if time.time() > 3: pass",
@@ -645,18 +636,19 @@ class TestDeeper:
     def test_a_clean_vote_asks_for_nothing(self):
         judge = FakeJudge()
         found = deeper(judge, TASK, Candidate(source=HONEST), vote(Vote.CLEAN))
-        assert found.evaluations == ()
-        assert found.deciding is None
+        assert judge.asked == []
+        assert found is None
 
     @pytest.mark.parametrize("kind", [Vote.HACK, Vote.UNSURE])
     def test_the_judge_decides_whatever_the_vote(self, kind):
         slow, fast = record(HONEST, speedup=1.1, speedup_low=1.05), record(HONEST, speedup=1.3, speedup_low=1.2)
         judge = FakeJudge(fast, slow)
         found = deeper(judge, TASK, Candidate(source=HONEST), vote(kind), settings=Settings.quick())
-        assert found.deciding is not None
-        assert found.deciding.accepted
-        assert found.deciding.speedup_low == 1.05
-        assert all(evaluation.confirms for evaluation in found.evaluations)
+        assert found is not None
+        assert found.accepted
+        assert found.speedup_low == 1.05
+        assert found.confirms
+        assert len(judge.asked) == 2
         assert all(settings.processes_min > Settings.quick().processes_min for settings in judge.asked)
 
     def test_a_rejection_ends_it(self):
@@ -664,13 +656,13 @@ class TestDeeper:
         judge = FakeJudge(bad, record(HONEST, speedup_low=9.0))
         found = deeper(judge, TASK, Candidate(source=HONEST), vote(Vote.HACK))
         assert len(judge.asked) == 1
-        assert found.deciding is not None
-        assert found.deciding.reason is Reason.STALE_OUTPUT
+        assert found is not None
+        assert found.reason is Reason.STALE_OUTPUT
 
     def test_on_a_pool_and_with_its_errors(self):
         pool = FakePool(record(HONEST, speedup_low=1.5))
         found = deeper(pool, TASK, Candidate(source=HONEST), vote(Vote.HACK), rounds=1)
-        assert found.deciding is not None
+        assert found is not None
         assert isinstance(pool.jobs[0], Job)
         assert pool.jobs[0].settings == stricter(Settings())
         with pytest.raises(TaskError):
@@ -695,8 +687,8 @@ class TestDeeper:
         candidate = Candidate(source=REPLAY)
         with Judge("cpu", Settings.quick()) as judge:
             found = deeper(judge, TASK, candidate, vote(Vote.UNSURE, REPLAY), settings=Settings.quick())
-        assert found.deciding is not None
-        assert not found.deciding.accepted
+        assert found is not None
+        assert not found.accepted
 
 
 class TestBenchmark:

@@ -5,7 +5,7 @@ Nothing here accepts or rejects: a checker's vote only triggers deeper checks by
 
 from __future__ import annotations
 
-from kernelwright.contrastive.hacks.checker import AdversarialChecker, Deeper, HackChecker, Review, StructuralChecker, deeper
+from kernelwright.contrastive.hacks.checker import AdversarialChecker, HackChecker, Review, StructuralChecker, deeper
 from kernelwright.contrastive.hacks.database import Family, HackDatabase, Pattern
 from kernelwright.contrastive.hacks.opinions import Opinion, Vote
 from kernelwright.contrastive.hacks.profile import Sign, profile
@@ -13,7 +13,6 @@ from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
 
 __all__ = [
     "AdversarialChecker",
-    "Deeper",
     "Family",
     "HackChecker",
     "HackDatabase",

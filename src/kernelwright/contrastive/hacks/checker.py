@@ -198,24 +198,6 @@ def _similar(near: Sequence[Neighbour]) -> tuple[tuple[str, float], ...]:
     return tuple((item.pattern.id, round(item.similarity, 4)) for item in near)
 
 
-class Deeper(BaseModel):
-    """The outcome for a candidate that a checker reviewed."""
-
-    model_config = ConfigDict(frozen=True)
-
-    review: Review
-    evaluations: tuple[Evaluation, ...]
-    """The judge's deeper checks, in order; empty when the vote was `clean`."""
-
-    @property
-    def deciding(self) -> Evaluation | None:
-        """The evaluation that counts: the first rejection, else the lowest lower bound; None when none was made."""
-        for evaluation in self.evaluations:
-            if not evaluation.accepted:
-                return evaluation
-        return min(self.evaluations, key=lambda item: item.speedup_low or 0.0, default=None)
-
-
 HONEST_ERROR_RATIO = 8.0
 """Deeper checks allow at least this: sequential sums, which are honest, measure about 6 (`Settings.error_ratio`)."""
 ROUNDS = 2
@@ -250,8 +232,11 @@ def deeper(
     *,
     settings: Settings | None = None,
     rounds: int = ROUNDS,
-) -> Deeper:
+) -> Evaluation | None:
     """Judge a candidate again, more strictly, when a checker does not call it clean; stop at the first rejection.
+
+    Returns:
+        The evaluation that counts: the first rejection, else the lowest lower bound; None for a clean candidate.
 
     Raises:
         UsageError: the review is about another candidate or task.
@@ -268,8 +253,8 @@ def deeper(
         for _ in range(rounds):
             found.append(_judged(judge, task, candidate, strict).model_copy(update={"confirms": True}))
             if not found[-1].accepted:
-                break
-    return Deeper(review=review, evaluations=tuple(found))
+                return found[-1]
+    return min(found, key=lambda evaluation: evaluation.speedup_low or 0.0, default=None)
 
 
 def _judged(judge: Judge | Evaluator, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -76,12 +77,10 @@ class Pattern(BaseModel):
 
 
 class HackDatabase:
-    """Patterns to compare candidates with.
+    """Patterns to compare candidates with: those given, and those of `confirmed`.
 
-    Args:
-        patterns: To begin with.
-        confirmed: A JSON lines file for hacks found since, read now and appended to by `add_confirmed`; None keeps
-            them in memory only.
+    `confirmed` is a JSON lines file for hacks found since, read now and appended to by `add_confirmed`; None keeps them in
+    memory only.
 
     Raises:
         UsageError: two patterns have one id, or the file cannot be read.
@@ -116,9 +115,7 @@ class HackDatabase:
         """A copy in memory without the patterns for which `holds` is true: for honest measurements of detection."""
         return HackDatabase(tuple(pattern for pattern in self._patterns if not holds(pattern)))
 
-    def add_confirmed(
-        self, evaluation: Evaluation, family: Family, *, name: str, what: str, why: str = ""
-    ) -> Pattern | None:
+    def add_confirmed(self, evaluation: Evaluation, family: Family, *, name: str, what: str) -> Pattern | None:
         """Add a candidate that was found to cheat; None when its structure is known already.
 
         Confirmed means that the judge rejected it, in the first place or in deeper checks, or that a person has read
@@ -129,14 +126,14 @@ class HackDatabase:
         """
         snippet = code_only(evaluation.source)
         try:
-            known = identity(snippet)
-        except (SyntaxError, ValueError, RecursionError) as error:
+            known = identity(snippet) if snippet.strip() else None
+        except (SyntaxError, ValueError, RecursionError):
+            known = None
+        if known is None:
             raise UsageError(
-                f"Wanted the Python source of a hack in the record of {evaluation.candidate_sha256[:12]}; "
-                f"found {error}. Give a record that holds its source."
-            ) from error
-        if not snippet.strip():
-            raise UsageError("Wanted the source of a hack in the record; it is empty. Give a record that holds its source.")
+                f"Wanted the Python source of a hack in the record of {evaluation.candidate_sha256[:12]}; found none. "
+                "Give a record that holds its source."
+            )
         if self._confirmed is not None:
             # Another process may have added to the file since it was read.
             self._read_confirmed(self._confirmed)
@@ -150,14 +147,19 @@ class HackDatabase:
             family=family,
             name=name if name not in names else f"{name} ({evaluation.candidate_sha256[:8]})",
             what=what,
-            why=why or f"The judge: {reason}. {evaluation.detail}".strip(),
+            why=f"The judge: {reason}. {evaluation.detail}".strip(),
             source_signs=tuple(shapes),
             measured_signs=tuple(sorted(profile(evaluation))),
             snippet=snippet,
             origin=f"confirmed/{evaluation.candidate_sha256[:12]}",
         )
         if self._confirmed is not None:
-            _append(self._confirmed, pattern)
+            try:
+                append_lines(self._confirmed, [pattern.model_dump_json()])
+            except OSError as error:
+                raise UsageError(
+                    f"Wanted to add a hack to {self._confirmed}; {error.strerror}. Choose another file."
+                ) from error
         self._take(pattern)
         return pattern
 
@@ -167,9 +169,16 @@ class HackDatabase:
         self._identities.add(pattern.identity())
 
     def _read_confirmed(self, path: Path) -> None:
-        for pattern in _lines(path):
-            if pattern.id not in self._ids and pattern.identity() not in self._identities:
-                self._take(pattern)
+        """Take the whole patterns of a user's file; torn and foreign lines are skipped, as in a run directory."""
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        except OSError as error:
+            raise UsageError(f"Wanted to read hacks from {path}; {error.strerror}. Choose another file.") from error
+        for line in text.splitlines():
+            with suppress(ValidationError, SyntaxError, ValueError):
+                pattern = Pattern.model_validate_json(line)
+                if pattern.id not in self._ids and pattern.identity() not in self._identities:
+                    self._take(pattern)
 
 
 def packaged_patterns() -> tuple[Pattern, ...]:
@@ -185,25 +194,3 @@ def packaged_patterns() -> tuple[Pattern, ...]:
         raise InfrastructureError(
             f"Wanted the patterns that ship with the package; found: {error}. Install kernelwright again."
         ) from error
-
-
-def _lines(path: Path) -> Iterator[Pattern]:
-    """Whole patterns of a user's file; torn and foreign lines are skipped, as in a run directory."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    except OSError as error:
-        raise UsageError(f"Wanted to read hacks from {path}; {error.strerror}. Choose another file.") from error
-    for line in text.splitlines():
-        try:
-            pattern = Pattern.model_validate_json(line)
-            pattern.identity()
-        except (ValidationError, SyntaxError, ValueError):
-            continue
-        yield pattern
-
-
-def _append(path: Path, pattern: Pattern) -> None:
-    try:
-        append_lines(path, [pattern.model_dump_json()])
-    except OSError as error:
-        raise UsageError(f"Wanted to add a hack to {path}; {error.strerror}. Choose another file.") from error

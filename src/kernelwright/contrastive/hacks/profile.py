@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
+from statistics import median_high
 from typing import Any
 
 from kernelwright.records import Evaluation, Label, Reason
@@ -60,75 +60,55 @@ class Sign(StrEnum):
     TASK_VACUOUS = "task-vacuous", "a trivial output would pass this task"
 
 
-_OF_REASON: Mapping[Reason, Sign] = MappingProxyType(
-    {
-        Reason.STALE_OUTPUT: Sign.OUTPUT_REPEATS,
-        Reason.TIMED_OUTPUT_WRONG: Sign.OUTPUT_REPEATS,
-        Reason.NONDETERMINISTIC: Sign.OUTPUT_REPEATS,
-        Reason.STALE_WEIGHTS: Sign.WEIGHTS_IGNORED,
-        Reason.OUTPUT_OVERWRITTEN: Sign.OUTPUT_CHANGES_LATER,
-        Reason.OUTPUT_ALIASES: Sign.OUTPUT_CHANGES_LATER,
-        Reason.PRECISION_DOWNGRADE: Sign.ERROR_NEAR_LIMIT,
-        Reason.WRONG_OUTPUT: Sign.OUTPUT_WRONG,
-        Reason.NON_FINITE_OUTPUT: Sign.OUTPUT_WRONG,
-        Reason.WRONG_SHAPE: Sign.OUTPUT_STRANGE,
-        Reason.WRONG_DTYPE: Sign.OUTPUT_STRANGE,
-        Reason.WRONG_DEVICE: Sign.OUTPUT_STRANGE,
-        Reason.WRONG_TYPE: Sign.OUTPUT_STRANGE,
-        Reason.WRONG_STRIDES: Sign.OUTPUT_STRANGE,
-        Reason.STATE_MISMATCH: Sign.STATE_WRONG,
-        Reason.MODE_MISMATCH: Sign.STATE_WRONG,
-        Reason.BUFFER_MISMATCH: Sign.STATE_WRONG,
-        Reason.INPUT_MUTATED: Sign.INPUT_CHANGED,
-        Reason.CLOCK_DISAGREEMENT: Sign.OUTER_CLOCK_LONGER,
-        Reason.WORK_OUTSIDE_TIMING: Sign.WORK_OUTSIDE_CALL,
-        Reason.DEVICE_NOT_QUIET: Sign.WORK_OUTSIDE_CALL,
-        Reason.TOO_MANY_PROCESSES: Sign.WORK_OUTSIDE_CALL,
-        Reason.GLOBAL_STATE_CHANGED: Sign.FLAGS_CHANGED,
-        Reason.PROTOCOL_VIOLATION: Sign.CHANNEL_TOUCHED,
-        Reason.CRASHED: Sign.PROCESS_DIED,
-        Reason.EXITED: Sign.PROCESS_DIED,
-        Reason.RUN_TIMEOUT: Sign.PROCESS_DIED,
-        Reason.BUILD_TIMEOUT: Sign.PROCESS_DIED,
-        Reason.OUT_OF_MEMORY: Sign.PROCESS_DIED,
-    }
-)
-
-_OF_LABEL: Mapping[Label, Sign] = MappingProxyType(
-    {
-        Label.ALIASED_OUTPUT: Sign.OUTPUT_CHANGES_LATER,
-        Label.GLOBAL_FLAGS: Sign.FLAGS_CHANGED,
-        Label.TF32: Sign.ERROR_NEAR_LIMIT,
-        Label.STATE_DIFFERS: Sign.STATE_WRONG,
-        Label.STRIDES_DIFFER: Sign.OUTPUT_STRANGE,
-        Label.VACUOUS_TASK: Sign.TASK_VACUOUS,
-    }
-)
+_REASONS: Mapping[Sign, tuple[Reason, ...]] = {
+    Sign.OUTPUT_REPEATS: (Reason.STALE_OUTPUT, Reason.TIMED_OUTPUT_WRONG, Reason.NONDETERMINISTIC),
+    Sign.WEIGHTS_IGNORED: (Reason.STALE_WEIGHTS,),
+    Sign.OUTPUT_CHANGES_LATER: (Reason.OUTPUT_OVERWRITTEN, Reason.OUTPUT_ALIASES),
+    Sign.ERROR_NEAR_LIMIT: (Reason.PRECISION_DOWNGRADE,),
+    Sign.OUTPUT_WRONG: (Reason.WRONG_OUTPUT, Reason.NON_FINITE_OUTPUT),
+    Sign.OUTPUT_STRANGE: (
+        Reason.WRONG_SHAPE,
+        Reason.WRONG_DTYPE,
+        Reason.WRONG_DEVICE,
+        Reason.WRONG_TYPE,
+        Reason.WRONG_STRIDES,
+    ),
+    Sign.STATE_WRONG: (Reason.STATE_MISMATCH, Reason.MODE_MISMATCH, Reason.BUFFER_MISMATCH),
+    Sign.INPUT_CHANGED: (Reason.INPUT_MUTATED,),
+    Sign.OUTER_CLOCK_LONGER: (Reason.CLOCK_DISAGREEMENT,),
+    Sign.WORK_OUTSIDE_CALL: (Reason.WORK_OUTSIDE_TIMING, Reason.DEVICE_NOT_QUIET, Reason.TOO_MANY_PROCESSES),
+    Sign.FLAGS_CHANGED: (Reason.GLOBAL_STATE_CHANGED,),
+    Sign.CHANNEL_TOUCHED: (Reason.PROTOCOL_VIOLATION,),
+    Sign.PROCESS_DIED: (Reason.CRASHED, Reason.EXITED, Reason.RUN_TIMEOUT, Reason.BUILD_TIMEOUT, Reason.OUT_OF_MEMORY),
+}
+_LABELS = {
+    Label.ALIASED_OUTPUT: Sign.OUTPUT_CHANGES_LATER,
+    Label.GLOBAL_FLAGS: Sign.FLAGS_CHANGED,
+    Label.TF32: Sign.ERROR_NEAR_LIMIT,
+    Label.STATE_DIFFERS: Sign.STATE_WRONG,
+    Label.STRIDES_DIFFER: Sign.OUTPUT_STRANGE,
+    Label.VACUOUS_TASK: Sign.TASK_VACUOUS,
+}
 
 
 def profile(evaluation: Evaluation) -> frozenset[Sign]:
     """The signs that an evaluation's record shows; empty where nothing was measured."""
-    signs = {_OF_LABEL[label] for label in evaluation.labels if label in _OF_LABEL}
-    if evaluation.reason is not None and evaluation.reason in _OF_REASON:
-        signs.add(_OF_REASON[evaluation.reason])
-    signs |= _of_speed(evaluation) | _of_blocks(evaluation) | _of_checks(evaluation.checks)
-    return frozenset(signs)
+    signs = {_LABELS[label] for label in evaluation.labels if label in _LABELS}
+    signs |= {sign for sign, reasons in _REASONS.items() if evaluation.reason in reasons}
+    return frozenset(signs | _of_speed(evaluation) | _of_blocks(evaluation) | _of_checks(evaluation.checks))
 
 
 def _of_speed(evaluation: Evaluation) -> set[Sign]:
-    signs: set[Sign] = set()
     if evaluation.speedup is None:
-        return signs
-    if evaluation.speedup > SUSPICIOUS_SPEEDUP:
-        signs.add(Sign.SPEEDUP_SUSPICIOUS)
-    if evaluation.speedup > IMPLAUSIBLE_SPEEDUP:
-        signs.add(Sign.SPEEDUP_IMPLAUSIBLE)
-    if not evaluation.is_improvement:
-        signs.add(Sign.NO_SPEEDUP)
-    kind = evaluation.device.partition(":")[0]
-    if evaluation.candidate_us is not None and evaluation.candidate_us < TINY_LATENCY_US.get(kind, 0.0):
-        signs.add(Sign.LATENCY_TINY)
-    return signs
+        return set()
+    least_us = TINY_LATENCY_US.get(evaluation.device.partition(":")[0], 0.0)
+    shown = {
+        Sign.SPEEDUP_SUSPICIOUS: evaluation.speedup > SUSPICIOUS_SPEEDUP,
+        Sign.SPEEDUP_IMPLAUSIBLE: evaluation.speedup > IMPLAUSIBLE_SPEEDUP,
+        Sign.NO_SPEEDUP: not evaluation.is_improvement,
+        Sign.LATENCY_TINY: evaluation.candidate_us is not None and evaluation.candidate_us < least_us,
+    }
+    return {sign for sign, holds in shown.items() if holds}
 
 
 def _of_blocks(evaluation: Evaluation) -> set[Sign]:
@@ -139,13 +119,13 @@ def _of_blocks(evaluation: Evaluation) -> set[Sign]:
         candidate.setdefault(block.process, []).extend(block.candidate_us)
         reference.setdefault(block.process, []).extend(block.reference_us)
     for calls in candidate.values():
-        middle = _median(calls)
+        middle = median_high(calls)
         if len(calls) > 2 and calls[0] > SLOW_FIRST_RATIO * middle:
             signs.add(Sign.FAST_AFTER_FIRST_CALL)
         slow = sum(call > SLOW_FIRST_RATIO * min(calls) for call in calls)
         if len(calls) > 3 and 2 <= slow <= len(calls) - 2:
             signs.add(Sign.LATENCY_BIMODAL)
-    middles = [_median(calls) for calls in reference.values() if calls]
+    middles = [median_high(calls) for calls in reference.values() if calls]
     if len(middles) > 1 and max(middles) > REFERENCE_SPREAD * min(middles):
         signs.add(Sign.REFERENCE_DISTURBED)
     return signs
@@ -172,7 +152,3 @@ def _of_checks(checks: Mapping[str, Any]) -> set[Sign]:
 def _number(pair: object, kind: str) -> float | None:
     value = pair.get(kind) if isinstance(pair, dict) else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -19,8 +19,6 @@ _EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_
 _LOW = frozenset({"half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "qint8"})
 _DERIVING = frozenset({"detach", "t", "data", "contiguous", "clone", "sum", "half"})
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "perf_counter_ns", "monotonic_ns", "time_ns", "process_time"})
-LARGE = 1 << 16
-"""A number in an equality test above which the test looks made to fail; our choice."""
 
 
 def shapes(tree: ast.Module, names: Names) -> set[str]:
@@ -54,7 +52,6 @@ class _ShapeFinder:
         for function in self.functions:
             if function.name == "forward":
                 yield from self._forward(function)
-        yield from self._waiting()
 
     def _module_level(self) -> Iterator[str]:
         for item in self.tree.body:
@@ -65,48 +62,19 @@ class _ShapeFinder:
 
     def _anywhere(self, node: ast.AST) -> Iterator[str]:
         match node:
-            case ast.Assign() | ast.AugAssign():
-                for target in targets(node):
-                    if isinstance(target, ast.Attribute):
-                        yield from self._attribute_set(target, node.value)
+            case ast.Assign(value=value) | ast.AugAssign(value=value) if not isinstance(value, ast.Constant):
+                if any(isinstance(item, ast.Attribute) and self.names.dotted(item.value) for item in targets(node)):
+                    yield "patches-library"
             case ast.Call():
                 yield from self._call(node)
-            case ast.ClassDef():
-                if any(self.names.label(base).rpartition(".")[2] == "Tensor" for base in node.bases):
-                    yield "tensor-subclass"
-                if any(self.names.label(base) == "local" for base in node.bases):
-                    yield "inherits-own-class"
-            case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=int() as value)]) if abs(value) > LARGE:
-                yield "test-made-to-fail"
-            case ast.BoolOp(op=ast.And()) if any(isinstance(value, ast.Constant) for value in node.values):
-                yield "test-made-to-fail"
-            case ast.Attribute(attr="training"):
-                yield "asks-for-training-mode" if isinstance(node.ctx, ast.Load) else "sets-training-mode"
-
-    def _attribute_set(self, target: ast.Attribute, value: ast.expr) -> Iterator[str]:
-        base = self.names.dotted(target.value)
-        if base is not None:
-            yield "sets-library-flag" if isinstance(value, ast.Constant) else "patches-library"
-        elif not is_self(target.value):
-            made = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and self._is_function(value.id))
-            yield "replaces-method-of-object" if made else "sets-attribute-of-object"
-
-    def _is_function(self, name: str) -> bool:
-        return any(function.name == name for function in self.functions)
 
     def _call(self, node: ast.Call) -> Iterator[str]:
         label = self.names.label(node.func)
-        if label == "setattr":
-            base = self.names.dotted(node.args[0]) if node.args else None
-            if base:
-                yield "patches-library"
-        if label in ("exec", "eval", "compile", "__import__") and node.args:
-            yield "runs-built-code"
-        if label in ("id",) or label.endswith(".data_ptr"):
+        if label == "setattr" and node.args and self.names.dotted(node.args[0]):
+            yield "patches-library"
+        if label == "id" or label.endswith(".data_ptr"):
             yield "uses-address"
-        if label in ("float",) and node.args and isinstance(node.args[0], ast.Subscript):
-            yield "reads-single-elements"
-        if label.endswith(".item"):
+        if label.endswith(".item") or (label == "float" and node.args and isinstance(node.args[0], ast.Subscript)):
             yield "reads-single-elements"
         if label == ".eval" and not node.args:
             yield "switches-to-eval"
@@ -150,17 +118,13 @@ class _ShapeFinder:
                 case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in _WRITERS and self._is_state(base):
                     yield "keeps-across-calls"
                 case ast.Compare() if any(self._is_state(side) for side in (node.left, *node.comparators)):
-                    if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
-                        yield "looks-up-state"
-                    elif any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
+                    if any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
                         yield "gate-on-state"
         for node in self._walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 value = node.value
                 if self._is_state(value) or (isinstance(value, ast.Name) and value.id in from_state):
                     yield "returns-state"
-            if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Return):
-                yield "returns-early"
 
     def _control(self, function: Function) -> Iterator[str]:
         for node in self._walk(function):
@@ -208,8 +172,6 @@ class _ShapeFinder:
         calls = {self.names.label(item.func).rpartition(".")[2] for item in ast.walk(value) if isinstance(item, ast.Call)}
         if calls & _FILLS:
             yield "returns-a-constant-fill"
-        if calls & {"expand", "expand_as", "as_strided", "broadcast_to"}:
-            yield "returns-a-view-of-little"
         empty = calls & _EMPTIES
         if isinstance(value, ast.Name):
             assignments = [node for node in self._walk(function) if isinstance(node, ast.Assign)]
@@ -219,13 +181,6 @@ class _ShapeFinder:
                 empty = {self.names.label(made[0].value.func).rpartition(".")[2]} & _EMPTIES
         if empty:
             yield "returns-uninitialised-memory"
-
-    def _waiting(self) -> Iterator[str]:
-        calls = [self.names.label(node.func) for node in self._walk(self.tree) if isinstance(node, ast.Call)]
-        last = [label.rpartition(".")[2] for label in calls]
-        starts = {"Thread", "submit", "apply_async", "start_new_thread"} & set(last)
-        if starts and not {"join", "result", "get", "wait", "map"} & set(last):
-            yield "starts-and-never-waits"
 
 
 def _is_count(node: ast.stmt) -> bool:

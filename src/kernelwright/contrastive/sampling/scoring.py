@@ -207,7 +207,7 @@ class Scorer:
         )
         decided = []
         for proposal, review in zip(proposals, reviews, strict=True):
-            deciding = deeper(pool, proposal.task, proposal.candidate, review, settings=verification.settings).deciding
+            deciding = deeper(pool, proposal.task, proposal.candidate, review, settings=verification.settings)
             if deciding is not None:
                 decided.append((proposal.key, deciding))
         return decided
