@@ -6,11 +6,9 @@ import gzip
 
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.prompts import contrastive_prompt
-from kernelwright.contrastive.rollouts import Rollout, RolloutLog, rescored
+from kernelwright.contrastive.rollouts import Rollout, RolloutLog
 from kernelwright.models.chat import Completion, Sampling
-from kernelwright.records import Reason, Verdict
-from kernelwright.records.rewards import reward_named
-from tests.samples import TASK, accepted, answer, exemplar, module, rejected
+from tests.samples import TASK, accepted, answer, exemplar, module
 
 PROMPT = contrastive_prompt(TASK, [exemplar(1.5, "best"), exemplar(0.5, "worst")], device="cpu")
 
@@ -77,20 +75,3 @@ def test_text_that_is_no_unicode_can_be_kept(tmp_path):
     log.append([rollout("half a pair: \ud83d", failure="cut \ud83d")])
     (found,) = log.rollouts()
     assert found.completion == "half a pair: ?"
-
-
-def test_a_run_can_be_scored_again():
-    good, bad, twice, unjudged = (module(note=name) for name in ("good", "bad", "twice", "unjudged"))
-    rollouts = [rollout(answer(source)) for source in (good, bad, twice, unjudged)] + [rollout("Sorry.")]
-    evaluations = [
-        accepted(2.0, good),
-        rejected(Reason.WRONG_OUTPUT, bad),
-        accepted(4.0, twice),
-        accepted(3.0, twice, confirms=True),
-    ]
-    speedups = rescored(rollouts, evaluations, reward_named("speedup"))
-    assert [found.reward for found in speedups] == [2.0, 0.0, 3.0, None, 0.0]
-    assert [found.verdict for found in speedups] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED, None, None]
-    assert speedups[1].reason is Reason.WRONG_OUTPUT
-    milestones = rescored(speedups, evaluations, reward_named("milestone"))
-    assert [found.reward for found in milestones] == [2.0, -1.0, 2.0, None, -1.0]

@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,6 @@ CREATE TABLE candidates (
 ) WITHOUT ROWID;
 CREATE INDEX by_score ON candidates (task_sha256, device, verdict, score);
 """
-_COLUMNS = (
-    "task_sha256, candidate_sha256, device, task, verdict, reason, score, improvement, confirmed, "
-    "source, parent, techniques, policy, started"
-)
-_MARKS = ", ".join("?" * len(_COLUMNS.split(", ")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +244,11 @@ class ExemplarDatabase:
                 connection.close()
 
 
+_FIELDS = tuple(field.name for field in fields(Exemplar))
+_COLUMNS = ", ".join(_FIELDS)
+_MARKS = ", ".join("?" * len(_FIELDS))
+
+
 def _kind(device: str) -> str:
     return device.partition(":")[0]
 
@@ -282,26 +282,12 @@ def _weight(entry: Exemplar) -> tuple[bool, int, float]:
 
 
 def _to_row(entry: Exemplar) -> tuple[object, ...]:
-    return (
-        entry.task_sha256,
-        entry.candidate_sha256,
-        entry.device,
-        entry.task,
-        entry.verdict.value,
-        entry.reason.value if entry.reason else None,
-        entry.score,
-        entry.improvement,
-        entry.confirmed,
-        entry.source,
-        entry.parent,
-        json.dumps(entry.techniques),
-        entry.policy,
-        entry.started,
-    )
+    values = {name: getattr(entry, name) for name in _FIELDS} | {"techniques": json.dumps(entry.techniques)}
+    return tuple(values.values())
 
 
 def _from_row(row: tuple[Any, ...]) -> Exemplar:
-    values = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    values = dict(zip(_FIELDS, row, strict=True))
     return Exemplar(
         **values
         | {

@@ -57,6 +57,13 @@ class Reverification:
         return self.second if self.agrees else min(self.second, self.first, key=lambda found: found.speedup or 0.0)
 
 
+def candidate_of(evaluation: Evaluation) -> Candidate:
+    """The candidate that was judged, from the record."""
+    return Candidate(
+        source=evaluation.source, policy=evaluation.policy, techniques=evaluation.techniques, parent=evaluation.parent
+    )
+
+
 def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
@@ -65,8 +72,9 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
     Raises:
         KernelwrightError: a judge failed.
     """
-    queues: dict[str, list[int]] = {device: [] for device in judges}
-    for number, (_, evaluation) in enumerate(cases):
+    queues: dict[str, list[Job]] = {device: [] for device in judges}
+    jobs = [Job(task, candidate_of(evaluation)) for task, evaluation in cases]
+    for job, (_, evaluation) in zip(jobs, cases, strict=True):
         kind = evaluation.device.partition(":")[0]
         same = [device for device in judges if device.partition(":")[0] == kind]
         others = [device for device in same if device != evaluation.device] or same
@@ -74,22 +82,11 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
             raise InfrastructureError(
                 f"Wanted a judge of the kind of {evaluation.device}; there are judges for {', '.join(judges) or 'nothing'}."
             )
-        queues[min(others, key=lambda device: len(queues[device]))].append(number)
+        queues[min(others, key=lambda device: len(queues[device]))].append(job)
     found: dict[int, Evaluation] = {}
-    for device, numbers in queues.items():
-        found |= _measure_again([(number, *cases[number]) for number in numbers], judges[device])
-    return [Reverification(task, first, found[number]) for number, (task, first) in enumerate(cases)]
-
-
-def _measure_again(cases: Sequence[tuple[int, Task, Evaluation]], judge: Evaluator) -> dict[int, Evaluation]:
-    jobs = {}
-    for number, task, first in cases:
-        candidate = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)
-        jobs[number] = Job(task, candidate)
-    found = {}
-    for job, outcome in judge.evaluate(jobs.values()):
-        if isinstance(outcome, KernelwrightError):
-            raise outcome
-        number = next(number for number, other in jobs.items() if other is job)
-        found[number] = outcome.model_copy(update={"confirms": True})
-    return found
+    for device, queue in queues.items():
+        for job, outcome in judges[device].evaluate(queue):
+            if isinstance(outcome, KernelwrightError):
+                raise outcome
+            found[id(job)] = outcome.model_copy(update={"confirms": True})
+    return [Reverification(task, first, found[id(job)]) for job, (task, first) in zip(jobs, cases, strict=True)]

@@ -1,6 +1,6 @@
 """Rollouts on disk: every answer of a model with what it was asked and what became of it, one JSON line each.
 
-With the evaluations they are all that a reward needs, so a run can be scored again with another one.
+With the evaluations they are all that a reward needs.
 """
 
 from __future__ import annotations
@@ -169,20 +169,3 @@ class RolloutLog:
             if rollout.prompt:
                 prompts[rollout.prompt_sha256] = rollout.prompt
             yield rollout.model_copy(update={"prompt": prompts.get(rollout.prompt_sha256, ())})
-
-
-def rescored(rollouts: Iterable[Rollout], evaluations: Iterable[Evaluation], reward: Reward) -> list[Rollout]:
-    """Rollouts with verdict, reason and reward computed again from the recorded evaluations.
-
-    Of several evaluations of a candidate the last counts. A candidate that was never judged keeps no reward; an answer
-    without a candidate gets the floor.
-    """
-    found = {(each.task_sha256, each.candidate_sha256): each for each in evaluations}
-    scored = []
-    for rollout in rollouts:
-        evaluation = found.get((rollout.task_sha256, rollout.candidate_sha256 or ""))
-        if evaluation is None and rollout.candidate_sha256 is not None:
-            scored.append(rollout.model_copy(update={"verdict": None, "reason": None, "reward": None, "smoothed": None}))
-        else:
-            scored.append(rollout.judged(evaluation, reward))
-    return scored

@@ -50,8 +50,8 @@ class JudgedRun:
     Every evaluation is on disk before `judge` goes on, so a killed run finds them again; the same candidate of the same task
     is never judged twice, whoever proposes it.
 
-    `say` is told about candidates that could not be judged, `on_evaluation` about each new evaluation on disk. Settings of
-    None are left to the judges. What the cache has of other runs on this machine is not judged again.
+    `say` is told about candidates that could not be judged. Settings of None are left to the judges. What the cache has of
+    other runs on this machine is not judged again.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class JudgedRun:
         run: RunDirectory,
         judges: Judges,
         say: Say = lambda line: None,
-        on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
         *,
         settings: Settings | None = None,
         cache: EvaluationCache | None = None,
@@ -67,7 +66,6 @@ class JudgedRun:
         self.run = run
         self._judges = judges
         self._say = say
-        self._on_evaluation = on_evaluation
         self._settings = settings
         self._cache = cache
         self._known: dict[Key, Evaluation] = {}
@@ -96,7 +94,6 @@ class JudgedRun:
         """Write an evaluation that was made elsewhere, such as a re-measurement."""
         self.run.append(evaluation)
         self._note(evaluation)
-        self._on_evaluation(evaluation)
 
     def judge(self, proposals: Iterable[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
         """Evaluations of proposals by key, known and new; those that `stop` or a fault left out are missing.

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.contrastive.prompts import Prompt, contrastive_prompt
 from kernelwright.contrastive.samplers import ExemplarSampler, options_of, sampler_named
 from kernelwright.contrastive.stages.config import ExemplarSection, PromptSection
 from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory, Task, sha256_of
+
+
+def prompt_of(section: PromptSection, task: Task, exemplars: Sequence[Exemplar], device: str) -> Prompt:
+    """The prompt of a task with these exemplars, in the configured form."""
+    return contrastive_prompt(
+        task,
+        exemplars,
+        device=device,
+        hardware=section.hardware,
+        form=section.answer,
+        limit_characters=section.limit_characters,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +52,7 @@ class PromptMaker:
         rng = random.Random(sha256_of(f"{self.seed} {draw} {task.sha256}"))
         if self.share < 1 and rng.random() >= self.share:
             known = []
-        return contrastive_prompt(
-            task,
-            self.sampler.sample(known, self.count, rng),
-            device=self.device,
-            hardware=self.section.hardware,
-            form=self.section.answer,
-            limit_characters=self.section.limit_characters,
-        )
+        return prompt_of(self.section, task, self.sampler.sample(known, self.count, rng), self.device)
 
 
 def fill(database: ExemplarDatabase, runs: Sequence[Path]) -> None:

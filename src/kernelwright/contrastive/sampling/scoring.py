@@ -19,7 +19,7 @@ from kernelwright.contrastive.reverification import (
 )
 from kernelwright.contrastive.rollouts import Rollout, RolloutLog
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
-from kernelwright.contrastive.sampling.metrics import CHEATING
+from kernelwright.contrastive.sampling.metrics import CHEATING, rollout_metrics
 from kernelwright.contrastive.smoothing import RewardSmoother
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
@@ -146,6 +146,11 @@ class Scorer:
             scored.append(Scored(attempt, kept, evaluation, value, copy))
         self._write([item.rollout for item in scored])
         return scored
+
+    def metrics(self, scored: Sequence[Scored]) -> dict[str, float]:
+        """Metrics of a batch that was scored."""
+        found = {(each.task_sha256, each.candidate_sha256): each for each in self.judged.evaluations()}
+        return rollout_metrics([item.rollout for item in scored], found)
 
     def _rollout(self, attempt: Attempt) -> Rollout:
         return Rollout.of(

@@ -222,9 +222,7 @@ class AugmentationSection(_SettingsTable):
     paper's stage 1 has none (Table 2); a small model needs to have seen the form."""
 
 
-class SupervisedConfig(_SettingsTable):
-    """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
-
+class _StageSettings(_SettingsTable):
     seed: int = 0
     """Seed of everything random in the stage."""
     model: ModelSection
@@ -232,6 +230,11 @@ class SupervisedConfig(_SettingsTable):
     judge: JudgeSection = JudgeSection()
     checker: CheckerSection = CheckerSection()
     prompt: PromptSection = PromptSection()
+
+
+class SupervisedConfig(_StageSettings):
+    """Stage 1 (paper 2.2): fine-tune on correct code made by teachers."""
+
     augmentation: AugmentationSection = AugmentationSection()
     optimiser: FittingSection = FittingSection()
     save_steps: int = Field(default=20, ge=1)
@@ -257,19 +260,12 @@ class ExemplarSection(_SettingsTable):
     """Run directories whose timed evaluations fill the database before the first step."""
 
 
-class SelfSupervisedConfig(_SettingsTable):
+class SelfSupervisedConfig(_StageSettings):
     """Stage 2 (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
 
     REINFORCE with reward 1 for success, 0 otherwise and no baseline is the negative log-likelihood of the successes.
     """
 
-    seed: int = 0
-    """Seed of everything random in the stage."""
-    model: ModelSection
-    tasks: TasksSection = TasksSection()
-    judge: JudgeSection = JudgeSection()
-    checker: CheckerSection = CheckerSection()
-    prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
     optimiser: FittingSection = FittingSection()
     rounds: int = Field(default=4, ge=1)
@@ -342,20 +338,13 @@ class GrpoSection(_SettingsTable):
     """Push a failed answer's tokens down only in lines that accepted answers do not hold (`credit.py`). Paper: False."""
 
 
-class ContrastiveConfig(_SettingsTable):
+class ContrastiveConfig(_StageSettings):
     """Stage 3 (paper 2.4): contrastive RL.
 
     `exemplars.sampler = "none"` is vanilla GRPO; `update = false` is the evolutionary loop: the same prompts, judge and
     database with a frozen model.
     """
 
-    seed: int = 0
-    """Seed of everything random in the stage."""
-    model: ModelSection
-    tasks: TasksSection = TasksSection()
-    judge: JudgeSection = JudgeSection()
-    checker: CheckerSection = CheckerSection()
-    prompt: PromptSection = PromptSection()
     sampling: SamplingSection = SamplingSection()
     exemplars: ExemplarSection = ExemplarSection()
     exemplars_share: float = Field(default=1.0, ge=0, le=1)

@@ -19,7 +19,7 @@ from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import Prompt
 from kernelwright.contrastive.rollouts import RolloutLog
 from kernelwright.contrastive.sampling.drawing import draw, drawn
-from kernelwright.contrastive.sampling.metrics import MetricsLog, rollout_metrics
+from kernelwright.contrastive.sampling.metrics import MetricsLog
 from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.sampling.scoring import Attempt, Scored, Scorer
 from kernelwright.contrastive.smoothing import RewardSmoother
@@ -235,8 +235,7 @@ class _Stage:
 
     def _note(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
         """Metrics of a step, said and returned."""
-        found = {(e.task_sha256, e.candidate_sha256): e for e in self._scorer.judged.evaluations()}
-        values = rollout_metrics([item.rollout for item in scored], found)
+        values = self._scorer.metrics(scored)
         self._context.say(
             f"contrastive: step {step}: success {values.get('success_rate', 0.0):.2f}, "
             f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"

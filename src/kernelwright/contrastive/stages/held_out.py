@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.reverification import candidate_of
 from kernelwright.contrastive.sampling.drawing import draw, drawn
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING
@@ -24,7 +25,7 @@ from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import HeldOutConfig, PromptSection
 from kernelwright.contrastive.stages.context import StageContext
 from kernelwright.models.chat import ChatModel
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records import Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
 
 BOOTSTRAP_DRAWS = 10_000
@@ -201,7 +202,7 @@ def _verify(
     again = context.confirming(RunDirectory(judged.run.path / "confirmations"))
     for turn in range(config.confirm_tries):
         wanted = {
-            task_sha256: Proposal(by_hash[task_sha256], _candidate(accepted[turn]))
+            task_sha256: Proposal(by_hash[task_sha256], candidate_of(accepted[turn]))
             for task_sha256, accepted in ranked.items()
             if task_sha256 not in verified and len(accepted) > turn
         }
@@ -213,12 +214,6 @@ def _verify(
             if second is not None and second.accepted:
                 verified[task_sha256] = second
     return verified
-
-
-def _candidate(evaluation: Evaluation) -> Candidate:
-    return Candidate(
-        source=evaluation.source, policy=evaluation.policy, techniques=evaluation.techniques, parent=evaluation.parent
-    )
 
 
 def _result(task: Task, scored: Sequence[Scored], verified: Evaluation | None) -> HeldOutTask:

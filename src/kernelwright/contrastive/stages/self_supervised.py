@@ -16,8 +16,7 @@ from pathlib import Path
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.samplers import sampler_named
 from kernelwright.contrastive.sampling.drawing import draw, drawn
-from kernelwright.contrastive.sampling.judging import JudgedRun, Say
-from kernelwright.contrastive.sampling.metrics import MetricsLog, rollout_metrics
+from kernelwright.contrastive.sampling.metrics import MetricsLog
 from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import ModelSection, SelfSupervisedConfig
@@ -90,7 +89,12 @@ def train_self_supervised(
             )
             scored = scorer.score(attempts)
             successes = _successes(scored, config)
-            metrics.write(number, _metrics(scored, successes, judged, number, context.say))
+            values = scorer.metrics(scored)
+            context.say(
+                f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
+                f"hack rate {values.get('hack_rate', 0.0):.3f}"
+            )
+            metrics.write(number, {f"self-supervised/{key}": value for key, value in values.items()})
             if successes:
                 write_examples(folder / "examples.jsonl", successes)
                 again = dice.sample(taught, min(len(taught), round(config.rehearsal * len(successes))))
@@ -104,19 +108,6 @@ def train_self_supervised(
                 shutil.rmtree(round_folder(run, number - 1) / "model", ignore_errors=True)
     save_final(model, tokenizer, final)
     return StageResult(True, str(final), config.rounds)
-
-
-def _metrics(
-    scored: Sequence[Scored], successes: Sequence[Example], judged: JudgedRun, number: int, say: Say
-) -> dict[str, float]:
-    """Metrics of a round, said and returned."""
-    found = {(e.task_sha256, e.candidate_sha256): e for e in judged.evaluations()}
-    values = rollout_metrics([item.rollout for item in scored], found)
-    say(
-        f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
-        f"hack rate {values.get('hack_rate', 0.0):.3f}"
-    )
-    return {f"self-supervised/{key}": value for key, value in values.items()}
 
 
 def round_folder(run: RunDirectory, number: int) -> Path:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.prompts import AnswerForm, Prompt, contrastive_prompt, plain_prompt
+from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
+from kernelwright.contrastive.prompts import AnswerForm, Prompt
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
+from kernelwright.contrastive.sampling.prompting import prompt_of
 from kernelwright.contrastive.stages.config import SupervisedConfig
 from kernelwright.contrastive.stages.context import StageContext
 from kernelwright.contrastive.teaching.examples import Example, example_of, write_examples
@@ -154,8 +155,8 @@ def _prompt(
     share: float,
 ) -> Prompt:
     """A plain prompt or, for a share of the examples, one that shows slower variations than the answer."""
-    section = config.prompt
     rng = random.Random(sha256_of(f"{config.seed} {evaluation.candidate_sha256}"))
+    shown: list[Exemplar] = []
     if database is not None and rng.random() < share:
         slower = [
             exemplar
@@ -164,16 +165,5 @@ def _prompt(
             and evaluation.speedup_low is not None
             and (exemplar.score or 0.0) < evaluation.speedup_low
         ]
-        if slower:
-            shown = rng.sample(slower, min(2, len(slower)))
-            return contrastive_prompt(
-                task,
-                shown,
-                device=device,
-                hardware=section.hardware,
-                form=section.answer,
-                limit_characters=section.limit_characters,
-            )
-    return plain_prompt(
-        task, device=device, hardware=section.hardware, form=section.answer, limit_characters=section.limit_characters
-    )
+        shown = rng.sample(slower, min(2, len(slower)))
+    return prompt_of(config.prompt, task, shown, device)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernelwright.contrastive.answers import parse_completion
-from kernelwright.contrastive.prompts import AnswerForm, plain_prompt, whole_source
+from kernelwright.contrastive.prompts import AnswerForm, whole_source
+from kernelwright.contrastive.sampling.prompting import prompt_of
 from kernelwright.contrastive.stages.config import PromptSection, TeacherSection
 from kernelwright.contrastive.teaching.shortening import copied_forward, graphed, shortened
 from kernelwright.errors import ConfigError
@@ -154,13 +155,7 @@ class ChatTeacher:
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """Candidates of the model's answers to the plain prompt; answers without one are dropped."""
         section = self._prompt
-        prompt = plain_prompt(
-            context.task,
-            device=context.device,
-            hardware=section.hardware,
-            form=section.answer,
-            limit_characters=section.limit_characters,
-        )
+        prompt = prompt_of(section, context.task, (), context.device)
         for attempt in range(_DRAWS):
             seed = context.seed * 1_000_003 + len(context.history) * _DRAWS + attempt
             sampling = replace(self._sampling, seed=seed)
