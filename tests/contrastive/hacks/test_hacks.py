@@ -266,6 +266,7 @@ class TestStructure:
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return x",
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return self.a(x)",
             ),
+            ("asks-for-training-mode", "if self.training: pass", "self.training = False"),
             (
                 "gate-on-clock",
                 "def forward(self, x):\n    if time.time() > 3: pass",

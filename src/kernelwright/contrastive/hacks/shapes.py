@@ -62,11 +62,25 @@ class _ShapeFinder:
 
     def _anywhere(self, node: ast.AST) -> Iterator[str]:
         match node:
-            case ast.Assign(value=value) | ast.AugAssign(value=value) if not isinstance(value, ast.Constant):
-                if any(isinstance(item, ast.Attribute) and self.names.dotted(item.value) for item in targets(node)):
-                    yield "patches-library"
+            case ast.Assign(value=value) | ast.AugAssign(value=value):
+                for target in targets(node):
+                    if isinstance(target, ast.Attribute):
+                        yield from self._attribute_set(target, value)
+            case ast.Attribute(attr="training", ctx=ast.Load()):
+                yield "asks-for-training-mode"
             case ast.Call():
                 yield from self._call(node)
+
+    def _attribute_set(self, target: ast.Attribute, value: ast.expr) -> Iterator[str]:
+        if self.names.dotted(target.value) is not None:
+            if not isinstance(value, ast.Constant):
+                yield "patches-library"
+        elif not is_self(target.value):
+            made = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and self._is_function(value.id))
+            yield "replaces-method-of-object" if made else "sets-attribute-of-object"
+
+    def _is_function(self, name: str) -> bool:
+        return any(function.name == name for function in self.functions)
 
     def _call(self, node: ast.Call) -> Iterator[str]:
         label = self.names.label(node.func)
@@ -118,13 +132,17 @@ class _ShapeFinder:
                 case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in _WRITERS and self._is_state(base):
                     yield "keeps-across-calls"
                 case ast.Compare() if any(self._is_state(side) for side in (node.left, *node.comparators)):
-                    if any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
+                    if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+                        yield "looks-up-state"
+                    elif any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) for op in node.ops):
                         yield "gate-on-state"
         for node in self._walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 value = node.value
                 if self._is_state(value) or (isinstance(value, ast.Name) and value.id in from_state):
                     yield "returns-state"
+            if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Return):
+                yield "returns-early"
 
     def _control(self, function: Function) -> Iterator[str]:
         for node in self._walk(function):
