@@ -35,13 +35,8 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @options.device_option
-@click.option(
-    "--out",
-    type=options.NamedPath(),
-    metavar="DIR",
-    help="Run directory; the same one resumes. Default: a new one in runs/.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.out_option
+@options.json_option
 @options.judge_options
 def command(
     suite: str,

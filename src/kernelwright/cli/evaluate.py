@@ -34,7 +34,7 @@ REJECTED = 1
     metavar="DIR",
     help="Run directory; those of one task and equal settings may share it. Default: a new one in runs/.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.json_option
 @options.judge_options
 def command(task: str, candidate: Path, device: str, out: Path | None, as_json: bool, **judge: Any) -> int:
     """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Evaluations to spend, those already in DIR included.",
 )
-@click.option(
-    "--out",
-    type=options.NamedPath(),
-    metavar="DIR",
-    help="Run directory; the same one resumes. Default: a new one in runs/.",
-)
+@options.out_option
 @click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
 @click.option(
     "--sass-agent",
@@ -64,7 +59,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Schedules to measure for each kernel.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.json_option
 @model_options.model_options
 @options.judge_options
 def command(

@@ -64,6 +64,12 @@ def device_option(function: Function) -> Function:
     )(function)
 
 
+out_option = click.option(
+    "--out", type=NamedPath(), metavar="DIR", help="Run directory; the same one resumes. Default: a new one in runs/."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
 def judge_options(function: Function) -> Function:
     """Options that change how strict, patient or precise the judge is."""
     options = [

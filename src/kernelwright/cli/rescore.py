@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kernelwright.cli.options import NamedPath
+from kernelwright.cli.options import NamedPath, json_option
 from kernelwright.cli.output import emit_json, printable
 
 DIFFERS, TOO_OLD = 1, 2
@@ -15,7 +15,7 @@ _SHOWN = 20
 
 @click.command("rescore", short_help="Compute every published number of a run again.")
 @click.argument("run_dir", type=NamedPath())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@json_option
 @click.pass_context
 def command(context: click.Context, run_dir: Path, as_json: bool) -> None:
     """Compute the numbers of RUN_DIR again from its raw timings: evaluations, confirmed schedules, table and summary.

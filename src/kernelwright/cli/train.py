@@ -22,12 +22,7 @@ STAGES = ("sft", "self-supervised", "contrastive")
     metavar="FILE.toml",
     help="What to train, on what and how: docs/training.md, and recipes/ for examples.",
 )
-@click.option(
-    "--out",
-    type=options.NamedPath(),
-    metavar="DIR",
-    help="Run directory; the same one resumes. Default: a new one in runs/.",
-)
+@options.out_option
 @click.option(
     "--time-limit",
     "limit_s",
@@ -35,7 +30,7 @@ STAGES = ("sft", "self-supervised", "contrastive")
     metavar="SECONDS",
     help="Save and end after so long; the same command goes on.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.json_option
 def command(stage: str, config_file: Path, out: Path | None, limit_s: float | None, as_json: bool) -> None:
     """Train one of the three stages after CUDA-L1, under the judge.
 

@@ -17,7 +17,7 @@ from kernelwright.errors import KernelwrightError, NothingUsableError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records import Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.report.page import write_report
 from kernelwright.search import then_sass
@@ -169,14 +169,7 @@ def _confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[Sea
         again = confirmed.get(winner.candidate_sha256)
         if again is None:
             tell(SearchEvent(f"confirming {', '.join(winner.techniques) or winner.policy} in fresh processes"))
-            candidate = Candidate(
-                source=winner.source, policy=winner.policy, techniques=winner.techniques, parent=winner.parent
-            )
-            ((_, outcome),) = pool.evaluate([Job(task, candidate)])
-            if isinstance(outcome, KernelwrightError):
-                raise outcome
-            again = outcome.model_copy(update={"confirms": True})
-            run.append(again)
+            again = then_sass.measured_again(run, pool, task, winner)
         if again.is_improvement:
             return again
         what = ", ".join(winner.techniques) or winner.policy

@@ -67,9 +67,7 @@ def tune_kernels(
     again = next((found for found in earlier if found.confirms), None)
     if again is None:
         tell("confirming the winner with its tuned kernels")
-        composed = Candidate(source=first.source, policy=first.policy, techniques=first.techniques, parent=first.parent)
-        again = _judged(pool, task, composed).model_copy(update={"confirms": True})
-        run.append(again)
+        again = measured_again(run, pool, task, first)
     if again.is_improvement and (again.speedup or 0.0) > (best.speedup or 0.0):
         return again
     tell("the tuned kernels did not make the whole faster; the winner stays as it was")
@@ -117,6 +115,14 @@ def needs_gpu(device: str) -> None:
         raise DeviceError(
             f"Wanted a GPU, whose machine code can be tuned; found the device {device}. Leave out --then-sass."
         )
+
+
+def measured_again(run: RunDirectory, pool: Evaluator, task: Task, found: Evaluation) -> Evaluation:
+    """Measure a winner once more, in fresh processes on fresh seeds, and record that as its confirmation."""
+    candidate = Candidate(source=found.source, policy=found.policy, techniques=found.techniques, parent=found.parent)
+    again = _judged(pool, task, candidate).model_copy(update={"confirms": True})
+    run.append(again)
+    return again
 
 
 def _judged(pool: Evaluator, task: Task, candidate: Candidate) -> Evaluation:

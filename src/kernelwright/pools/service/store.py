@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kernelwright
-from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.errors import UsageError
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, RunDirectory, capture_environment
 
@@ -76,13 +76,8 @@ class EvaluationStore:
         """
         marked = evaluation.model_copy(update={"checks": {**evaluation.checks, REQUEST_KEY: request}})
         with self._writing:
-            try:
-                self.run.append(marked)
-                end = self.run.evaluations_path.stat().st_size
-            except OSError as error:
-                raise InfrastructureError(
-                    f"Wanted to write an evaluation to {self.run.path}; {error.strerror}. Make room or choose another disk."
-                ) from error
+            self.run.append(marked)
+            end = self.run.evaluations_path.stat().st_size
             self._offsets[bytes.fromhex(request)] = end - len(marked.model_dump_json().encode()) - 1
         return marked
 
