@@ -103,6 +103,8 @@ class Label(StrEnum):
     """The same operators behind torch.compile or a CUDA graph; no new kernel."""
     TF32 = "tf32"
     """It lets matrix products use TF32 and stays within the tolerance."""
+    SPLIT_PRECISION = "split-precision"
+    """It computes float32 products from 16-bit pieces of each value: several products on tensor cores instead of one."""
     LIBRARY_CALL = "library-call"
     """Its work is done by PyTorch's or a vendor's operators, not by code of its own."""
     CUSTOM_KERNEL = "custom-kernel"

@@ -6,7 +6,8 @@ import pytest
 
 from kernelwright.judge.check import guard, side_effects
 from kernelwright.records import Label
-from kernelwright.rewrites import wrappers
+from kernelwright.rewrites import products, wrappers
+from kernelwright.rewrites.templates import split_product
 
 REFERENCE = """
 import torch
@@ -102,6 +103,41 @@ def test_what_the_reference_does_itself_is_not_suspicious():
 )
 def test_source_of_its_own_is_a_custom_kernel(text):
     assert Label.CUSTOM_KERNEL in guard.static_labels(module("return x", f"x = {text}" if "@" not in text else text), "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h = x.half()\n        l = (x - h.float()).half()\n        return h @ w + l @ w",
+        "h = x.to(dtype=torch.bfloat16)\n        l = (x - h).bfloat16()",
+        "return (x - x.to(torch.float16).float()).half() @ w",
+        "return tl.dot(x, w, input_precision='bf16x3')",
+        "s = '''__half h = __float2half_rn(x);\n__half l = __float2half_rn(x - __half2float(h));'''",
+    ],
+)
+def test_products_of_16_bit_pieces_are_a_label(text):
+    assert Label.SPLIT_PRECISION in guard.static_labels(module(text), REFERENCE)
+
+
+@pytest.mark.parametrize("form", products.FORMS.values())
+def test_the_built_in_split_product_has_its_label(form):
+    text = split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096))
+    assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= guard.static_labels(text, REFERENCE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "return torch.relu(self.linear(x))",
+        "return (x.half() @ self.w.half()).float()",
+        "with torch.autocast('cuda', dtype=torch.float16):\n            return self.linear(x) - x",
+        "h = x.half()\n        return self.linear(h).float() - x",
+        "h = x.to(torch.bfloat16)\n        return (h - h.mean()) @ w",
+        "return tl.dot(x, w, input_precision='tf32x3')",
+    ],
+)
+def test_whole_operands_in_16_bits_are_not_split(text):
+    assert Label.SPLIT_PRECISION not in guard.static_labels(module(text), REFERENCE)
 
 
 @pytest.mark.parametrize("text", ["torch.cuda.CUDAGraph()", "torch.compile(f, mode='reduce-overhead')"])

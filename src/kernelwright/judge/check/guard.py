@@ -24,6 +24,16 @@ _CUSTOM = re.compile(
 )
 _GRAPH = re.compile(r"CUDAGraph|make_graphed_callables|reduce-overhead|cudaGraph|mode\s*=\s*['\"]max-autotune['\"]")
 _WRAPPER = re.compile(r"torch\.compile|CUDAGraph|make_graphed_callables|torch\.jit\.(trace|script|freeze)")
+_TO_16_BITS = r"(?:half\(\)|bfloat16\(\)|(?:to|type)\((?:dtype=)?(?:\w+\.)*b?float16\b[^)]*\))"
+_SPLIT = re.compile(
+    # What rounding to 16 bits left of a value: in PyTorch or Triton, in one expression or two, and in CUDA C++.
+    rf"\b(?P<a>\w+) - (?P=a)\.{_TO_16_BITS}"
+    rf"|\b(?P<b>\w+) = (?P<c>\w+)\.{_TO_16_BITS}[\s\S]{{0,400}}?\b(?P=c) - (?P=b)\b"
+    r"|\b(?P<d>\w+) *= *__float2(?:half|bfloat16)\w*\((?P<e>\w+)\)"
+    r"[\s\S]{0,400}?\b(?P=e) *- *__(?:half|bfloat16)2float\((?P=d)\)"
+    r"|input_precision=['\"]bf16x"
+)
+"""Code that takes the operands of a product in 16-bit pieces."""
 
 _ADVICE: Mapping[str, re.Pattern[str]] = {
     "reads stack frames": re.compile(r"\b_getframe\b|inspect\.(stack|currentframe)|\bgc\.get_(objects|referrers)"),
@@ -63,6 +73,8 @@ def static_labels(source: str, reference: str) -> set[Label]:
     custom = bool(_CUSTOM.search(text))
     if custom:
         labels.add(Label.CUSTOM_KERNEL)
+    if _SPLIT.search(text):
+        labels.add(Label.SPLIT_PRECISION)
     if _GRAPH.search(text):
         labels.add(Label.CUDA_GRAPH)
     if _WRAPPER.search(text) and not custom and _same_operators(source, reference):
