@@ -1,0 +1,175 @@
+"""Float32 products that the split-product template computes: which ones, when they are proposed, and what is emitted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernelwright.errors import CompilerMissingError
+from kernelwright.judge.check.guard import static_labels
+from kernelwright.records import Label, Task
+from kernelwright.records.policy import Context
+from kernelwright.rewrites import emit, products
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.products import Products
+from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.tracing import trace
+from tests.rewrites.samples import compare, task_text
+
+LARGE = task_text("return torch.relu(self.f(a))", "torch.randn(1024, 512)", "self.f = nn.Linear(512, 512)")
+PRODUCTS = {
+    "mm": task_text("return torch.mm(a, b)", "torch.randn(40, 64), torch.randn(64, 48)"),
+    "left transposed": task_text("return a.T @ b", "torch.randn(64, 40), torch.randn(64, 48)"),
+    "right transposed": task_text("return a @ b.T", "torch.randn(40, 64), torch.randn(48, 64)"),
+    "bmm": task_text("return torch.bmm(a, b)", "torch.randn(3, 40, 64), torch.randn(3, 64, 48)"),
+    "four dimensions": task_text("return a @ b", "torch.randn(2, 3, 40, 64), torch.randn(2, 3, 64, 48)"),
+    "shared right": task_text("return a @ b", "torch.randn(2, 3, 40, 64), torch.randn(64, 48)"),
+    "linear": task_text("return self.f(a)", "torch.randn(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
+    "no bias": task_text("return self.f(a)", "torch.randn(40, 64)", "self.f = nn.Linear(64, 48, bias=False)"),
+    "addmm": task_text(
+        "return torch.addmm(a, b, c, beta=0.5, alpha=3)", "torch.randn(48), torch.randn(40, 64), torch.randn(64, 48)"
+    ),
+    "baddbmm": task_text(
+        "return torch.baddbmm(a, b, c, alpha=-2)",
+        "torch.randn(3, 40, 48), torch.randn(3, 40, 64), torch.randn(3, 64, 48)",
+    ),
+}
+OTHERS = {
+    "float64": task_text("return a @ b", "torch.randn(40, 64).double(), torch.randn(64, 48).double()"),
+    "bfloat16": task_text("return a @ b", "torch.randn(40, 64).bfloat16(), torch.randn(64, 48).bfloat16()"),
+    "a vector": task_text("return a @ b", "torch.randn(40, 64), torch.randn(64)"),
+    "few rows": task_text("return a @ b", "torch.randn(31, 64), torch.randn(64, 48)"),
+    "short sums": task_text("return a @ b", "torch.randn(40, 16), torch.randn(16, 48)"),
+    "broadcast": task_text("return a @ b", "torch.randn(40, 64), torch.randn(3, 64, 48)"),
+}
+INTERPRET = """
+import importlib.util, json, sys
+import torch
+
+spec = importlib.util.spec_from_file_location("emitted", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+torch.manual_seed(0)
+model = module.ModelNew()
+x = torch.randn(40, 64)
+with torch.no_grad():
+    exact = module.Model.forward(model.double(), x.double())
+    # Neither the reference nor PyTorch's product is to answer.
+    module.Model.forward = module.eager = None
+    module.takes = lambda *tensors, knobs: True
+    found = model.float()(x)
+print(json.dumps(((found.double() - exact).norm() / exact.norm()).item()))
+"""
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the template take products that are quick on a CPU."""
+    monkeypatch.setattr(split_product, "LEAST_WORK", 1)
+
+
+@pytest.fixture
+def nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where nvcc is found."""
+    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+
+
+def replaced(text: str, technique: str = "split-product-triton") -> tuple[int, str]:
+    """How many products the template took, and the candidate; its guard asks for a CPU, so that it runs in a test."""
+    traced = trace(Task(id="sample", source=text))
+    graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
+    made = Products(technique)
+    count = sum(made.replace(graph) for graph in graphs)
+    before, class_new, after = emit.module(text, traced, graphs, (technique,)).partition("class ModelNew")
+    return count, before + class_new + after.replace(".is_cuda", ".is_cpu")
+
+
+def written(folder: Path) -> Callable[[str, str], ModuleType]:
+    """A loader by way of a file: Triton reads the source of its functions from one."""
+
+    def load(source: str, name: str) -> ModuleType:
+        path = folder / f"{name}.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@needs_triton
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
+    count, source = replaced(PRODUCTS[name])
+    assert count == 2, "one of each graph: training and evaluation"
+    # Without a GPU the emitted function computes `a @ b.mT`, so this shows how it is called.
+    compare(PRODUCTS[name], source, 1e-5, written(tmp_path))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_products_are_left_alone(name, any_size):
+    assert replaced(OTHERS[name])[0] == 0
+
+
+def proposed(text: str, device: str = "cuda") -> list[str]:
+    """Techniques that the policy's first eight candidates for a task have of the template's."""
+    found = BuiltinPolicy().propose(Context(task=Task(id="sample", source=text), device=device, history=(), seed=0), 8)
+    return [name for one in found for name in one.techniques if name in products.FORMS]
+
+
+def test_the_policy_proposes_split_products_for_large_products_on_a_gpu_alone(nvcc):
+    assert proposed(LARGE) == [name for name in products.FORMS for _ in ("plain", "in a CUDA graph")]
+    assert proposed(LARGE, "cpu") == []
+    assert proposed(LARGE.replace("1024", "1023")) == [], "one row short of enough work"
+    assert proposed(LARGE.replace("512)", "512, dtype=torch.float64)")) == []
+
+
+def test_without_nvcc_only_the_triton_form_is_proposed(monkeypatch):
+    def missing() -> Path:
+        raise CompilerMissingError("nvcc is not installed")
+
+    monkeypatch.setattr(products, "find_torch_nvcc", missing)
+    assert products.techniques_on("cuda") == ("split-product-triton",)
+
+
+def test_a_task_whose_names_clash_with_the_template_has_none(nvcc):
+    assert proposed(LARGE + "\nKNOBS = 3\n") == []
+
+
+def test_a_candidate_is_python_and_says_what_it_is(nvcc):
+    context = Context(task=Task(id="sample", source=LARGE), device="cuda", history=(), seed=0)
+    for one in BuiltinPolicy().propose(context, 4):
+        compile(one.source, "candidate", "exec")
+        assert "kernelwright" not in one.source
+        assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(one.source, LARGE)
+    assert Label.SPLIT_PRECISION not in static_labels(LARGE, LARGE)
+
+
+@needs_triton
+def test_an_interpreted_candidate_equals_the_reference(any_size, tmp_path):
+    text = task_text("return torch.relu(self.f(a))", "torch.randn(40, 64)", "self.f = nn.Linear(64, 48)")
+    count, source = replaced(text)
+    assert count == 2
+    path = tmp_path / "candidate.py"
+    path.write_text(source)
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(path)],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert json.loads(answer.stdout) < 6e-7
