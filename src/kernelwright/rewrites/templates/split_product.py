@@ -28,8 +28,8 @@ SOURCE = Path(__file__).with_name("split_product.triton.txt")
 CUDA_SOURCE = Path(__file__).with_name("split_product.cu")
 """CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_text` writes."""
 LEAST_WORK = 1 << 28
-"""Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast: on an H200 1024 x 512 x 512 takes 0.78 of its
-time and 128 x 1024 x 1024, which has half as many, 1.18 (results/2026-11-23-split-products-h200)."""
+"""Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
+time for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 SHARED_BYTES = 227 * 1024
@@ -161,9 +161,16 @@ SHAPE_CLASSES: dict[str, tuple[ShapeClass, ...]] = {
         ShapeClass(knobs=Knobs(form="tma", block_m=64, block_k=32, num_warps=4, num_stages=4, chunk=32)),
     ),
 }
-"""The first that a product belongs to is taken. From results/2026-11-23-split-products-h200; one accumulator and a chunk of
-one step throughout, whose error is at most 2.1 times SGEMM's there. Two accumulators are up to 7 % quicker in the form
-`tma`, at 22 times SGEMM's error on uniform values."""
+"""Knobs by form; the first class that a product belongs to is taken.
+
+All have one accumulator and a chunk of one step. What results/2026-11-23-split-products-h200 says of their errors:
+
+- `wgmma`, chunk 64: at most 2.1 times SGEMM's over the ranges of values there.
+- `tma`, chunk 32: at most 2.85 times. Its default for large products has chunk 64, which was timed at 4096 cubed and whose
+  errors over those ranges were not measured; on normal values it is 2.0e-7 there.
+- Two accumulators take 8 % less time in the form `tma` at 4096 cubed. Their error, measured in the form `split`, is 22 times
+  SGEMM's on uniform values.
+"""
 
 
 def chosen(form: str, batch: int, m: int, n: int, k: int) -> Knobs:
