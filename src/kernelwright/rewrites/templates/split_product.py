@@ -29,7 +29,7 @@ CUDA_SOURCE = Path(__file__).with_name("split_product.cu")
 """CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_text` writes."""
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
-time for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
+time at best for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 SHARED_BYTES = 227 * 1024
