@@ -317,7 +317,7 @@ class Judge:
         self._progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-        timing = time_candidate(
+        score, processes = time_candidate(
             trial,
             check,
             self._flush,
@@ -325,8 +325,8 @@ class Judge:
             checked,
         )
         checks["device_after"] = device_state(self.device)
-        checks["clocks"] = {"processes": timing.clocks}
-        return timing.score
+        checks["clocks"] = {"processes": processes}
+        return score
 
     def _live_task(self, task: Task) -> LiveTask:
         if task.sha256 not in self._live:

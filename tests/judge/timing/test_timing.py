@@ -468,16 +468,17 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     trial.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
     told = []
     found = timing.time_candidate(trial, trial.check, None, lambda done, most: told.append((done, most)))
+    score, summaries = found
     assert seen == list(range(processes))
     assert told == [(done + 1, 4) for done in seen]
     assert timing.time_candidate(trial, trial.check, None) == found
-    assert found.score.candidate_us == 50.0
-    assert found.clocks == [{"process": process} for process in range(processes)]
-    assert found.score.speedup.low <= found.score.speedup.estimate
-    assert (found.score.scoring.looks, len(found.score.series)) == (3, processes)
+    assert score.candidate_us == 50.0
+    assert summaries == [{"process": process} for process in range(processes)]
+    assert score.speedup.low <= score.speedup.estimate
+    assert (score.scoring.looks, len(score.series)) == (3, processes)
     if noise == 0:
-        assert found.score.speedup.estimate == pytest.approx(2.0)
-        assert found.score.noise_floor == 0.0
+        assert score.speedup.estimate == pytest.approx(2.0)
+        assert score.noise_floor == 0.0
 
 
 def triple_of(block, hidden_us=0.0):
@@ -514,7 +515,7 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
     trial = FakeTrial()
     trial.settings = Settings(processes_min=1, processes_max=1)
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
-    assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == 2
+    assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == 2
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
     with pytest.raises(RejectionError) as caught:
         timing.time_candidate(trial, trial.check, None)
@@ -526,7 +527,7 @@ def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
     trial.settings = Settings(processes_min=1, processes_max=1)
     trial.labels = {Label.STRIDES_DIFFER}
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
-    assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == 1
+    assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == 1
 
 
 def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
@@ -534,7 +535,7 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     trial.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
     for speedup, processes in ((0.5, 3), (2.0, 9)):
         monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
-        assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == processes
+        assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
 
 
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
@@ -549,7 +550,7 @@ def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
 
     for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
         monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
-        assert len(timing.time_candidate(trial, trial.check, None).score.blocks) == processes
+        assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():

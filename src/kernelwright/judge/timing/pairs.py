@@ -15,7 +15,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.check.check import CheckResult
@@ -44,23 +43,16 @@ minute on two cores; our choice."""
 _PROCESSES_TO_BE_SURE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Result of timing one candidate."""
-
-    score: Score
-    clocks: list[dict[str, float]]
-    """Summary of each process triple, for the record's `checks`, microseconds."""
-
-
 def time_candidate(
     trial: Trial,
     check: CheckResult,
     flush: CacheFlush,
     on_process: Callable[[int, int], None] | None = None,
     checked: Mapping[str, Side] | None = None,
-) -> Timing:
+) -> tuple[Score, list[dict[str, float]]]:
     """Measure until the interval is narrow, or processes or time run out.
+
+    Returns the score, and a summary of the clocks of each process triple, microseconds.
 
     Args:
         trial: The candidate and its task.
@@ -101,7 +93,7 @@ def time_candidate(
                     raise
                 continue
             break
-    return Timing(found, [one.summary for one in triples])
+    return found, [one.summary for one in triples]
 
 
 class OddInputs:
