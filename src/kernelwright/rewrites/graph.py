@@ -158,12 +158,17 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def is_mutable(node: fx.Node) -> bool:
+    """Whether an ATen call writes to one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
 def has_effect(node: fx.Node) -> bool:
     """Whether a call changes something besides making its result: a buffer, or state of a norm."""
     if node.op != "call_function":
         return node.op in ("output", "placeholder")
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
+    if is_mutable(node):
         return True
     if is_call(node, aten.batch_norm):
         return bool(argument(node, "training")) and argument(node, "running_mean") is not None
@@ -173,12 +178,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 class Editor:
-    """Changes a graph in place and keeps every node's fake tensor up to date.
-
-    Args:
-        graph: The graph to edit; its nodes carry `meta["val"]`.
-        mode: The fake-tensor mode those values live in.
-    """
+    """Changes a graph in place and keeps every node's fake tensor, `meta["val"]`, up to date."""
 
     def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
         self.graph = graph
@@ -190,11 +190,7 @@ class Editor:
         return [node for node in calls if is_call(node, *packets)] if packets else calls
 
     def call(self, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A new call placed before a node.
-
-        Raises:
-            Exception: whatever the operator raises when it does not take these shapes.
-        """
+        """A new call placed before a node; the operator raises when it does not take these shapes."""
 
         def fake(item: Any) -> Any:
             return item.meta["val"] if isinstance(item, fx.Node) else item
@@ -222,11 +218,7 @@ class Editor:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let every user of `old` read `new`.
-
-        Raises:
-            AssertionError: shape or dtype would change, which is a fault of the rule.
-        """
+        """Let every user of `old` read `new`; AssertionError where shape or dtype would change, a fault of the rule."""
         if value(old).shape != value(new).shape or value(old).dtype != value(new).dtype:
             raise AssertionError(
                 f"A rule replaces {old.format_node()} of {value(old).shape} {value(old).dtype} "
@@ -247,10 +239,9 @@ class Editor:
                 self._drop(source)
 
     def sweep(self) -> int:
-        """Erase dead calls; a dead random call goes only when no live one follows, which keeps the random stream.
+        """Erase dead calls, and count them without picks of one result among several.
 
-        Returns:
-            How many calls went, not counting picks of one result among several.
+        A dead random call goes only when no live one follows, which keeps the random stream.
         """
         erased = 0
         live_random = False

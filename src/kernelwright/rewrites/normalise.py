@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from kernelwright.rewrites.graph import aten, is_call, is_tensor, value
+from kernelwright.rewrites.graph import aten, is_call, is_mutable, is_tensor, value
 
 BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift_fresh_copy)
 """Operators that only matter to autograd or to the exporter: their result is their input."""
@@ -28,18 +28,13 @@ def normalise(graph: fx.Graph) -> None:
             graph.erase_node(node)
         elif str(node.target).startswith("aten._assert"):
             graph.erase_node(node)
-        elif _is_mutable(node):
+        elif is_mutable(node):
             _make_functional(graph, node)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _scalars(node)
     _record_contract(graph)
     graph.lint()
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
@@ -49,7 +44,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
     target = cast(fx.Node, target)
     if target.op == "placeholder":
         counts = target.meta.get("role") == "state" and is_call(node, aten.add_) and not node.users
-        if counts and all(_is_mutable(user) for user in target.users):
+        if counts and all(is_mutable(user) for user in target.users):
             return
         raise NotImplementedError(f"{node.target} writes to {target.name}")
     if _shares_storage(target):
@@ -59,23 +54,16 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
     overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None
     if overload is None or overload._schema.is_mutable:
         raise NotImplementedError(f"{node.target} has no form that leaves its input alone")
-    later = _after(graph, node)
+    nodes = list(graph.nodes)
+    later = set(nodes[nodes.index(node) + 1 :])
     node.target = overload
     target.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
 
 
-def _after(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
-    nodes = list(graph.nodes)
-    return set(nodes[nodes.index(node) + 1 :])
-
-
 def _shares_storage(node: fx.Node) -> bool:
     """Whether another value may look at this one's storage: it is a view, or has views."""
-
-    def is_view(item: fx.Node) -> bool:
-        return not _is_mutable(item) and is_view_call(item)
-
-    return is_view(node) or any(is_view(user) for user in node.users if is_tensor(user))
+    candidates = (node, *(user for user in node.users if is_tensor(user)))
+    return any(is_view_call(item) and not is_mutable(item) for item in candidates)
 
 
 def is_view_call(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, shape
+from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, packet_of, shape
 
 INFIX = {
     aten.add: "+",
@@ -139,9 +139,7 @@ def literal(item: Any) -> str:
 class Speller:
     """Writes one call as a Python expression.
 
-    Args:
-        name_of: The text by which a node's value is read.
-        device: The text of the device on which new tensors are made.
+    `name_of` gives the text by which a node's value is read, `device` is that of the device on which new tensors are made.
     """
 
     def __init__(self, name_of: Callable[[fx.Node], str], device: str) -> None:
@@ -161,7 +159,7 @@ class Speller:
         target: Any = node.target
         if target is operator.getitem:
             return f"{self.text(node.args[0])}[{node.args[1]}]"
-        packet = getattr(target, "overloadpacket", None)
+        packet = packet_of(node)
         if packet is None:
             return self._plain(target.__name__, node)
         if packet in INFIX and len(node.args) == 2 and not node.kwargs:
@@ -211,9 +209,7 @@ class Speller:
         for entry in order:
             keyword, equals, source = entry.partition("=")
             item = given.get(source or keyword)
-            if equals and (item is None or (item is False and not source and keyword == "is_causal")):
-                continue
-            if keyword == "dropout_p" and not item:
+            if equals and (item is None or (keyword in ("is_causal", "dropout_p") and not item)):
                 continue
             parts.append(f"{keyword}={self.text(item)}" if equals else self.text(item))
         while parts and parts[-1] == "None":

@@ -33,7 +33,7 @@ LARGEST_CONSTANT = 64
 
 
 class UntraceableError(InternalError):
-    """Why a task has no operator graph that could be printed as source. The policy then only wraps the module."""
+    """A task has no operator graph that could be printed as source. The policy then only wraps the module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,7 @@ class Trace:
 
 
 def load(source: str, name: str) -> types.ModuleType:
-    """Run a task's source as a module of its own, outside `sys.modules`.
-
-    Raises:
-        Exception: whatever the source raises.
-    """
+    """Run a task's source as a module of its own, outside `sys.modules`; whatever it raises comes through."""
     module = types.ModuleType(name)
     exec(compile(source, f"<{name}>", "exec"), module.__dict__)
     return module
@@ -201,7 +197,7 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str, Any]) -> None:
     """Describe a tensor that is neither input nor state: an attribute of the module or a literal of `forward`."""
     node.meta["role"] = "constant"
-    with contextlib.suppress(AttributeError, UntraceableError):
+    with contextlib.suppress(AttributeError):
         node.meta["expression"] = path_expression(model, target)
         return
     tensor = constants[target]
@@ -218,7 +214,6 @@ def path_expression(model: nn.Module, path: str) -> str:
     """Python text that reads `path` from `self`, such as `self.layers[0].weight`.
 
     Raises:
-        UntraceableError: no short expression reads it.
         AttributeError: the module has no such member.
     """
     text, item = "self", cast(Any, model)

@@ -15,12 +15,7 @@ from kernelwright.rewrites.tracing import OperatorGraph
 
 
 class Foundry:
-    """Makes the kernels of one module; equal kernels are made once.
-
-    Args:
-        device: Decides the language.
-        single: Whether one operator alone may become a kernel, when it is one of those with room for it.
-    """
+    """Makes the kernels of one module; equal kernels are made once. With `single`, one operator alone may become one."""
 
     def __init__(self, device: str, single: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
@@ -31,11 +26,7 @@ class Foundry:
         self._accepts = triton.accepts if on_gpu else cpp.accepts
 
     def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
-        """Replace groups of operators by kernels, in place.
-
-        Returns:
-            The technique's name when there was something to fuse.
-        """
+        """Replace groups of operators by kernels, in place; return the technique's name when there were any."""
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self._accepts, self._single)
         replaced: dict[fx.Node, fx.Node] = {}

@@ -6,12 +6,12 @@ import hashlib
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
-    POINTWISE,
     WHOLE,
     Dim,
     Pass,
@@ -28,8 +28,6 @@ CHUNK = 8192
 LONGEST_CACHED_ROW = 1 << 15
 SERIAL = 1 << 15
 """Points below which one thread does all."""
-
-NEUTRAL = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}
 
 PRELUDE = r"""
 #include <ATen/cpu/vec/vec.h>
@@ -93,8 +91,7 @@ class CppKernel(FusedKernel):
     """A C++ function and the Python function of the same name that calls it."""
 
     device_test = "is_cpu"
-
-    neutral = NEUTRAL
+    neutral: ClassVar = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         super().__init__(name, program, signature, strides)
@@ -113,20 +110,17 @@ class CppKernel(FusedKernel):
 
     @staticmethod
     def prologue(kernels: Sequence[CppKernel]) -> str:
-        """What all kernels of a module share: the C++ source and its build."""
+        """The C++ source of all kernels of a module, and its build."""
         source = PRELUDE + "\n".join(kernel.source() for kernel in kernels)
         name = "fused_" + hashlib.sha256(source.encode()).hexdigest()[:16]
-        return f"import ctypes\n\nimport torch.utils.cpp_extension\n\n_SOURCE = r'''{source}'''\n" + BUILD.replace(
-            "@name@", name
-        )
+        imports = "import ctypes\n\nimport torch.utils.cpp_extension\n\n"
+        return f"{imports}_SOURCE = r'''{source}'''\n" + BUILD.replace("@name@", name)
 
     def source(self) -> str:
         """The C++ function."""
-        arguments = [f"const float* in{index}" for index in range(len(self.strides))]
-        arguments += [f"float* out{index}" for index in range(len(self.signature.stores))]
-        body = {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+        arguments = [f"const float* {name}" for name in self.inputs] + [f"float* {name}" for name in self.outputs]
         head = f'extern "C" void {self.__name__}({", ".join(arguments)}, int64_t threads) {{'
-        return "\n".join([head, textwrap.indent(body, "    "), "}"])
+        return "\n".join([head, textwrap.indent(self._printed(), "    "), "}"])
 
     def text(self) -> str:
         """All of its own text, by which equal kernels are found."""
@@ -150,23 +144,22 @@ class CppKernel(FusedKernel):
     def _pointers(self, dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
         """Pointers of all tensors at a position of the outer loops."""
         lines = []
-        for tensor in range(self.loads + len(self.signature.stores)):
-            terms = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
-            offset = " + ".join(["0", *terms]) if terms else "0"
-            if tensor < self.loads:
-                source = self.signature.loads[tensor][0]
-                lines.append(f"const float* p{tensor} = in{source} + {offset};")
-            else:
-                lines.append(f"float* q{tensor - self.loads} = out{tensor - self.loads} + {offset};")
+        for tensor in range(self.loads + len(self.outputs)):
+            pointer = f"const float* p{tensor}" if tensor < self.loads else f"float* q{tensor - self.loads}"
+            offset = " + ".join(["0", *self._terms(tensor, dims, names)])
+            lines.append(f"{pointer} = {self._tensor(tensor)} + {offset};")
         return lines
+
+    @staticmethod
+    def _terms(tensor: int, dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
+        """The share of each loop in a tensor's offset."""
+        return [f"{name} * {dim.strides[tensor]}" for dim, name in zip(dims, names, strict=True) if dim.strides[tensor]]
 
     @staticmethod
     def _indices(dims: Sequence[Dim], names: Sequence[str]) -> list[str]:
         """Split `rest` into the indices of nested loops."""
-        lines = []
-        for dim, name in reversed(list(zip(dims, names, strict=True))):
-            lines.append(f"const int64_t {name} = rest % {dim.size}; rest /= {dim.size};")
-        return lines
+        loops = reversed(list(zip(dims, names, strict=True)))
+        return [f"const int64_t {name} = rest % {dim.size}; rest /= {dim.size};" for dim, name in loops]
 
     def _load(self, index: int, position: str, count: str) -> str:
         tensor = self.load_steps.index(index)
@@ -176,7 +169,7 @@ class CppKernel(FusedKernel):
 
     def _pointwise(self) -> str:
         lanes, outer = self.nest.lanes, self.nest.outer[:-1]
-        names = [f"i{index}" for index in range(len(outer))]
+        names = self._numbered("i", outer)
         chunks = -(-lanes.size // CHUNK)
         varying, constant = [], []
         for index, step in enumerate(self.program.steps):
@@ -214,7 +207,7 @@ class CppKernel(FusedKernel):
     def _rows(self) -> str:
         plan = schedule(self.program, tuple(step for _, step in self.full_stores))
         loops, row_points = self.nest.reduced[:-1], points(self.nest.reduced)
-        inner = [f"r{index}" for index in range(len(loops))]
+        inner = self._numbered("r", loops)
         place = " + ".join(
             [f"{name} * {points(self.nest.reduced[level + 1 :])}" for level, name in enumerate(inner)] + ["j"]
         )
@@ -223,7 +216,7 @@ class CppKernel(FusedKernel):
             for number, index in enumerate(plan.cached)
             if row_points <= LONGEST_CACHED_ROW
         }
-        names = [f"i{index}" for index in range(len(self.nest.outer))]
+        names = self._numbered("i", self.nest.outer)
         lines: list[str] = [*self._indices(self.nest.outer, names), *self._pointers(self.nest.outer, names)]
         lines += self._row_steps(plan.rows_before)
         kept: set[int] = set()
@@ -256,17 +249,16 @@ class CppKernel(FusedKernel):
 
     def _row_load(self, index: int, loops: Sequence[Dim], names: Sequence[str]) -> str:
         tensor = self.load_steps.index(index)
-        offset = [f"{name} * {dim.strides[tensor]}" for dim, name in zip(loops, names, strict=True) if dim.strides[tensor]]
-        return self._load(index, " + ".join([*offset, "j" if self.lane_loads[tensor] else "0"]), "n")
+        terms = [*self._terms(tensor, loops, names), "j" if self.lane_loads[tensor] else "0"]
+        return self._load(index, " + ".join(terms), "n")
 
     def _row_loop(self, item: Pass, body: list[str], loops: Sequence[Dim], names: Sequence[str]) -> list[str]:
         """One pass along a row, in blocks short enough for a plain sum."""
         body = [*body, *(self._into_chunk(index) for index in item.reduces)]
         if not item.reduces:
             for number, step in self.full_stores:
-                strides = [dim.strides[self.loads + number] for dim in loops]
-                offset = [f"{name} * {stride}" for name, stride in zip(names, strides, strict=True)]
-                body.append(f"v{step}.store(q{number} + {' + '.join([*offset, 'j'])}, n);")
+                offset = " + ".join([*self._terms(self.loads + number, loops, names), "j"])
+                body.append(f"v{step}.store(q{number} + {offset}, n);")
         size = self.nest.lanes.size
         inner = [
             f"for (int64_t start = 0; start < {size}; start += {CHUNK}) {{",
@@ -318,7 +310,7 @@ class CppKernel(FusedKernel):
         plan = schedule(self.program, tuple(step for _, step in self.full_stores))
         lanes, down = self.nest.lanes, self.nest.reduced[-1]
         dims = (*self.nest.outer, *self.nest.inner[:-1])
-        names = [f"i{index}" for index in range(len(dims))]
+        names = self._numbered("i", dims)
         blocks = f"(({lanes.size} + WIDTH - 1) / WIDTH)"
         lines = [
             f"const int64_t j = (rest % {blocks}) * WIDTH; rest /= {blocks};",
@@ -377,7 +369,7 @@ class CppKernel(FusedKernel):
             else:
                 combine = f"if (std::isnan(part) || part {_sign(name)} total{index}) total{index} = part;"
             lines += [
-                f"double total{index} = {NEUTRAL[name]};",
+                f"double total{index} = {self.neutral[name]};",
                 f"for (const float part : part{index}) {combine}",
                 f"const V v{index}(static_cast<float>(total{index}));",
             ]

@@ -30,6 +30,7 @@ from kernelwright.rewrites.graph import (
     is_random,
     is_tensor,
     numel,
+    packet_of,
     shape,
     value,
 )
@@ -74,7 +75,7 @@ class FusionGroup:
 
 
 Accepts = Callable[[LoopProgram], bool]
-"""Whether a code generator can print a program of this shape."""
+"""Test of a code generator: can it print a program of this shape?"""
 
 
 def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
@@ -100,12 +101,8 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
 
 
 def _lower(program: LoopProgram, node: fx.Node) -> None:
-    """Append a node's steps.
-
-    Raises:
-        UnsupportedError: it cannot be a step of this program.
-    """
-    packet = getattr(node.target, "overloadpacket", None)
+    """Append a node's steps; raise `UnsupportedError` when it has none in this program."""
+    packet = packet_of(node)
     if not is_tensor(node) or value(node).dtype != DTYPE:
         raise UnsupportedError("not one float32 tensor")
     if node.op != "call_function" or node.kwargs.get("dtype") is not None:
@@ -143,20 +140,16 @@ def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
     groups: list[FusionGroup] = []
     member_of: dict[fx.Node, FusionGroup] = {}
     for node in nodes:
-        packet = getattr(node.target, "overloadpacket", None)
+        packet = packet_of(node)
         if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
             continue
         if not _dense(node):
             continue
-        near: list[FusionGroup] = []
-        for source in node.all_input_nodes:
-            if source in member_of and not any(member_of[source] is group for group in near):
-                near.append(member_of[source])
+        near = list(dict.fromkeys(member_of[source] for source in node.all_input_nodes if source in member_of))
         joined = _join(near, node, positions, accepts)
         if joined is None:
             over: Any = node.args[0] if packet in ROW_OPERATORS else node
-            start = FusionGroup(LoopProgram(shape(over)))
-            joined = _try(start, node, positions, accepts)
+            joined = _try(FusionGroup(LoopProgram(shape(over))), node, positions, accepts)
         if joined is None:
             continue
         # A group is gone only when all of it went into the new one.
@@ -197,27 +190,22 @@ def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int],
     """The largest group made of the node and the groups it reads from."""
     if len(near) > 1:
         merged: FusionGroup | None = near[0]
-        for other in near[1:]:
-            for member in other.members:
-                merged = _try(merged, member, positions, accepts) if merged is not None else None
-        result = _try(merged, node, positions, accepts) if merged is not None else None
-        if result is not None:
-            return result
-    for group in sorted(near, key=lambda item: -len(item.members)):
-        result = _try(group, node, positions, accepts)
-        if result is not None:
-            return result
-    return None
+        for member in (*(member for other in near[1:] for member in other.members), node):
+            merged = _try(merged, member, positions, accepts) if merged is not None else None
+        if merged is not None:
+            return merged
+    tried = (_try(group, node, positions, accepts) for group in sorted(near, key=lambda item: -len(item.members)))
+    return next((group for group in tried if group is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel reads and writes, as its printers need it."""
+    """Reads and writes of a kernel, as its printers need them."""
 
     loads: tuple[tuple[int, tuple[int, ...]], ...]
-    """For each load step in order: which argument it reads and the strides over the iteration space."""
+    """Argument and strides over the iteration space of each load step, in order."""
     stores: tuple[tuple[int, bool, tuple[int, ...]], ...]
-    """For each output: the step, whether it is written per point (else per row), and its shape."""
+    """Step of each output, whether it is written per point (else per row), and its shape."""
 
 
 def replace_group(
@@ -226,12 +214,7 @@ def replace_group(
     make: Callable[[LoopProgram, Signature, list[fx.Node]], Any],
     replaced: dict[fx.Node, fx.Node],
 ) -> None:
-    """Put a kernel in the place of a group's nodes.
-
-    Args:
-        make: Prints a kernel for a program; the result is callable on fake tensors.
-        replaced: What earlier kernels now compute in the place of nodes that are gone; extended by this one.
-    """
+    """Put a kernel in the place of a group's nodes, and note in `replaced` what now stands for each node that is gone."""
     program = group.program
     nodes_read = [replaced.get(load.node, load.node) for load in program.loads.values()]
     inputs = list(dict.fromkeys(nodes_read))
@@ -245,10 +228,8 @@ def replace_group(
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
-    if len(outputs) == 1:
-        made = [result]
-    else:
-        made = [editor.pick(before, result, index) for index in range(len(outputs))]
+    single = len(outputs) == 1
+    made = [result] if single else [editor.pick(before, result, index) for index in range(len(outputs))]
     for node, new in zip(outputs, made, strict=True):
         node.replace_all_uses_with(new)
         replaced[node] = new

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
 from kernelwright.rewrites.fusion.groups import Signature, allocate
-from kernelwright.rewrites.fusion.nest import nest_of
+from kernelwright.rewrites.fusion.nest import Dim, nest_of
 from kernelwright.rewrites.fusion.program import LoopProgram, Operand
 
 BINARY = {
@@ -27,17 +27,10 @@ BINARY = {
 
 
 class FusedKernel(ABC):
-    """A program and the Python function that launches it.
-
-    Args:
-        name: Of the Python function.
-        program: What is computed.
-        signature: What is read and written.
-        strides: Of the inputs, as they were traced.
-    """
+    """A program and the Python function that launches it; `strides` are those of the traced inputs."""
 
     neutral: ClassVar[dict[str, str]]
-    """For each reduction, the text of the value that changes nothing."""
+    """Text of each reduction's neutral element."""
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         self.__name__ = name
@@ -46,6 +39,8 @@ class FusedKernel(ABC):
         self.strides = strides
         self.nest = nest_of(program, signature)
         self.load_steps = list(program.loads)
+        self.inputs = [f"in{index}" for index in range(len(strides))]
+        self.outputs = [f"out{index}" for index in range(len(signature.stores))]
         self.full_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if full]
         self.row_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if not full]
 
@@ -57,9 +52,13 @@ class FusedKernel(ABC):
     def definition(self) -> str:
         """Text at module level that defines the Python function."""
 
-    @abstractmethod
     def text(self) -> str:
         """All of its own text, by which equal kernels are found."""
+        return self.definition()
+
+    def _printed(self) -> str:
+        """The kernel itself: each printer has a method for each kind of nest."""
+        return cast(str, getattr(self, f"_{self.nest.kind}")())
 
     @abstractmethod
     def _literal(self, number: float) -> str:
@@ -79,6 +78,16 @@ class FusedKernel(ABC):
     def _neutral(self, index: int) -> str:
         """The value that a reduction starts from."""
         return self.neutral[self._name_of(index)]
+
+    def _tensor(self, number: int) -> str:
+        """The argument behind a load (by its order) or, beyond the loads, behind a store."""
+        loads = len(self.load_steps)
+        return self.inputs[self.signature.loads[number][0]] if number < loads else self.outputs[number - loads]
+
+    @staticmethod
+    def _numbered(prefix: str, dims: Sequence[Dim]) -> list[str]:
+        """Index names of nested loops."""
+        return [f"{prefix}{index}" for index in range(len(dims))]
 
     def _operand(self, item: Operand) -> str:
         return f"v{item}" if isinstance(item, int) else self._literal(item)

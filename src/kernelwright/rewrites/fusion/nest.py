@@ -29,8 +29,7 @@ class Nest:
     reduced: tuple[Dim, ...]
     inner: tuple[Dim, ...]
     kind: str
-    """`pointwise`; `rows`: the innermost dimensions are reduced; `columns`: outer ones are; `whole`:
-    everything is."""
+    """`pointwise`, or which dimensions are reduced: the innermost (`rows`), outer ones (`columns`), all (`whole`)."""
 
     @property
     def lanes(self) -> Dim:
@@ -118,11 +117,7 @@ class LoopSchedule:
 
 
 def schedule(program: LoopProgram, stored: tuple[int, ...]) -> LoopSchedule:
-    """Order the passes: every reduction in the first pass in which its operand is known.
-
-    Args:
-        stored: The full-level steps that are written in the last pass.
-    """
+    """Order the passes: every reduction in the first one that knows its operand; the last one writes the `stored` steps."""
     levels = program.levels()
     after: list[int] = []
     for step in program.steps:
@@ -183,7 +178,7 @@ def _needed(
 
 
 def points(dims: tuple[Dim, ...]) -> int:
-    """How many iterations nested loops make."""
+    """Iterations of nested loops."""
     return math.prod(dim.size for dim in dims)
 
 

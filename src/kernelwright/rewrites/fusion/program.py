@@ -54,7 +54,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Where a `load` step reads: a node's tensor by strides over the logical shape, 0 where it is broadcast."""
+    """Source of a `load` step: a node's tensor by strides over the logical shape, 0 where it is broadcast."""
 
     node: fx.Node
     strides: tuple[int, ...]
@@ -62,15 +62,12 @@ class Load:
 
 @dataclass(slots=True)
 class LoopProgram:
-    """Steps over an iteration space, built up node by node.
-
-    Args:
-        logical: The shape the nodes have.
-        split: For group norm: the number of groups that dimension 1 is split into, else 1.
-    """
+    """Steps over an iteration space, built up node by node."""
 
     logical: tuple[int, ...]
+    """Shape of the nodes."""
     split: int = 1
+    """Groups of a group norm, into which dimension 1 is split."""
     reduced: tuple[int, ...] = ()
     """Reduced dimensions of the iteration space: a contiguous range, or nothing."""
     steps: list[LoopStep] = field(default_factory=list)
@@ -146,12 +143,10 @@ class LoopProgram:
                 raise UnsupportedError("an argument is no number")
             return number
         if item in self.values:
-            index = self.values[item]
             full = self.level_of_shape(shape(item)) == FULL
-            aligned = full or len(shape(item)) == len(self.logical) or level == ROW
-            if not aligned:
+            if not full and len(shape(item)) != len(self.logical) and level != ROW:
                 raise UnsupportedError("a reduced value is broadcast along another dimension")
-            return index
+            return self.values[item]
         if value(item).dtype != DTYPE or not is_tensor(item):
             raise UnsupportedError("an operand is not float32")
         return self._outside(item, level)
@@ -175,7 +170,7 @@ class LoopProgram:
         return self.load(item, [0 if dim in self.reduced else next(kept) for dim in range(rank)])
 
     def count(self) -> int:
-        """How many points each row has."""
+        """Points of each row."""
         return math.prod(self.space[dim] for dim in self.reduced)
 
 
@@ -365,10 +360,8 @@ def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
         return add("sum", x)
     if is_call(node, aten.mean, *ADAPTIVE_POOLS):
         return add("div", add("sum", x), float(program.count()))
-    if is_call(node, aten.amax):
-        return add("max", x)
-    if is_call(node, aten.amin):
-        return add("min", x)
+    if is_call(node, aten.amax, aten.amin):
+        return add("max" if is_call(node, aten.amax) else "min", x)
     largest = add("max", x)
     if is_call(node, aten.logsumexp):
         # An infinite maximum would make infinity minus infinity.
@@ -421,7 +414,7 @@ POINTWISE: dict[Any, Lowering] = {
         _activation,
     ),
 }
-"""How each pointwise operator becomes steps."""
+"""Lowering of each pointwise operator into steps."""
 
 ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys(
@@ -431,7 +424,7 @@ ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
     **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
 }
-"""How each operator that reduces rows becomes steps."""
+"""Lowering of each operator that reduces rows into steps."""
 
 
 def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
-    POINTWISE,
     WHOLE,
     Dim,
     dense_nest,
@@ -84,7 +84,6 @@ FUNCTIONS = {
     "log1p": "_log1p",
     "expm1": "_expm1",
 }
-NEUTRAL = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 
 
 def _power_of_two(size: int) -> int:
@@ -111,20 +110,16 @@ class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
-    neutral = NEUTRAL
+    neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
-        """What all kernels of a module share."""
+        """Imports and functions that all kernels of a module share."""
         return HELPERS
-
-    def text(self) -> str:
-        """All of its own text, by which equal kernels are found."""
-        return self.definition()
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""
-        return {POINTWISE: self._pointwise, COLUMNS: self._columns, WHOLE: self._whole}.get(self.nest.kind, self._rows)()
+        return self._printed()
 
     def _literal(self, number: float) -> str:
         return f'float("{number}")' if math.isinf(number) else repr(float(number))
@@ -138,11 +133,6 @@ class TritonKernel(FusedKernel):
 
     def _assign(self, index: int, text: str) -> str:
         return f"v{index} = {text}"
-
-    def _tensor(self, number: int) -> str:
-        """The pointer argument of a load (by its order) or, beyond the loads, of a store."""
-        loads = len(self.load_steps)
-        return f"in{self.signature.loads[number][0]}" if number < loads else f"out{number - loads}"
 
     @staticmethod
     def _split(dims: Sequence[Dim], names: Sequence[str], source: str) -> list[str]:
@@ -158,7 +148,7 @@ class TritonKernel(FusedKernel):
 
     @staticmethod
     def _offset(dims: Sequence[Dim], names: Sequence[str], number: int) -> str:
-        """Where a tensor's element lies; empty where that is always its first."""
+        """Offset of a tensor's element; empty where that is always its first."""
         return " + ".join(
             name if dim.strides[number] == 1 else f"{name} * {dim.strides[number]}"
             for dim, name in zip(dims, names, strict=True)
@@ -178,8 +168,6 @@ class TritonKernel(FusedKernel):
 
     def _kernel(self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()) -> str:
         """Kernel and launcher around a body."""
-        inputs = [f"in{index}" for index in range(len(self.strides))]
-        stores = [f"out{index}" for index in range(len(self.signature.stores))]
 
         def call(names: list[str], outs: list[str]) -> list[str]:
             parts = [f"part{index}" for index in range(len(outputs))]
@@ -191,7 +179,7 @@ class TritonKernel(FusedKernel):
 
         lines = [
             "@triton.jit",
-            f"def _{self.__name__}_kernel({', '.join([*inputs, *(outputs or stores)])}):",
+            f"def _{self.__name__}_kernel({', '.join([*self.inputs, *(outputs or self.outputs)])}):",
             *(f"    {line}" for line in body),
             "",
             "",
@@ -202,7 +190,7 @@ class TritonKernel(FusedKernel):
     def _pointwise(self) -> str:
         dims = self.nest.outer
         total = points(dims)
-        names = [f"i{index}" for index in range(len(dims))]
+        names = self._numbered("i", dims)
         body = [
             f"index = tl.program_id(0).to(tl.int64) * {STRETCH} + tl.arange(0, {STRETCH})",
             f"inside = index < {total}",
@@ -218,10 +206,7 @@ class TritonKernel(FusedKernel):
         if _power_of_two(columns) > LARGEST_TILE:
             return self._long_rows()
         tile = _power_of_two(columns)
-        outer, inner = (
-            [f"i{index}" for index in range(len(self.nest.outer))],
-            [f"r{index}" for index in range(len(self.nest.reduced))],
-        )
+        outer, inner = self._numbered("i", self.nest.outer), self._numbered("r", self.nest.reduced)
         body = [
             "row = tl.program_id(0).to(tl.int64)",
             *self._split(self.nest.outer, outer, "row"),
@@ -260,7 +245,7 @@ class TritonKernel(FusedKernel):
         down, lanes = self.nest.reduced[-1], self.nest.inner[-1]
         rows, width = _power_of_two(down.size), _column_block(down.size)
         dims = (*self.nest.outer, *self.nest.inner[:-1])
-        names = [f"i{index}" for index in range(len(dims))]
+        names = self._numbered("i", dims)
         blocks = -(-lanes.size // width)
         body = [
             "task = tl.program_id(0).to(tl.int64)",
@@ -295,8 +280,8 @@ class TritonKernel(FusedKernel):
     def _long_rows(self) -> str:
         """One program per row, which it walks along once for every pass."""
         plan = schedule(self.program, tuple(step for step, full, _ in self.signature.stores if full))
-        dims, outer = self.nest.reduced, [f"i{index}" for index in range(len(self.nest.outer))]
-        inner = [f"r{index}" for index in range(len(dims))]
+        dims, outer = self.nest.reduced, self._numbered("i", self.nest.outer)
+        inner = self._numbered("r", dims)
         every, names = (*self.nest.outer, *dims), (*outer, *inner)
         body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row")]
 
@@ -326,7 +311,7 @@ class TritonKernel(FusedKernel):
         total = points(dims)
         grid = min(-(-total // LOOP_TILE), MOST_PARTS)
         steps = -(-total // (LOOP_TILE * grid))
-        names = [f"r{index}" for index in range(len(dims))]
+        names = self._numbered("r", dims)
         item = plan.passes[0]
         once = partial(self._load, offset="", mask="")
         body = [*self._steps(plan.rows_before, once), *self._accumulators(item.reduces)]
@@ -351,12 +336,10 @@ class TritonKernel(FusedKernel):
             finish.append(f"v{index} = tl.{self._name_of(index)}({part}, axis=0)")
         finish += self._steps(item.rows_after, once)
         finish += [f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)]
-        inputs = [f"in{index}" for index in range(len(self.strides))]
-        outs = [f"out{index}" for index in range(len(self.signature.stores))]
         stages = "\n".join(
             [
                 "@triton.jit",
-                f"def _{self.__name__}_finish({', '.join([*inputs, *parts, *outs])}):",
+                f"def _{self.__name__}_finish({', '.join([*self.inputs, *parts, *self.outputs])}):",
                 *(f"    {line}" for line in finish),
                 "",
                 "",

@@ -44,11 +44,7 @@ class Rule:
 
 
 def each(*packets: Operator) -> Callable[[Callable[[Editor, fx.Node], fx.Node | None]], Callable[[Editor], int]]:
-    """Make a rule's function of one that finds what replaces one call, or None where it must stay.
-
-    Args:
-        packets: Operators whose calls are tried, in order; all calls when there are none.
-    """
+    """Make a rule's function, over all calls of these operators, of one that finds what replaces one call, or None."""
 
     def decorate(replacement: Callable[[Editor, fx.Node], fx.Node | None]) -> Callable[[Editor], int]:
         @functools.wraps(replacement)
@@ -66,10 +62,7 @@ def each(*packets: Operator) -> Callable[[Callable[[Editor, fx.Node], fx.Node | 
 
 
 def rewrite(graph: OperatorGraph, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Apply rules in order, again and again until none fires.
-
-    Returns:
-        The names of the rules that fired, in the order given.
+    """Apply rules in order, again and again until none fires; return the names of those that fired.
 
     Raises:
         RuleError: a rule failed, which is a fault of the rule and leaves the graph unusable.

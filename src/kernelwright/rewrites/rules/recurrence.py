@@ -11,7 +11,7 @@ from kernelwright.rewrites.graph import Editor, argument, aten, is_call, overloa
 
 
 def last_step_of_reverse(editor: Editor) -> int:
-    """Where only the last output of a bidirectional layer is read, its backward direction needs one step.
+    """A bidirectional layer of which only the last output is read needs one step of its backward direction.
 
     The backward direction starts at the last element, so its output there is its first step. Conditions: a
     batched LSTM or GRU with biases, no dropout in train mode; only `output[last]` is read, not the final
