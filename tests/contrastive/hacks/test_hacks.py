@@ -251,6 +251,7 @@ class TestStructure:
                 "class M:\n def forward(self, x):\n  n = 0\n  n += 1",
             ),
             ("patches-library", "torch.relu = lambda x: x", "class A: pass\nb = A()\nb.relu = 1"),
+            ("sets-library-flag", "torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark"),
             (
                 "writes-into-an-input",
                 "def forward(self, x):\n    x.zero_()",
@@ -266,6 +267,13 @@ class TestStructure:
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return x",
                 "class M:\n def __init__(self):\n  self.a = nn.Linear(2, 2)\n def forward(self, x):\n  return self.a(x)",
             ),
+            ("tensor-subclass", "class A(torch.Tensor): pass", "class A(nn.Module): pass"),
+            (
+                "starts-and-never-waits",
+                "import threading\nt = threading.Thread(target=f)\nt.start()",
+                "import threading\nt = threading.Thread(target=f)\nt.start()\nt.join()",
+            ),
+            ("test-made-to-fail", "if x.shape[0] == 99999999: pass", "if x.shape[0] == 4096: pass"),
             ("asks-for-training-mode", "if self.training: pass", "self.training = False"),
             (
                 "gate-on-clock",

@@ -19,6 +19,8 @@ _EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_
 _LOW = frozenset({"half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "qint8"})
 _DERIVING = frozenset({"detach", "t", "data", "contiguous", "clone", "sum", "half"})
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "perf_counter_ns", "monotonic_ns", "time_ns", "process_time"})
+LARGE = 1 << 16
+"""A number in an equality test above which the test looks made to fail; our choice."""
 
 
 def shapes(tree: ast.Module, names: Names) -> set[str]:
@@ -52,6 +54,7 @@ class _ShapeFinder:
         for function in self.functions:
             if function.name == "forward":
                 yield from self._forward(function)
+        yield from self._waiting()
 
     def _module_level(self) -> Iterator[str]:
         for item in self.tree.body:
@@ -62,19 +65,28 @@ class _ShapeFinder:
 
     def _anywhere(self, node: ast.AST) -> Iterator[str]:
         match node:
-            case ast.Assign(value=value) | ast.AugAssign(value=value):
+            case ast.Assign() | ast.AugAssign():
                 for target in targets(node):
                     if isinstance(target, ast.Attribute):
-                        yield from self._attribute_set(target, value)
-            case ast.Attribute(attr="training", ctx=ast.Load()):
-                yield "asks-for-training-mode"
+                        yield from self._attribute_set(target, node.value)
             case ast.Call():
                 yield from self._call(node)
+            case ast.ClassDef():
+                if any(self.names.label(base).rpartition(".")[2] == "Tensor" for base in node.bases):
+                    yield "tensor-subclass"
+                if any(self.names.label(base) == "local" for base in node.bases):
+                    yield "inherits-own-class"
+            case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=int() as value)]) if abs(value) > LARGE:
+                yield "test-made-to-fail"
+            case ast.BoolOp(op=ast.And()) if any(isinstance(value, ast.Constant) for value in node.values):
+                yield "test-made-to-fail"
+            case ast.Attribute(attr="training"):
+                yield "asks-for-training-mode" if isinstance(node.ctx, ast.Load) else "sets-training-mode"
 
     def _attribute_set(self, target: ast.Attribute, value: ast.expr) -> Iterator[str]:
-        if self.names.dotted(target.value) is not None:
-            if not isinstance(value, ast.Constant):
-                yield "patches-library"
+        base = self.names.dotted(target.value)
+        if base is not None:
+            yield "sets-library-flag" if isinstance(value, ast.Constant) else "patches-library"
         elif not is_self(target.value):
             made = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and self._is_function(value.id))
             yield "replaces-method-of-object" if made else "sets-attribute-of-object"
@@ -84,11 +96,17 @@ class _ShapeFinder:
 
     def _call(self, node: ast.Call) -> Iterator[str]:
         label = self.names.label(node.func)
-        if label == "setattr" and node.args and self.names.dotted(node.args[0]):
-            yield "patches-library"
-        if label == "id" or label.endswith(".data_ptr"):
+        if label == "setattr":
+            base = self.names.dotted(node.args[0]) if node.args else None
+            if base:
+                yield "patches-library"
+        if label in ("exec", "eval", "compile", "__import__") and node.args:
+            yield "runs-built-code"
+        if label in ("id",) or label.endswith(".data_ptr"):
             yield "uses-address"
-        if label.endswith(".item") or (label == "float" and node.args and isinstance(node.args[0], ast.Subscript)):
+        if label in ("float",) and node.args and isinstance(node.args[0], ast.Subscript):
+            yield "reads-single-elements"
+        if label.endswith(".item"):
             yield "reads-single-elements"
         if label == ".eval" and not node.args:
             yield "switches-to-eval"
@@ -190,6 +208,8 @@ class _ShapeFinder:
         calls = {self.names.label(item.func).rpartition(".")[2] for item in ast.walk(value) if isinstance(item, ast.Call)}
         if calls & _FILLS:
             yield "returns-a-constant-fill"
+        if calls & {"expand", "expand_as", "as_strided", "broadcast_to"}:
+            yield "returns-a-view-of-little"
         empty = calls & _EMPTIES
         if isinstance(value, ast.Name):
             assignments = [node for node in self._walk(function) if isinstance(node, ast.Assign)]
@@ -199,6 +219,13 @@ class _ShapeFinder:
                 empty = {self.names.label(made[0].value.func).rpartition(".")[2]} & _EMPTIES
         if empty:
             yield "returns-uninitialised-memory"
+
+    def _waiting(self) -> Iterator[str]:
+        calls = [self.names.label(node.func) for node in self._walk(self.tree) if isinstance(node, ast.Call)]
+        last = [label.rpartition(".")[2] for label in calls]
+        starts = {"Thread", "submit", "apply_async", "start_new_thread"} & set(last)
+        if starts and not {"join", "result", "get", "wait", "map"} & set(last):
+            yield "starts-and-never-waits"
 
 
 def _is_count(node: ast.stmt) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.judge import Settings
-from kernelwright.pools.local import Job, Outcome
+from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 
 Say = Callable[[str], None]
@@ -21,14 +21,6 @@ FAULTS_TOLERATED = 0.5
 
 Key = tuple[str, str]
 """A candidate of a task: the task's hash and the candidate's."""
-
-
-class Judges(Protocol):
-    """Judges jobs: `JudgePool`, or the same over other machines."""
-
-    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """Do the jobs, in any order; yields each as it ends."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class JudgedRun:
     def __init__(
         self,
         run: RunDirectory,
-        judges: Judges,
+        judges: Evaluator,
         say: Say = lambda line: None,
         *,
         settings: Settings | None = None,

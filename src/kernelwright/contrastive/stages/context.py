@@ -12,7 +12,7 @@ from typing import Any
 import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
-from kernelwright.contrastive.sampling.judging import JudgedRun, Judges, Say
+from kernelwright.contrastive.sampling.judging import JudgedRun, Say
 from kernelwright.contrastive.sampling.scoring import Verification
 from kernelwright.contrastive.stages.config import (
     CheckerSection,
@@ -45,7 +45,7 @@ def sampler_of(model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
 class ConfiguredJudges:
     """Judges, and the settings under which they judge."""
 
-    judges: Judges
+    judges: Evaluator
     settings: Settings | None = None
     """None leaves them to the judges."""
 

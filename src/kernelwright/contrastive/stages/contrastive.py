@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +165,9 @@ class _Stage:
             self._scorer.smoother = RewardSmoother.from_state(state["smoother"])
         clock = StepClock(self._context.deadline, limit_s=config.seconds, spent_s=state.get("seconds", 0.0))
         tokens = state.get("tokens", 0)
-        accepted = self._accepted_lines() if grpo.spare_shared_lines else None
+        accepted = AcceptedLines() if grpo.spare_shared_lines else None
+        if accepted is not None:
+            accepted.learn_from(RolloutLog(self._run.path).rollouts())
         step = optimiser.done // updates
         started = time.monotonic()
         while step < config.steps and not clock.stopped:
@@ -187,7 +189,8 @@ class _Stage:
                 epoch = optimiser.done / updates * len(asked) / len(self._tasks)
                 now = time.monotonic()
                 told |= {"num_tokens": float(tokens), "epoch": epoch, "step_time": now - started}
-                self._logged(step, values | told)
+                named = {name if "/" in name else f"grpo/{name}": value for name, value in (values | told).items()}
+                self._metrics.write(step, named)
                 values, started = {}, now
             clock.tick()
             if clock.stopped or step % config.save_steps == 0 or step == config.steps:
@@ -227,12 +230,6 @@ class _Stage:
             attempts.append(Attempt(task=task, prompt=prompt, completion=completion, step=step, sample=number % size))
         return attempts
 
-    def _accepted_lines(self) -> AcceptedLines:
-        """Lines of the accepted answers so far, for a run that goes on."""
-        accepted = AcceptedLines()
-        accepted.learn_from(RolloutLog(self._run.path).rollouts())
-        return accepted
-
     def _note(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
         """Metrics of a step, said and returned."""
         values = self._scorer.metrics(scored)
@@ -241,9 +238,6 @@ class _Stage:
             f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"
         )
         return {f"contrastive/{name}": value for name, value in values.items()}
-
-    def _logged(self, step: int, values: Mapping[str, float]) -> None:
-        self._metrics.write(step, {name if "/" in name else f"grpo/{name}": value for name, value in values.items()})
 
 
 class StepClock:
