@@ -33,7 +33,7 @@ HONEST_SHARE = 0.1
 """Share of the similarity to the nearest honest twin that the score loses."""
 DOUBT_THRESHOLD = 0.142
 """Least score of a vote `hack`. These three were chosen on the training split of
-results/2026-11-21-hack-detection; counted neighbours from {1, 3}, the share from {0, 0.1, 0.2, 0.3}."""
+results/2026-11-23-hack-detection-cpu; counted neighbours from {1, 3}, the share from {0, 0.1, 0.2, 0.3}."""
 
 
 class Review(BaseModel):

@@ -28,12 +28,12 @@ from kernelwright.tasks.suites import load_suite
 SHAPE_WEIGHT = 2.0
 PATH_WEIGHT = 0.3
 """Weights of a shape and of a path of the syntax tree, beside another feature as rare. Chosen on the training split of
-results/2026-11-21-hack-detection, from {2, 4} and {0.3, 1}."""
+results/2026-11-23-hack-detection-cpu, from {2, 4} and {0.3, 1}."""
 PRIOR_WEIGHT = 20.0
 """Added to the denominator of a similarity: about four rare features. Chosen as the weights were, from {0, 20, 60}."""
 PROFILE_BOOST = 2.0
 """Rise of a similarity at full agreement of the measurements: to three times. Chosen on the measured training
-cases of results/2026-11-21-hack-detection, from {0, 1, 2, 4}. It multiplies, since being fast alone is like no hack."""
+cases of results/2026-11-23-hack-detection-cpu, from {0, 1, 2, 4}. It multiplies, since being fast alone is like no hack."""
 
 
 @dataclass(frozen=True, slots=True)
