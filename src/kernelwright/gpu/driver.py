@@ -20,7 +20,6 @@ _ATTRIBUTE_MAJOR = 75
 _ATTRIBUTE_MINOR = 76
 _ATTRIBUTE_L2_BYTES = 38
 _FUNCTION_STATIC_SHARED_BYTES = 1
-_FUNCTION_REGISTERS = 4
 _FUNCTION_MAX_DYNAMIC_SHARED_BYTES = 8
 _PREFER_SHARED = 1
 _STATIC_SHARED_LIMIT_BYTES = 48 << 10
@@ -49,7 +48,6 @@ class LoadedKernel:
     module: int
     function: int
     shared_bytes: int
-    registers: int
 
 
 class CudaDriver:
@@ -82,16 +80,16 @@ class CudaDriver:
         self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
         try:
             self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
-            static_bytes = self._function_attribute(function, _FUNCTION_STATIC_SHARED_BYTES)
-            if shared_bytes and static_bytes + shared_bytes > _STATIC_SHARED_LIMIT_BYTES:
+            static_bytes = ctypes.c_int()
+            self._call("cuFuncGetAttribute", ctypes.byref(static_bytes), _FUNCTION_STATIC_SHARED_BYTES, function)
+            if shared_bytes and static_bytes.value + shared_bytes > _STATIC_SHARED_LIMIT_BYTES:
                 # Both as Triton's loader does: the split between L1 and shared memory changes a kernel's time.
                 self._call("cuFuncSetCacheConfig", function, _PREFER_SHARED)
                 self._call("cuFuncSetAttribute", function, _FUNCTION_MAX_DYNAMIC_SHARED_BYTES, ctypes.c_int(shared_bytes))
-            registers = self._function_attribute(function, _FUNCTION_REGISTERS)
         except CudaError:
             self._library.cuModuleUnload(module)
             raise
-        return LoadedKernel(module.value or 0, function.value or 0, shared_bytes, registers)
+        return LoadedKernel(module.value or 0, function.value or 0, shared_bytes)
 
     def unload(self, kernel: LoadedKernel) -> None:
         """Unload the module of a kernel."""
@@ -184,11 +182,6 @@ class CudaDriver:
         elapsed_ms = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), begin, end)
         return 1000.0 * elapsed_ms.value
-
-    def _function_attribute(self, function: ctypes.c_void_p, attribute: int) -> int:
-        value = ctypes.c_int()
-        self._call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
-        return value.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         _call(self._library, name, *arguments)

@@ -1,8 +1,8 @@
 """Translation validation: is one cubin a legal re-schedule of another?
 
-Nothing the game remembers is used. Both cubins are disassembled, instructions are matched by what they
-do, and every property is derived again from the bytes: order of dependent accesses, scoreboards over
-all paths, issue distances over all paths, and the encodability of every control word.
+Nothing the game remembers is used. Both cubins are disassembled, instructions are matched by their payload, and every
+property is derived again from the bytes: order of dependent accesses, scoreboards and issue distances over all paths, and
+the encodability of every control word.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Decodes and encodes the scheduling control word of a 128-bit SASS instruction (compute capability 7.0 to 12.x).
 
-The assembler, not the hardware, keeps dependent instructions apart. Bits 105 to 124 of every
-instruction say how: how long to wait before the next issue, which of six scoreboards the result
-and the source operands are counted on, and which scoreboards must be empty before this one issues.
+The assembler, not the hardware, keeps dependent instructions apart. Bits 105 to 124 of every instruction tell the wait
+before the next issue, the scoreboards of the result and the source operands, and those that must be empty before it
+issues.
 
-The layout was checked against the fields that nvdisasm 12.8 prints for sm_120, and against the
-words which `nvdisasm -b` refuses to decode.
+The layout was checked against the fields that nvdisasm 12.8 prints for sm_120, and against the words which `nvdisasm -b`
+refuses to decode.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Bounds how closely two instructions may follow each other into the same execution port.
 
-A port accepts a warp's instruction every so many cycles. The distances below are the least that ptxas
-12.8 leaves in any of the kernels looked at (compute capabilities 8.0 to 9.0), and it never goes below
-them: 8 cycles between two MUFU in all of 230 pairs, 4 between two loads, 2 between two integer
-operations. Whether hardware holds back what comes too early is not known, so it is never tried.
+A port accepts a warp's instruction every so many cycles. The distances below are the least that ptxas 12.8 leaves in any
+of the kernels looked at (compute capabilities 8.0 to 9.0): 8 cycles between two MUFU in all of 230 pairs, 4 between two
+loads, 2 between two integer operations. Whether hardware holds back what comes too early is not known, so it is never
+tried.
 
-As with latencies, the rule is `new distance >= min(least original distance, table)`, where the least
-original distance is over all pairs of the same two operations in the kernel.
+As with latencies, the rule is `new distance >= min(least original distance, table)`, where the least original distance is
+over all pairs of the same two operations in the kernel.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Finds which wait protects which consumer, by abstract interpretation of the six scoreboards.
 
-A variable-latency instruction counts its result on a write scoreboard and the reading of its sources
-on a read scoreboard. A later instruction that waits for the scoreboard to be empty thereby knows it
-is done, and so does every instruction after that one, which does not repeat the wait. The analysis
-follows every outstanding result and read (a token) through the control-flow graph and notes who
-cleared it and who relied on that.
+A variable-latency instruction counts its result on a write scoreboard and the reading of its sources on a read
+scoreboard. A later instruction that waits for an empty scoreboard knows that it is done, and so does every instruction
+after that one. The analysis follows every outstanding result and read (a token) through the control-flow graph, and notes
+the waits that cleared it and the instructions that relied on them.
 
-An in-order queue gives one more way: if a later operation of the same queue is known to be done, an
-earlier one without a scoreboard of its own is done too. The assembler relies on it.
+In an in-order queue, an earlier operation without a scoreboard is done once a later one is known to be. The assembler
+relies on it.
 """
 
 from __future__ import annotations

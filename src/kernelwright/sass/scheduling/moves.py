@@ -19,10 +19,6 @@ class Move:
     source: int
     target: int
 
-    def inverse(self) -> Move:
-        """The move that takes it back."""
-        return Move(self.target, self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterMove:
@@ -32,10 +28,6 @@ class ClusterMove:
     count: int
     target: int
 
-    def inverse(self) -> ClusterMove:
-        """The move that takes them back."""
-        return ClusterMove(self.target, self.count, self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class StallEdit:
@@ -43,10 +35,6 @@ class StallEdit:
 
     slot: int
     cycles: int
-
-    def inverse(self) -> StallEdit:
-        """The edit that takes it back."""
-        return StallEdit(self.slot, -self.cycles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +63,18 @@ _KINDS: dict[str, type[AnyMove]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 MOVE_KINDS = tuple(_KINDS)
 """Names of the kinds of moves, as JSON spells them."""
+
+
+def inverse_of(move: AnyMove) -> AnyMove:
+    """Return the move that takes another one back; a flip is its own inverse."""
+    match move:
+        case Move(source, target):
+            return Move(target, source)
+        case ClusterMove(source, count, target):
+            return ClusterMove(target, count, source)
+        case StallEdit(slot, cycles):
+            return StallEdit(slot, -cycles)
+    return move
 
 
 def kind_of(move: AnyMove) -> str:

@@ -1,9 +1,8 @@
 """Holds a kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
 
-A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped
-yield, a flipped reuse bit. Which moves are legal, and every control word, are functions of the state
-alone, so the same state always gives the same bytes whatever path led there, and the original state
-gives the original bytes.
+A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped yield, a flipped
+reuse bit. Legal moves and control words are functions of the state alone, so a state gives the same bytes whatever path
+led there, and the original state gives the original bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kernelwright.sass.code.control import LEAST_STALL_TO_YIELD, MAX_STALL_WITHO
 from kernelwright.sass.code.program import Kernel, Program
 from kernelwright.sass.hazards.dependences import BlockConstraints, constrain
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
-from kernelwright.sass.scheduling.moves import AnyMove, ClusterMove, Move, ReuseEdit, StallEdit, YieldEdit, move_to_json
+from kernelwright.sass.scheduling.moves import AnyMove, ClusterMove, Move, StallEdit, YieldEdit, inverse_of, move_to_json
 from kernelwright.sass.scheduling.stalls import retime
 
 
@@ -153,9 +152,7 @@ class Schedule:
         if not self.history:
             raise MoveError("wanted a move to undo, found an empty history")
         move = self.history.pop()
-        # Every kind of move but a flip has an inverse, and a flip is its own.
-        inverse = move if isinstance(move, YieldEdit | ReuseEdit) else move.inverse()
-        outcome = self._outcome(inverse, must_change=False)
+        outcome = self._outcome(inverse_of(move), must_change=False)
         if outcome is None:
             raise AssertionError("the state before a legal move must be legal")
         self._apply(outcome)
