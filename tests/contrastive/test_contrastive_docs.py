@@ -33,7 +33,7 @@ def test_rewards_are_all_there():
     assert [rewards.reward_named(name).name for name in described]
     for name in described:
         assert f"`{name}`" in (rewards.reward_named.__doc__ or "")
-    assert len(described) == len(re.findall(r"_NamedReward\(\"", Path(rewards.__file__).read_text()))
+    assert len(described) == len(re.findall(r" Reward\(\"", Path(rewards.__file__).read_text()))
 
 
 @pytest.mark.parametrize(
