@@ -42,7 +42,7 @@ class BuiltRecipe:
     note: str
 
     def candidate(self, policy: str, parent: str | None) -> Candidate:
-        """As a record."""
+        """The record of this candidate."""
         return Candidate(source=self.source, policy=policy, techniques=self.techniques, parent=parent, note=self.note)
 
 

@@ -39,7 +39,7 @@ class GeneratedKernel(Protocol):
     """The tensor attribute that says whether it can run there: `is_cpu` or `is_cuda`."""
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        """What it makes of fake tensors."""
+        """The outputs for fake tensors."""
 
     def definition(self) -> str:
         """Text at module level that defines a function of this name."""

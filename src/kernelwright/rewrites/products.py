@@ -116,7 +116,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """What a call multiplies and adds: `alpha * left @ right + beta * bias`."""
+    """Operands of a call that computes `alpha * left @ right + beta * bias`."""
 
     left: fx.Node
     right: fx.Node
@@ -128,7 +128,7 @@ class Operands:
 
 
 def operands_of(node: fx.Node) -> Operands | None:
-    """What one of `PRODUCTS` multiplies; none where an operand is no tensor."""
+    """Operands of a call of `PRODUCTS`; None where one is no tensor."""
     given = list(arguments(node).values())
     if is_call(node, aten.addmm, aten.baddbmm):
         bias, left, right, beta, alpha = given

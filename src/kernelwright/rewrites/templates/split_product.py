@@ -41,7 +41,7 @@ through the tensor memory accelerator, or by a kernel in CUDA C++ for Hopper alo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What a search may change about the kernel; every choice computes the same product.
+    """Knobs of the kernel that a search may set; every choice computes the same product.
 
     Attributes:
         form: one of `FORMS`.
