@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_every_field_of_a_record_is_described(record):
 def test_every_setting_is_described_and_no_other():
     section = page("cli.md").partition("## Settings of the judge")[2]
     assert first_cells(section) == set(Settings.model_fields)
+
+
+def test_every_setting_is_described_with_its_default():
+    section = page("cli.md").partition("## Settings of the judge")[2]
+    described = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
+    assert {name: json.loads(value) for name, value in described.items()} == Settings().model_dump(mode="json")
 
 
 @pytest.mark.parametrize("name", [name for name in cli.group.commands_at if name != "sass"])
