@@ -280,7 +280,7 @@ def deploy_best(path: Path) -> None:
         "deployed": False, "agents": sorted(summaries), "agent": None, "schedules": schedules_of(summaries)
     }  # fmt: skip
     if not held:
-        final["reason"] = "no gain was confirmed"
+        final["reason"] = "no improvement was confirmed"
     else:
         best = max(held, key=lambda agent: held[agent]["low"])
         final["agent"] = best

@@ -126,13 +126,13 @@ def summary_of(agent, **best):
 
 
 def deployed(agents):
-    return {"deployed": False, "agents": agents, "reason": "no gain", "schedules": dict.fromkeys(agents, 5)}
+    return {"deployed": False, "agents": agents, "reason": "no improvement", "schedules": dict.fromkeys(agents, 5)}
 
 
 def test_a_kernel_without_a_deployed_winner_counts_as_one(sass_campaign):
     summaries = {"ppo": summary_of("ppo", speedup=1.2, low=1.1, high=1.3), "random": summary_of("random")}
-    refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-gain", "low": 0.99, "high": 1.01})
-    assert (refused["speedup"], refused["interval"], refused["why_not_deployed"]) == (1.0, None, "no-gain")
+    refused = sass_campaign.of_kernel(summaries, {"deployed": False, "reason": "no-improvement", "low": 0.99, "high": 1.01})
+    assert (refused["speedup"], refused["interval"], refused["why_not_deployed"]) == (1.0, None, "no-improvement")
     assert (refused["schedules_run"], refused["wrong_outputs"], refused["statuses"]["measured"]) == (10, 2, 8)
     final = {"deployed": True, "agent": "ppo", "speedup": 1.15, "low": 1.12, "high": 1.18, "noise_floor": 0.01}
     held = sass_campaign.of_kernel(summaries, final)

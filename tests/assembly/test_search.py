@@ -56,7 +56,7 @@ def test_agents_have_equal_budgets_and_the_directory_says_everything(program, tm
     assert summary["simulated_bound"]["gain_at_most"] >= 1
     assert json.loads((tmp_path / "config.json").read_text())["kind"] == "sass optimize"
     assert (tmp_path / "environment.json").exists()
-    assert result.best.is_gain
+    assert result.best.is_improvement
     winner = json.loads((tmp_path / "winner.json").read_text())
     schedule = Schedule(program.kernel())
     for move in winner["moves"]:
@@ -124,7 +124,7 @@ def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program,
         result = optimize_kernel(game, out=tmp_path, settings=settings)
     finally:
         testbed.close()
-    assert result.best.is_gain
+    assert result.best.is_improvement
     assert result.best.baseline == pytest.approx(ORIGINAL_US)
     assert result.best.processes == 2
     assert result.summary["simulated"] is False
@@ -151,7 +151,7 @@ def test_what_does_not_hold_is_no_winner(program, target, tmp_path):
         testbed.close()
     assert result.best is None
     assert not (tmp_path / "tuned.cubin").exists()
-    assert "No gain" in (tmp_path / "report.html").read_text()
+    assert "No improvement" in (tmp_path / "report.html").read_text()
 
 
 def test_wrong_outputs_and_faults_are_verdicts(program, target):
@@ -164,14 +164,14 @@ def test_wrong_outputs_and_faults_are_verdicts(program, target):
     finally:
         testbed.close()
     assert wrong.wrong is not None
-    assert (wrong.speedup, wrong.is_gain) == (None, False)
+    assert (wrong.speedup, wrong.is_improvement) == (None, False)
     assert right.wrong is None
     assert right.speedup == pytest.approx(1.0)
-    assert not right.is_gain
+    assert not right.is_improvement
 
 
 class Lucky:
-    """A testbed whose search sees gains that its re-measurement does not confirm."""
+    """A testbed whose search sees improvements that its re-measurement does not confirm."""
 
     is_simulated = True
 
@@ -204,7 +204,7 @@ def test_luck_in_the_search_is_not_a_gain(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "gain"),
+    ("verdict", "improves"),
     [
         (Confirmation(1.1, 1.05, 1.2, 0.02, 1.0, None, 5), True),
         (Confirmation(1.1, 1.02, 1.2, 0.02, 1.0, None, 5), False),
@@ -212,8 +212,8 @@ def test_luck_in_the_search_is_not_a_gain(program, tmp_path):
         (Confirmation(None, None, None, None, None, "fault", 5), False),
     ],
 )
-def test_a_gain_is_right_and_clears_the_noise(verdict, gain):
-    assert verdict.is_gain is gain
+def test_an_improvement_is_right_and_clears_the_noise(verdict, improves):
+    assert verdict.is_improvement is improves
 
 
 @given(st.sampled_from([("row_sum", 80), ("sgemm", 90)]), st.integers(0, 2**32), st.integers(1, 150))

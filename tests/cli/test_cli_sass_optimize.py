@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -58,6 +60,31 @@ def test_the_page_of_such_a_run_is_made_again_by_report(cubin, tmp_path, capsys)
     (out / "report.html").unlink()
     assert main(["report", str(out)]) == 0
     assert (out / "report.html").read_text() == first
+
+
+PRINTING = """
+import atexit, os, sys
+import triton
+from kernelwright.gpu.corpus.specs import corpus_specs
+
+print("by import")
+print("by the first stdout", file=sys.__stdout__)
+os.write(1, b"by the descriptor\\n")
+os.system("echo by a subprocess")
+atexit.register(print, "by an exit handler")
+SPECS = {"one": corpus_specs()["row_sum"]}
+"""
+
+
+def test_what_a_file_of_specs_prints_is_not_among_the_result(tmp_path):
+    (tmp_path / "specs.py").write_text(PRINTING)
+    arguments = ["specs.py:one", "--backend", "static-issue-cycles", "--agent", "greedy", "--budget", "2", "--json"]
+    command = [sys.executable, "-m", "kernelwright", "sass", "optimize", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert set(json.loads(done.stdout)) == CONTRACT
+    for by in ("import", "the first stdout", "the descriptor", "a subprocess", "an exit handler"):
+        assert f"by {by}\n" in done.stderr
 
 
 @pytest.fixture

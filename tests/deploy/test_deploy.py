@@ -121,7 +121,7 @@ def fails(target, tuned):
 @pytest.mark.parametrize(
     ("remeasure", "refusal", "said"),
     [
-        (saying(1.005), Refusal.NO_GAIN, "1.0050, wanted above 1.0100"),
+        (saying(1.005), Refusal.NO_IMPROVEMENT, "1.0050, wanted above 1.0100"),
         (saying(1.1, "3 of 64 bytes of out differ"), Refusal.WRONG_OUTPUT, "3 of 64 bytes"),
         (fails, Refusal.FAILED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
     ],

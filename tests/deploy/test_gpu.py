@@ -69,7 +69,7 @@ def retuned(target: Target) -> bytes:
 
 
 def taken_for_a_gain(target, tuned):
-    """A real re-measurement whose interval is raised, so that deploying can be tested without a gain."""
+    """A real re-measurement whose interval is raised, so that deploying can be tested without an improvement."""
     (found,) = confirm(target, [tuned], processes=2, plan=Plan.steady(10), check_seeds=2)
     return dataclasses.replace(found, speedup=1.5, low=1.4, high=1.6, noise_floor=0.0)
 

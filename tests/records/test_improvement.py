@@ -32,7 +32,7 @@ def test_modules_and_schedules_must_clear_the_same_noise_floor(low, floor, impro
     module = accepted(1.5).model_copy(update={"speedup_low": low, "noise_floor": floor})
     schedule = Confirmation(1.5, low, 1.6, floor, None, None, 3)
     assert module.is_improvement is improves
-    assert schedule.is_gain is improves
+    assert schedule.is_improvement is improves
 
 
 def test_the_noise_floor_is_that_of_the_reference_against_itself():

@@ -232,7 +232,7 @@ class _Search:
         return [_Finalist(agent, entry, schedule, known[entry.digest]) for agent, entry, schedule in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
-        """Return the schedules to confirm: those that still look like a gain when the best of the search are weighed."""
+        """Return the schedules to confirm: the best of the search that look faster when weighed again."""
         noted = self.run.read_json(_WEIGHED) or {}
         # A search that its time limit ended may have gone on since.
         if noted.get(agent, {}).get("schedules") != budget.spent:
@@ -347,8 +347,8 @@ class _Stopwatch:
 
 
 def _best_held(tried: Sequence[_Finalist]) -> _Finalist | None:
-    """Return the one with the highest lower end among those that are gains."""
-    held = [one for one in tried if one.verdict.is_gain]
+    """Return the one with the highest lower end among those that are improvements."""
+    held = [one for one in tried if one.verdict.is_improvement]
     return max(held, key=lambda one: one.verdict.low or 0.0, default=None)
 
 

@@ -10,7 +10,7 @@ import click
 
 from kernelwright.cli import options
 from kernelwright.cli.optimize import evaluation_line
-from kernelwright.cli.output import emit_json, printable, progress_console, say, says_what_was_kept
+from kernelwright.cli.output import emit_json, printable, progress_console, results_only, say, says_what_was_kept
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -71,6 +71,7 @@ def command(
     loaded = replace(loaded, entries=loaded.entries[:limit])
     options.resolve_device(device, say)
     with (
+        results_only(),
         options.run_directory(out, "bench", loaded.name) as target,
         says_what_was_kept(lambda: options.kept_in(target)),
         progress_console().status("starting") as status,

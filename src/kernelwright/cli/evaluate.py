@@ -14,6 +14,7 @@ from kernelwright.cli.output import (
     format_speedup,
     printable,
     progress_console,
+    results_only,
     say,
     says_what_was_kept,
 )
@@ -66,6 +67,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
         run = RunDirectory(path)
         run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=chosen)
         with (
+            results_only(),
             says_what_was_kept(lambda: "the candidate was not judged to the end; there is no verdict on it"),
             progress_console().status("starting") as status,
             Judge(device=chosen, settings=settings, progress=status.update) as judge_,

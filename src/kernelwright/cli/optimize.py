@@ -13,6 +13,7 @@ from kernelwright.cli.output import (
     format_speedup,
     printable,
     progress_console,
+    results_only,
     say,
     says_what_was_kept,
 )
@@ -91,7 +92,11 @@ def command(
     chosen = options.resolve_device(device, say)
     with options.run_directory(out, "optimize", loaded.id) as path:
         proposer = model_options.proposer(policy, chosen, path, **asked)
-        with says_what_was_kept(lambda: options.kept_in(path)), progress_console().status("starting") as status:
+        with (
+            results_only(),
+            says_what_was_kept(lambda: options.kept_in(path)),
+            progress_console().status("starting") as status,
+        ):
             result = optimize(
                 loaded,
                 policy=proposer.policy,

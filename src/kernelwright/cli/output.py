@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import click
@@ -26,6 +29,39 @@ def say(line: str) -> None:
 def emit_json(value: Any) -> None:
     """Print exactly one JSON object on stdout."""
     click.echo(json.dumps(value, allow_nan=False, ensure_ascii=True))
+
+
+@contextmanager
+def results_only() -> Iterator[None]:
+    """Send to stderr what a task or a file of kernel specs prints, so that stdout carries this program's results alone.
+
+    That includes what its subprocesses, a compiler and its exit handlers print.
+    """
+    try:
+        stdout = os.dup(1)
+    except OSError:  # closed by who started us: nobody reads it
+        yield
+        return
+    _flush_then_move_stdout()
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if sys.__stdout__ is not None:
+            with suppress(OSError, ValueError):
+                sys.__stdout__.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        # Exit handlers run in reverse order, so this one comes before those of the files that were run.
+        atexit.register(_flush_then_move_stdout)
+
+
+def _flush_then_move_stdout() -> None:
+    """Let descriptor 1 be stderr."""
+    with suppress(OSError, ValueError):
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        os.dup2(2, 1)
 
 
 @contextmanager

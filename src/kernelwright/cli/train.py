@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelwright.cli import options
-from kernelwright.cli.output import emit_json, say, says_what_was_kept
+from kernelwright.cli.output import emit_json, results_only, say, says_what_was_kept
 
 STAGES = ("sft", "self-supervised", "contrastive")
 
@@ -43,6 +43,7 @@ def command(stage: str, config_file: Path, out: Path | None, limit_s: float | No
 
     config = read_stage(stage, config_file)
     with (
+        results_only(),
         options.run_directory(out, "train", stage) as path,
         says_what_was_kept(lambda: options.kept_in(path)),
         in_file(config_file),

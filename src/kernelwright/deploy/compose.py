@@ -162,8 +162,8 @@ def _tuned(launch: KernelLaunch, tune: Tuner, remeasure: Remeasure) -> tuple[Tun
     if violations:
         return TunedLaunch(launch, None, f"not a legal schedule: {violations[0]}"), None
     confirmation = remeasure(launch.target, tuned)
-    if not confirmation.is_gain:
-        return TunedLaunch(launch, confirmation, confirmation.wrong or "fresh processes do not confirm a gain"), None
+    if not confirmation.is_improvement:
+        return TunedLaunch(launch, confirmation, confirmation.wrong or "fresh processes do not confirm an improvement"), None
     return TunedLaunch(launch, confirmation), tuned
 
 

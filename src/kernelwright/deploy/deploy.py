@@ -53,7 +53,7 @@ class Refusal(StrEnum):
     """It faulted, hung or ended its process."""
     WRONG_OUTPUT = "wrong-output"
     """Its outputs differ from the original's."""
-    NO_GAIN = "no-gain"
+    NO_IMPROVEMENT = "no-improvement"
     """Fresh processes do not confirm that it is faster."""
 
 
@@ -108,7 +108,7 @@ def read_winner(folder: Path) -> Winner:
     except OSError as error:
         raise UsageError(
             f"Wanted the winner of a search in {folder}, found no {Path(error.filename).name}; name a run that has "
-            "confirmed a gain on a GPU."
+            "confirmed an improvement on a GPU."
         ) from error
     except ValueError as error:
         raise UsageError(f"Wanted JSON in {folder / TARGET_FILE}, found: {error}.") from error
@@ -159,12 +159,12 @@ def deploy(
         if confirmation.wrong is not None:
             refusal = Refusal.WRONG_OUTPUT if confirmation.failure is None else Refusal.FAILED
             return Deployment(refusal=refusal, detail=confirmation.wrong, confirmation=confirmation)
-        if not confirmation.is_gain:
+        if not confirmation.is_improvement:
             said = (
                 f"the speedup's interval begins at {confirmation.low:.4f}, "
                 f"wanted above {1 + (confirmation.noise_floor or 0.0):.4f}"
             )
-            return Deployment(refusal=Refusal.NO_GAIN, detail=said, confirmation=confirmation)
+            return Deployment(refusal=Refusal.NO_IMPROVEMENT, detail=said, confirmation=confirmation)
     entry = CacheEntry(
         key=key_of(
             target.cubin,

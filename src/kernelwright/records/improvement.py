@@ -1,6 +1,6 @@
 """The one rule of an improvement, for modules and for schedules of machine code.
 
-Asked through `Evaluation.is_improvement` and `Confirmation.is_gain`; `rescore` computes it again.
+Asked through `Evaluation.is_improvement` and `Confirmation.is_improvement`; `rescore` computes it again.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ TOLERANCE = 1e-6
 """Relative difference that other versions of numpy and libm may make; our choice."""
 CONFIRMATIONS = "confirmations.jsonl"
 _FIRST_SCORED = "2026-11-23"
-_CONFIRMED = ("speedup", "low", "high", "noise_floor", "is_gain")
+_CONFIRMED = ("speedup", "low", "high", "noise_floor", "is_improvement")
+_OLD_NAMES = {"is_gain": "is_improvement"}
+"""Fields of confirmations that were written under another name before 2026-11-24."""
 
 
 class RescoreState(StrEnum):
@@ -116,7 +118,7 @@ def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
 def _confirmations(result: Rescore, run: RunDirectory) -> None:
     """Schedules that fresh processes have timed, and the summary's best; a model's costs have no processes."""
     by_digest: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(read_objects(run.path / CONFIRMATIONS), start=1):
+    for number, line in enumerate(map(_renamed, read_objects(run.path / CONFIRMATIONS)), start=1):
         where = f"{CONFIRMATIONS}, record {number}"
         by_digest[str(line.get("digest"))] = line
         if not line.get("processes") or line.get("speedup") is None:
@@ -129,13 +131,17 @@ def _confirmations(result: Rescore, run: RunDirectory) -> None:
         except (KeyError, TypeError, ValueError) as error:
             result.differences.append(Difference(where, "speedup", line["speedup"], f"cannot be computed: {error!r}"))
             continue
-        gain = line.get("wrong") is None and clears_noise_floor(interval.low, floor)
-        result.compare(where, line, dict(zip(_CONFIRMED, (*astuple(interval), floor, gain), strict=True)))
+        improves = line.get("wrong") is None and clears_noise_floor(interval.low, floor)
+        result.compare(where, line, dict(zip(_CONFIRMED, (*astuple(interval), floor, improves), strict=True)))
     summary = run.read_json("summary.json")
     best = summary.get("best") if isinstance(summary, dict) else None
     if isinstance(best, dict) and best.get("digest") in by_digest:
         confirmed = by_digest[best["digest"]]
-        result.compare("summary.json, best", best, {name: confirmed.get(name) for name in _CONFIRMED})
+        result.compare("summary.json, best", _renamed(best), {name: confirmed.get(name) for name in _CONFIRMED})
+
+
+def _renamed(confirmation: Mapping[str, Any]) -> dict[str, Any]:
+    return {_OLD_NAMES.get(name, name): value for name, value in confirmation.items()}
 
 
 def _table(result: Rescore, run: RunDirectory) -> None:

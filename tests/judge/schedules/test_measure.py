@@ -131,7 +131,7 @@ def test_confirmation_takes_fresh_processes_and_an_a_a_control():
     assert seen[0] == (0, 4)
     assert (found.processes, len(found.log_ratios), len(found.null_log_ratios)) == (2, 2, 2)
     assert found.speedup == pytest.approx(1.25, rel=1e-3)
-    assert [one.is_gain for one in (found, same, wrong, faulty)] == [True, False, False, False]
+    assert [one.is_improvement for one in (found, same, wrong, faulty)] == [True, False, False, False]
     assert wrong.speedup is None
     assert (wrong.failure, faulty.failure) == (None, ScheduleFailure.FAULT)
 

@@ -13,7 +13,7 @@ import click
 
 from kernelwright.cli.group import HelpfulGroup
 from kernelwright.cli.options import FiniteRange, NamedPath, device_name, require_together, run_directory
-from kernelwright.cli.output import emit_json, format_speedup, say, says_what_was_kept
+from kernelwright.cli.output import emit_json, format_speedup, results_only, say, says_what_was_kept
 from kernelwright.cli.sass.cache import cache
 
 if TYPE_CHECKING:
@@ -270,9 +270,13 @@ def optimize(
     if network_device != "cpu":
         resolve_device(network_device)  # before anything is begun
     settings = GameSettings(agents, budget, seed, moves, limit_s=limit_s, network_device=network_device)
-    with find_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name) as game:
-        with run_directory(out, "sass", game.name) as path, says_what_was_kept(lambda: _kept_in(path)):
-            result = optimize_kernel(game, out=path, settings=settings, tell=say)
+    with (
+        results_only(),
+        find_game(target, backend, None if architecture is None else int(architecture), gpus, kernel_name) as game,
+        run_directory(out, "sass", game.name) as path,
+        says_what_was_kept(lambda: _kept_in(path)),
+    ):
+        result = optimize_kernel(game, out=path, settings=settings, tell=say)
     if as_json:
         emit_json(_optimize_json(target, result))
     else:

@@ -109,7 +109,7 @@ class Confirmation:
         return self.gpu
 
     @property
-    def is_gain(self) -> bool:
+    def is_improvement(self) -> bool:
         """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
         return self.wrong is None and clears_noise_floor(self.low, self.noise_floor)
 
@@ -117,7 +117,7 @@ class Confirmation:
         """Its numbers as one JSON object."""
         left_out = ("failure", "gpu", "log_ratios", "null_log_ratios")
         numbers = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return {**numbers, "is_gain": self.is_gain}
+        return {**numbers, "is_improvement": self.is_improvement}
 
     def to_record(self) -> dict[str, Any]:
         """Its numbers and what they follow from, as one JSON object."""

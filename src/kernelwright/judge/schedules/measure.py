@@ -1,6 +1,6 @@
 """Measures a schedule's cost on a GPU during a search: the game's backend.
 
-A schedule is timed interleaved with the original by the same launcher, longer if it looks like a gain. A search ends with a
+A schedule is timed interleaved with the original by the same launcher, longer if it looks faster. A search ends with a
 maximum over noise, so nothing counts before `confirm` has timed it again in fresh processes against an A/A control.
 """
 
