@@ -20,6 +20,7 @@ from scipy.special import stdtrit
 
 from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory, Scoring, TimingBlock, TimingSeries
+from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score
 
 LATENCY_US, HARNESS_US, HARNESS_NOISE_US = 100.0, 60.0, 3.0
@@ -109,15 +110,17 @@ def run(noise: Noise, least: int, most: int, target: float, generator: np.random
     """One evaluation with the judge's stopping rule."""
     blocks: list[TimingBlock] = []
     series: list[TimingSeries] = []
-    scoring = Scoring(looks=most - least + 1)
+    left, early = MISS_PROBABILITY, MISS_PROBABILITY / 2 / max(1, most - least)
     while True:
         more, one = triple(noise, len(series), generator)
         blocks += more
         series.append(one)
         if len(series) < least:
             continue
-        found = score(blocks, series, scoring)
-        if len(series) >= most or found.speedup.half_width < target or (found.speedup.high < 1 and len(series) >= 3):
+        last = len(series) >= most
+        found = score(blocks, series, Scoring(miss_probability=left if last else early))
+        left -= early
+        if last or found.speedup.half_width < target or (found.speedup.high < 1 and len(series) >= 3):
             return found
 
 
@@ -138,7 +141,7 @@ def coverage(model: str, least: int, most: int, runs: int) -> dict[str, object]:
     }
 
 
-def student_coverage(model: str, least: int, most: int, runs: int, probability: float) -> float:
+def student_coverage(model: str, least: int, most: int, runs: int, *, spending: bool) -> float:
     """A lower bound of the coverage, whatever the stopping rule: the share of runs in which Student's part of the interval,
     which the whole contains, holds 1 at every look.
 
@@ -147,7 +150,7 @@ def student_coverage(model: str, least: int, most: int, runs: int, probability: 
         least: Processes at the first look.
         most: Processes at the last one.
         runs: How many are simulated.
-        probability: Of Student's quantile.
+        spending: The error probability is split over the looks as the judge does; otherwise each has all of it.
     """
     noise, generator = MODELS[model], np.random.default_rng([7, least, most, list(MODELS).index(model)])
     offsets = noise.process(generator, (runs, most, 1, 1, 3))
@@ -158,7 +161,11 @@ def student_coverage(model: str, least: int, most: int, runs: int, probability: 
     held = np.ones(runs, dtype=bool)
     for count in range(least, most + 1):
         seen = centres[:, :count]
-        margin = stdtrit(count - 1, probability) * seen.std(axis=1, ddof=1) / np.sqrt(count)
+        early = MISS_PROBABILITY / 2 / max(1, most - least)
+        miss = MISS_PROBABILITY - (most - least) * early if count == most else early
+        margin = (
+            stdtrit(count - 1, 1 - (miss if spending else MISS_PROBABILITY) / 2) * seen.std(axis=1, ddof=1) / np.sqrt(count)
+        )
         held &= np.abs(seen.mean(axis=1)) <= margin
     return float(held.mean())
 
@@ -187,8 +194,8 @@ def main() -> None:
         rows = [job.result() for job in jobs]
     for row, (model, (least, most)) in zip(rows, itertools.product(MODELS, rules), strict=True):
         row["bound_runs"] = options.runs
-        row["bound"] = student_coverage(model, least, most, options.runs, 1 - 0.025 / (most - least + 1))
-        row["bound_before"] = student_coverage(model, least, most, options.runs, 0.975)
+        row["bound"] = student_coverage(model, least, most, options.runs, spending=True)
+        row["bound_before"] = student_coverage(model, least, most, options.runs, spending=False)
     directory.write_json("summary.json", {"simulated": True, "rows": rows})
     for row in rows:
         print(

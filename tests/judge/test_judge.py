@@ -960,7 +960,9 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
 
 
 FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
-TIMED = Rotated(score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(looks=1)))
+TIMED = Rotated(
+    score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(miss_probability=0.05))
+)
 
 
 def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):

@@ -405,9 +405,10 @@ def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Jud
 
 
 def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch: Patch) -> None:
-    # These settings time one process; on a busy machine its few audits may be too disturbed to tell, but not for long.
-    tries = (evaluate(timed, "t11_clock_detour") for _ in range(3))
-    assert any(not found.accepted or (found.speedup_low or 0.0) < 2 for found in tries)
+    # One process is not enough on a busy machine (docs/threat-model.md).
+    timed.settings = Settings.quick(threads=1)
+    found = evaluate(timed, "t11_clock_detour")
+    assert not found.accepted or (found.speedup_low or 0.0) < 2
     inner_clock_believed(monkeypatch)
     found = evaluate(timed, "t11_clock_detour")
     assert found.accepted, found.detail

@@ -31,9 +31,9 @@ def test_students_interval_with_two_processes_by_hand():
     assert math.log(found.high) == pytest.approx(0.01 + 12.706204736432095 * 0.02 / math.sqrt(2) / math.sqrt(2))
 
 
-def test_looks_widen_students_margin_too():
+def test_a_smaller_probability_widens_students_margin_too():
     processes = [[0.1] * 4, [0.2] * 4, [0.3] * 4]
-    margins = [ratio_interval(processes, looks=looks).half_width for looks in (1, 4)]
+    margins = [ratio_interval(processes, miss_probability=miss).half_width for miss in (0.05, 0.0125)]
     # t of 2 degrees of freedom has a closed form: (2p - 1) / sqrt(2 p (1 - p)).
     for margin, p in zip(margins, (1 - 0.025, 1 - 0.025 / 4), strict=True):
         assert margin == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)) * 0.1 / math.sqrt(3))
@@ -66,11 +66,11 @@ def test_no_blocks_are_refused(broken):
             noise_floor(broken)
 
 
-def test_more_looks_never_narrow_the_interval():
+def test_a_smaller_probability_never_narrows_the_interval():
     widened = 0
     for seed in range(20):
         data = simulate(np.random.default_rng(seed), 1, 24)
-        once, often = ratio_interval(data), ratio_interval(data, looks=4)
+        once, often = ratio_interval(data), ratio_interval(data, miss_probability=0.0125)
         assert often.low <= once.low
         assert often.high >= once.high
         widened += often.high > once.high
@@ -81,7 +81,7 @@ def test_an_aa_interval_covers_one_in_93_of_100_runs():
     generator = np.random.default_rng(7)
     covered = 0
     for _ in range(300):
-        found = ratio_interval(simulate(generator, 3, 12), looks=4)
+        found = ratio_interval(simulate(generator, 3, 12))
         covered += found.low <= 1.0 <= found.high
     assert covered >= 279
 

@@ -45,7 +45,7 @@ def timings(speedup=2.0):
 
 
 def evaluation(task="relu", **changes):
-    found = score(*timings(), Scoring(looks=4))
+    found = score(*timings(), Scoring(miss_probability=0.0125))
     values = {"task": task, "task_sha256": task, "candidate_sha256": "c", "verdict": Verdict.ACCEPTED, **found.recorded}
     return Evaluation.model_validate(values | changes)
 
@@ -87,7 +87,7 @@ def doctored(run, change):
         (lambda record: record.update(noise_floor=0.9), {"noise_floor", "improvement"}),
         (lambda record: record.update(verdict="rejected", reason="wrong-output"), {"speedup"}),
         (lambda record: record["blocks"][0].update(candidate_us=[1.0, 1.0]), {"candidate_us"}),
-        (lambda record: record["scoring"].update(looks=1), None),
+        (lambda record: record["scoring"].update(miss_probability=0.05), None),
         (lambda record: record["series"].pop(), None),
         (lambda record: record["series"][0].update(candidate_outer_us=[200.0] * 4), None),
         (lambda record: record["series"][0].update(candidate_outer_us=[200.0]), {"speedup"}),

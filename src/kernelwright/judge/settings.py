@@ -68,7 +68,7 @@ class Settings(BaseModel):
     """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
     excess_limit_us: float = Field(default=100.0, gt=0)
     """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
-    audits: int = Field(default=4, ge=2, le=100)
+    audits: int = Field(default=8, ge=2, le=100)
     """Series of calls per process triple whose outer clock decides what is charged."""
     audit_limit_us: float = Field(default=25.0, gt=0)
     """The same limit for a call in a series, where the outer clock is that much quieter, microseconds."""
@@ -95,7 +95,7 @@ class Settings(BaseModel):
             "processes_max": 2,
             "blocks": 3,
             "triple_s": 0.0,
-            "audits": 3,
+            "audits": 6,
             "warmup_calls": 2,
             "build_limit_s": 60.0,
             "run_limit_s": 5.0,

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 BOOTSTRAP_DRAWS = 2000
+MISS_PROBABILITY = 0.05
+"""Probability with which a 95 % interval may miss."""
 FloatArray: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 IndexArray: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -34,14 +36,16 @@ class Interval:
         return (math.log(self.high) - math.log(self.low)) / 2
 
 
-def ratio_interval(processes: Sequence[Sequence[float]], seed: int = 0, looks: int = 1) -> Interval:
+def ratio_interval(
+    processes: Sequence[Sequence[float]], seed: int = 0, miss_probability: float = MISS_PROBABILITY
+) -> Interval:
     """Interval of a ratio from its logarithms.
 
     Args:
         processes: For each fresh process, the log ratio of each pair of calls.
         seed: Seed of the bootstrap, so that a record can be scored again to the same digits.
-        looks: Times at which the run could stop by its own interval. The error probability is split evenly over them
-            (Bonferroni), since stopping when lucky is not evidence.
+        miss_probability: Probability with which the interval may miss. A run that could have stopped by an earlier
+            interval has spent part of its 5 % there, since stopping when lucky is not evidence.
 
     Raises:
         ValueError: no process, or one without blocks.
@@ -51,12 +55,12 @@ def ratio_interval(processes: Sequence[Sequence[float]], seed: int = 0, looks: i
     arrays = [np.asarray(blocks, dtype=np.float64) for blocks in processes]
     centres = np.array([np.median(blocks) for blocks in arrays])
     estimate = float(centres.mean())
-    alpha = 0.05 / looks
+    tail = miss_probability / 2
     draws = _bootstrap(arrays, seed)
-    low, high = np.quantile(draws, [alpha / 2, 1 - alpha / 2])
+    low, high = np.quantile(draws, [tail, 1 - tail])
     if len(centres) > 1:
         spread = float(centres.std(ddof=1)) / math.sqrt(len(centres))
-        margin = _t_quantile(len(centres) - 1, 1 - alpha / 2) * spread
+        margin = t_quantile(len(centres) - 1, 1 - tail) * spread
         low, high = min(low, estimate - margin), max(high, estimate + margin)
     return Interval(math.exp(estimate), math.exp(min(low, estimate)), math.exp(max(high, estimate)))
 
@@ -104,7 +108,7 @@ def _resamples(sizes: tuple[int, ...], seed: int) -> tuple[IndexArray, IndexArra
     return chosen, np.minimum((first * size).astype(int), last), np.minimum((second * size).astype(int), last)
 
 
-def _t_quantile(degrees: int, probability: float) -> float:
+def t_quantile(degrees: int, probability: float) -> float:
     """Quantile of Student's t."""
     from scipy.special import stdtrit  # what scipy.stats.t.ppf calls; not imported where nothing is scored
 

@@ -199,8 +199,8 @@ class TimingSeries(_Record):
 class Scoring(_Record):
     """Rule by which the numbers of an evaluation follow from its blocks and series."""
 
-    looks: int
-    """Number of times at which the run could have stopped by what it saw."""
+    miss_probability: float
+    """Probability with which the interval may miss: 5 %, less what looks at which the run could have stopped have spent."""
 
 
 class Evaluation(_Record):

@@ -453,8 +453,8 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
     assert log_ratios(blocks, null=True)[1] == pytest.approx([0, log2])
 
 
-@pytest.mark.parametrize(("noise", "processes"), [(0.0, 2), (1.0, 4)])
-def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes):
+@pytest.mark.parametrize(("noise", "processes", "miss_probability"), [(0.0, 2, 0.0125), (1.0, 4, 0.025)])
+def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes, miss_probability):
     seen = []
 
     def one(trial, check, flush, odd, process, given):
@@ -475,7 +475,7 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     assert score.candidate_us == 50.0
     assert summaries == [{"process": process} for process in range(processes)]
     assert score.speedup.low <= score.speedup.estimate
-    assert (score.scoring.looks, len(score.series)) == (3, processes)
+    assert (score.scoring.miss_probability, len(score.series)) == (pytest.approx(miss_probability), processes)
     if noise == 0:
         assert score.speedup.estimate == pytest.approx(2.0)
         assert score.noise_floor == 0.0
@@ -548,9 +548,11 @@ def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
         trial.gate.held_s += alone_s
         return made(trial, check, flush, odd, process, given)
 
-    for alone_s, processes in ((9.0, 2), (3.0, 4), (2.5, 4), (1.0, 6)):
+    # Of the error probability, each look that could stop the run by its interval has spent a quarter of a half.
+    for alone_s, processes, miss in ((9.0, 2, 0.05), (3.0, 4, 0.0375), (2.5, 4, 0.0375), (1.0, 6, 0.025)):
         monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
-        assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
+        found, _ = timing.time_candidate(trial, trial.check, None)
+        assert (len(found.blocks), found.scoring.miss_probability) == (processes, pytest.approx(miss))
 
 
 def test_a_claim_holds_only_as_far_as_the_outer_clock_bears_it_out():
@@ -586,7 +588,9 @@ def test_what_the_outer_clock_sees_in_series_and_no_charge_explains_may_be_hidde
     assert hidden_us([outside([80.0] * 9, [50.0] * 9, 0.0)] * 3) == pytest.approx(30.0)
     assert hidden_us([outside([80.0] * 9, [50.0] * 9, 30.0)] * 3) == pytest.approx(0.0)
     assert hidden_us([outside([10.0] * 9, [50.0] * 9, 0.0)] * 3) == 0.0  # faster outside is no credit
+    # Student's t of 4 degrees of freedom at 99 %, times the error of a median of five whose median distance is 10.
     scattered = outside([30.0, 40.0, 50.0, 60.0, 70.0], [50.0] * 5, 0.0)
+    assert hidden_us([scattered]) == pytest.approx(3.7469473879791964 * 1.2533 * 14.826 / math.sqrt(5))
     assert 0 < hidden_us([scattered] * 6) < hidden_us([scattered] * 2) <= 20
 
 
@@ -618,7 +622,7 @@ def test_a_flush_writes_something_else_each_time(monkeypatch):
 
 @pytest.mark.parametrize(
     ("texts", "size"),
-    [([], 32 << 20), (["48K", "2048K", "33M"], 33 << 20), (["1024"], 1024), (["9999M"], 256 << 20)],
+    [([], 32 << 20), (["48K", "2048K", "33M"], 33 << 20), (["1024"], 1024), (["9999M"], 64 << 20)],
 )
 def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
     for number, text in enumerate(texts):

@@ -28,6 +28,7 @@ from kernelwright.judge.timing.clocks import TripleClocks
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple
 from kernelwright.records import Label, Scoring
+from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score
 from kernelwright.tasks.input_sets import InputSet
 
@@ -66,7 +67,7 @@ def time_candidate(
     """
     settings = trial.settings
     triples: list[TripleClocks] = []
-    scoring = Scoring(looks=settings.processes_max - settings.processes_min + 1)
+    left, early = MISS_PROBABILITY, _early_probability(settings)
     odd = OddInputs([*check.tolerances], settings)
     before_s = trial.gate.held_s
     while True:
@@ -77,11 +78,14 @@ def time_candidate(
             on_process(process, max(process, settings.processes_max))
         if process < settings.processes_min:
             continue
+        # What ends here whatever was seen may miss with all of the probability that is left.
+        last = process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
+        scoring = Scoring(miss_probability=left if last else early)
+        left = left if last else left - early
         found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = found.speedup.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        late = trial.gate.held_s - before_s >= _LONG_S
-        if process >= settings.processes_max or found.speedup.half_width < settings.target_half_width or slower or late:
+        if last or found.speedup.half_width < settings.target_half_width or slower:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
                 # candidate's user pays for it. But it is no lie.
@@ -94,6 +98,11 @@ def time_candidate(
                 continue
             break
     return found, [one.summary for one in triples]
+
+
+def _early_probability(settings: Settings) -> float:
+    """What each look at which the run may stop by its interval spends; half of all is for the last one."""
+    return MISS_PROBABILITY / 2 / max(1, settings.processes_max - settings.processes_min)
 
 
 class OddInputs:

@@ -24,6 +24,7 @@ from kernelwright.judge.isolation.side import CallOutput, Side
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
 from kernelwright.records import Candidate, Reason, Scoring, TimingBlock
+from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score, whole_ns
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
@@ -177,4 +178,4 @@ class RotatedCalls:
 
     def result(self, name: str) -> Rotated:
         """Latencies of one baseline over all rounds."""
-        return Rotated(score(self._blocks[name], (), Scoring(looks=1)), self._allowed)
+        return Rotated(score(self._blocks[name], (), Scoring(miss_probability=MISS_PROBABILITY)), self._allowed)
