@@ -92,7 +92,7 @@ def by_series(found: Evaluation, clock: str) -> Interval | None:
             own_us = statistics.median(outer - inner for outer, inner in pairs)
         theirs, mine = getattr(one, f"reference_{clock}_us"), getattr(one, f"candidate_{clock}_us")
         processes.append([math.log(max(r - own_us, 0.1) / max(c - own_us, 0.1)) for r, c in zip(theirs, mine, strict=True)])
-    return ratio_interval(processes, looks=found.scoring.looks)
+    return ratio_interval(processes, miss_probability=found.scoring.miss_probability)
 
 
 def row(name: str, found: Evaluation, seconds: float) -> dict[str, Any]:
