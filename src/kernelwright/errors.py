@@ -29,6 +29,8 @@
     └── InternalError                     3  one part's word to another, always caught inside the package
         ├── RejectionError                   a candidate may not replace its reference
         ├── WorkerError                      a worker process raised, died, hung or answered out of turn
+        ├── StuckError                       a worker neither answers nor compiles
+        ├── DisturbedError                   a worker was ended for kernels that were not its own
         ├── OutOfDomainError                 the reference is undefined on some inputs
         ├── StructureError                   a value holds neither tensors nor plain data
         ├── ChannelClosedError               the other side of a worker's socket is gone

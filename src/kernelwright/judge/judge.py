@@ -24,7 +24,7 @@ from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory
+from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, Workers
@@ -40,6 +40,8 @@ from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing
 
 _SPENT_S = 0.01
 """Shortest time that the record mentions."""
+_DISTURBANCES_MAX = 3
+"""Disturbances after which a judge no longer looks whether a GPU rests: others use it too. Our choice."""
 Progress = Callable[[str], None]
 T = TypeVar("T")
 
@@ -109,6 +111,8 @@ class Judge:
             ) from error
         self._memory = DeviceMemory(self.device)
         self._live: dict[str, LiveTask] = {}
+        self._disturbances = 0
+        """Attempts that were given up because a GPU was at work for somebody else."""
 
     def __enter__(self) -> Judge:
         return self
@@ -141,13 +145,13 @@ class Judge:
         if self.device.type != "cuda":
             return attempt()
         with contextlib.suppress(DeviceError), self._memory():
-            found = attempt()
+            found = self._undisturbed(attempt)
             if not ran_out(found):
                 return found
         with self._memory(alone=True):
             torch.cuda.reset_peak_memory_stats(self.device)
             try:
-                found = attempt()
+                found = self._undisturbed(attempt)
             except DeviceError as error:
                 held, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
                 raise DeviceError(
@@ -157,6 +161,15 @@ class Judge:
             if ran_out(found):
                 self._require_half_was_left()
             return found
+
+    def _undisturbed(self, attempt: Callable[[], T]) -> T:
+        """Try again where a worker was ended for a GPU that others kept busy, until it is clear that they are no judges."""
+        while self._disturbances < _DISTURBANCES_MAX:
+            try:
+                return attempt()
+            except DisturbedError:
+                self._disturbances += 1
+        return attempt()
 
     def _require_half_was_left(self) -> None:
         """A candidate is not to blame for a device full of the judge's own tensors."""
@@ -299,7 +312,8 @@ class Judge:
     def _trial(
         self, live: LiveTask, candidate: Candidate, directory: Path, settings: Settings, findings: CheckFindings
     ) -> Trial:
-        gate = DeviceGate(self.device)
+        looks = self._disturbances < _DISTURBANCES_MAX
+        gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(live, self.device)
         return Trial(

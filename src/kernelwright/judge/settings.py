@@ -41,6 +41,10 @@ class Settings(BaseModel):
     """Importing and constructing the candidate, compilers included, and the first call in each process."""
     run_limit_s: float = Field(default=60.0, gt=0, le=LIMIT_MAX_S)
     """Every later call. The first one has `build_limit_s`, because just-in-time compilers work there."""
+    stall_limit_s: float = Field(default=40.0, gt=0, le=LIMIT_MAX_S)
+    """Any request of the candidate for which no compiler is at work, where that is less than its own limit."""
+    unstoppable_limit_s: float = Field(default=10.0, gt=0, le=LIMIT_MAX_S)
+    """Kernels of a stopped process that keep a GPU from other evaluations."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
     """Anonymous memory of a worker's whole process group."""
     device_memory_limit_bytes: int = Field(default=32 * GIB, gt=0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import subprocess
+import sys
+import tempfile
 import threading
 from types import SimpleNamespace
 
@@ -10,7 +14,8 @@ import pytest
 import torch
 
 from kernelwright.judge.isolation import gate as gate_module
-from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory
+from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
+from kernelwright.judge.isolation.progress import StuckError
 
 CPU = torch.device("cpu")
 
@@ -55,8 +60,7 @@ def test_one_may_have_the_memory_alone(first, second, together):
 
 
 @pytest.mark.parametrize("kind", [DeviceGate, DeviceMemory])
-def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind, monkeypatch):
-    monkeypatch.setattr(gate_module, "_PATIENCE_S", 60.0)
+def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind):
     turns, order = kind(CPU), []
 
     def enter(alone):
@@ -103,24 +107,6 @@ def test_what_was_held_alone_is_counted():
     assert gate.held_s > once_s
 
 
-def test_one_that_waits_for_long_to_measure_lets_others_in_meanwhile(monkeypatch):
-    monkeypatch.setattr(gate_module, "_PATIENCE_S", 0.0)
-    order = []
-
-    def measure():
-        with DeviceGate(CPU)():
-            order.append("alone")
-
-    waiting = threading.Thread(target=measure)
-    with DeviceGate(CPU)(shared=True):  # compiles, say
-        waiting.start()
-        for _ in range(3):
-            with DeviceGate(CPU)(shared=True):
-                order.append("later")
-    waiting.join()
-    assert order == ["later", "later", "later", "alone"]
-
-
 def test_time_in_front_of_the_gate_is_counted():
     gate = DeviceGate(CPU)
     with gate(shared=True):
@@ -138,18 +124,173 @@ def test_the_lock_of_a_gpu_is_named_after_it(monkeypatch):
     assert DeviceGate(CPU)._path.name == "kernelwright-cpu.lock"
 
 
-@pytest.mark.parametrize("looks", [[True, False], [True, False, True], [True, False, True, False]])
-def test_one_whose_patience_is_over_gets_in_whenever_nobody_is(monkeypatch, looks):
-    """It does not sleep out the time for which it lets others in."""
-    gate, kept_out = DeviceGate(CPU), []
+class FakeWorker:
+    """Writes down what is done to it."""
 
-    def locked(file):
-        kept_out.append(is_locked(gate._turn))
-        return len(kept_out) == len(looks)
+    def __init__(self, done, is_trusted=False):
+        self.done, self.is_trusted, self.stopped = done, is_trusted, False
 
-    monkeypatch.setattr(gate_module, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(gate_module, "_locked", locked)
-    monkeypatch.setattr(gate_module.time, "sleep", lambda seconds: pytest.fail("it slept"))
+    def stop(self):
+        self.done.append("stop")
+        was, self.stopped = self.stopped, True
+        return not was
+
+    def resume(self):
+        self.stopped = False
+        self.done.append("resume")
+
+    def close(self):
+        self.done.append("close")
+
+
+@pytest.fixture
+def measuring():
+    """Starts an evaluation that wants the device alone, and waits until others can see that it does."""
+    threads = []
+
+    def start(gate, done):
+        def measure():
+            with gate():
+                done.append("measured")
+
+        threads.append(threading.Thread(target=measure))
+        threads[-1].start()
+        while not is_locked(gate._turn):
+            pass
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["in a block", "while it is built"])
+def test_a_request_is_stopped_for_one_that_measures_and_then_goes_on(measuring, shared):
+    done, gate = [], DeviceGate(CPU)
+    with gate(shared=True) if shared else contextlib.nullcontext(), gate.request() as lock:
+        assert gate.stand_aside(lock, FakeWorker(done)) == 0.0
+        assert done == []
+        measuring(DeviceGate(CPU), done)
+        assert gate.stand_aside(lock, FakeWorker(done)) > 0.0
+    assert done == ["stop", "measured", "resume"]
+
+
+def test_all_requests_of_one_block_are_stopped(measuring):
+    done, gate = [], DeviceGate(CPU)
+    with gate(shared=True):
+        with gate.request() as first, gate.request() as second:
+            measuring(DeviceGate(CPU), done)
+            one = threading.Thread(target=gate.stand_aside, args=(first, FakeWorker(done)))
+            one.start()
+            gate.stand_aside(second, FakeWorker(done))
+            one.join()
+        assert sorted(done) == ["measured", "resume", "resume", "stop", "stop"]
+        assert done.index("measured") > 1
+        assert not entered_now(DeviceGate(CPU)), "the block's own lock is back"
+
+
+def entered_now(gate) -> bool:
+    """Whether nobody shares the device."""
+    with gate._path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_workers_of_one_that_waits_are_stopped_as_long():
+    done, gate = [], DeviceGate(CPU)
+    gate.workers.append(FakeWorker(done))
     with gate():
-        pass
-    assert kept_out == looks
+        assert done == []
+    inside = threading.Thread(target=lambda: gate(shared=True).__enter__())
+    with DeviceGate(CPU)():
+        inside.start()
+        while not done:
+            pass
+        assert done == ["stop"]
+    inside.join()
+    assert done == ["stop", "resume"]
+
+
+def test_a_request_while_the_device_is_alone_or_a_gpu_builds_has_no_lock(monkeypatch):
+    monkeypatch.setattr(gate_module, "_name", lambda device: "gpu-1")
+    gate = DeviceGate(torch.device("cuda", 0))
+    with gate.request() as lock:
+        assert lock is None
+    with gate(shared=True), gate.request() as lock:
+        assert lock is not None
+    with gate(), gate.request() as lock:
+        assert lock is None
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A gate of a GPU, which is quiet as the list says, and then as its last entry says."""
+
+    def gate(quiet, limit_s=0.0):
+        def is_quiet(self):
+            return quiet.pop(0) if len(quiet) > 1 else quiet[0]
+
+        monkeypatch.setattr(gate_module, "_name", lambda device: "gpu-1")
+        monkeypatch.setattr(DeviceGate, "_is_quiet", is_quiet)
+        monkeypatch.setattr(gate_module, "_ENDING_S", 0.0)
+        monkeypatch.setattr(gate_module.time, "sleep", lambda seconds: None)
+        return DeviceGate(torch.device("cuda", 0), limit_s)
+
+    return gate
+
+
+def aside(gate, worker, measuring):
+    with gate(shared=True), gate.request() as lock:
+        measuring(DeviceGate(torch.device("cuda", 0)), worker.done)
+        gate.stand_aside(lock, worker)
+
+
+def test_a_worker_whose_kernels_do_not_end_is_ended(gpu, measuring):
+    worker = FakeWorker([])
+    with pytest.raises(StuckError, match="went on for 0 s"):
+        aside(gpu([False, False, True]), worker, measuring)
+    assert worker.done[:2] == ["stop", "close"]
+
+
+def test_one_that_was_ended_for_another_ones_kernels_is_to_be_tried_again(gpu, measuring):
+    worker = FakeWorker([])
+    with pytest.raises(DisturbedError):
+        aside(gpu([False]), worker, measuring)
+    assert worker.done[:2] == ["stop", "close"]
+
+
+@pytest.mark.parametrize(
+    ("quiet", "limit_s", "trusted"),
+    [([False, True], 60.0, False), ([False, False], 0.0, True), ([False], None, False), ([False, True], 0.0, False)],
+    ids=["it ends", "trusted", "not looked at", "another one was ended"],
+)
+def test_one_whose_kernels_end_or_are_not_its_own_lives(gpu, measuring, quiet, limit_s, trusted):
+    worker = FakeWorker([], trusted)
+    aside(gpu(quiet, limit_s), worker, measuring)
+    assert worker.done == ["stop", "measured", "resume"]
+
+
+def test_one_that_dies_while_it_measures_keeps_nobody_stopped():
+    program = (
+        "import sys, time, torch; from kernelwright.judge.isolation.gate import DeviceGate; import tempfile;"
+        "tempfile.tempdir = sys.argv[1]\nwith DeviceGate(torch.device('cpu'))(): print('in', flush=True); time.sleep(1000)"
+    )
+    done, gate = [], DeviceGate(CPU)
+    with gate(shared=True), gate.request() as lock:
+        other = subprocess.Popen([sys.executable, "-c", program, tempfile.gettempdir()], stdout=subprocess.PIPE, text=True)
+        while not is_locked(gate._turn):
+            pass
+
+        def kill():
+            other.stdout.readline()
+            done.append("in")
+            other.kill()
+            other.wait()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        gate.stand_aside(lock, FakeWorker(done))
+        killing.join()
+    assert done == ["stop", "in", "resume"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -263,6 +264,81 @@ def sent(made, monkeypatch):
     monkeypatch.setattr(process, "session_members", lambda pid: [pid, 17])
     monkeypatch.setattr(process, "signal_each", lambda pids, number: signals.append((pids, number)))
     return signals
+
+
+def test_a_worker_is_stopped_once_with_all_that_it_starts_meanwhile(made, monkeypatch):
+    worker, _ = made
+    found, signals = [[worker.pid, 17], [worker.pid, 17, 18], [worker.pid, 17, 18]], []
+    monkeypatch.setattr(process, "session_members", lambda pid: found.pop(0))
+    monkeypatch.setattr(process, "signal_each", lambda pids, number: signals.append((list(pids), number)))
+    assert worker.stop()
+    assert not worker.stop()
+    worker.resume()
+    assert signals[-2:] == [([18], signal.SIGSTOP), ([worker.pid, 17, 18], signal.SIGCONT)]
+
+
+class FakeGate:
+    """Of an evaluation that stands aside for so long whenever it is asked."""
+
+    def __init__(self, alone=False, stands_aside_s=0.0):
+        self.alone, self.workers, self.stands_aside_s, self.asked = alone, [], stands_aside_s, 0
+
+    @contextlib.contextmanager
+    def request(self):
+        yield None if self.alone else "lock"
+
+    def stand_aside(self, lock, worker):
+        assert lock == "lock"
+        self.asked += 1
+        return self.stands_aside_s
+
+
+class SlowChannel(FakeChannel):
+    """Has an answer after so many looks."""
+
+    def __init__(self, looks):
+        super().__init__(good)
+        self.looks, self.unread = looks, False
+
+    def pending(self, wait_s=None):
+        if wait_s is not None:
+            self.looks -= 1
+        return wait_s is not None and self.looks < 0
+
+
+def test_time_for_which_it_was_stopped_is_no_part_of_its_limit(made):
+    worker, _ = made
+    worker._channel, gate = SlowChannel(looks=3), FakeGate(stands_aside_s=1000.0)
+    worker.spec = replace(worker.spec, gate=gate)
+    _, clocks = worker.exchange("call", 5.0)
+    assert gate.asked == 3
+    assert clocks.outer_us < 0, "the time is made up"
+
+
+def test_one_that_does_not_answer_in_its_own_time_has_a_reason(made):
+    worker, _ = made
+    worker._channel = SlowChannel(looks=10**9)
+    worker.spec = replace(worker.spec, gate=FakeGate())
+    with pytest.raises(WorkerError) as caught:
+        worker.request("call", 0.0)
+    assert (caught.value.reason, caught.value.detail) == (Reason.RUN_TIMEOUT, "no answer to `call` within 0 s")
+
+
+def test_one_that_is_timed_is_not_looked_at_while_it_answers(made):
+    worker, _ = made
+    worker._channel = FakeChannel(good)
+    worker.spec = replace(worker.spec, gate=FakeGate(alone=True))
+    assert worker.request("call", 5.0)["x"] == 1
+
+
+def test_workers_of_an_evaluation_are_known_to_its_gate_while_they_serve_it(made, tmp_path):
+    gate, (_, zygote) = FakeGate(), made
+    spec = replace(made[0].spec, gate=gate, build=tmp_path / "other")
+    worker = Worker(zygote, spec, Settings.quick(threads=1))
+    assert gate.workers == [worker]
+    assert not worker.is_trusted
+    worker.discard()
+    assert gate.workers == []
 
 
 def test_pausing_and_resuming_signal_the_whole_session_and_the_worker_at_once(made, sent):

@@ -120,6 +120,7 @@ class Trial:
             directory=self.directory,
             build=self.directory / f"build-{sha256_of(kept_as or source)[:12]}",
             arena_bytes=facts.shapes.arena_bytes,
+            gate=self.gate,
             kept_as=kept_as,
         )
         side = Side(self.workers, self.settings, facts.shapes, spec)

@@ -1,6 +1,7 @@
-"""Lets one evaluation at a time measure on a device; evaluations that measure nothing share it.
+"""Lets one evaluation at a time measure on a device, and has all others stop their workers for as long.
 
-Lock files per device serve judges in different processes and runs on one machine.
+Lock files per device serve judges in different processes and runs on one machine. Each judge stops its own workers and lets
+them go on: a judge that dies takes its workers with it, so none stays stopped.
 """
 
 from __future__ import annotations
@@ -8,30 +9,75 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from statistics import median
+from typing import Protocol, TextIO
 
 import torch
 
-_PATIENCE_S, _PATIENCE_MAX_S = 0.5, 4.0
-"""Seconds for which a waiting timer blocks new entrants before it lets them in for as long, at first and at most: checks
-hold the gate for a tenth of a second, a first call that compiles for a minute. Our choice."""
-_POLL_S = 0.005
+from kernelwright.errors import InternalError
+from kernelwright.judge.isolation.progress import StuckError
+
+_PROBES, _BUSY_US = 5, 500.0
+"""Empty launches that tell whether a GPU is at work for other processes, and their median above which it is: each then waits
+for a time slice, which lasts about 2 ms. Our choice."""
+_PROBE_S = 0.01
+_ENDING_S = 2.0
+"""Time in which the driver ends the work of a process that was killed. Our choice."""
+
+
+class Stoppable(Protocol):
+    """A worker, as far as the gate knows it."""
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it runs no candidate's code."""
+
+    def stop(self) -> bool:
+        """Stop all its processes; False where they are stopped already."""
+
+    def resume(self) -> None:
+        """Let them go on."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class DisturbedError(InternalError):
+    """A worker was ended to see whether a GPU's endless work was its own, and it was not."""
 
 
 class DeviceGate:
     """One evaluation's access to the device.
 
-    A waiting timer blocks new entrants for up to 4 s. Without that, evaluations that measure nothing would keep it waiting;
-    without an end to it, all would wait for one that compiles. GPUs are told apart by their uuid, since processes may number
-    them differently.
+    An evaluation that wants to measure waits only for what others' judges do themselves, which is short, and for their
+    workers to be stopped. GPUs are told apart by their uuid, since processes may number them differently.
+
+    Args:
+        device: The device.
+        unstoppable_limit_s: Time in which a GPU must have ended the kernels of a stopped worker; None does not look.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, unstoppable_limit_s: float | None = None) -> None:
+        self._device = device
         folder, name = Path(tempfile.gettempdir()), _name(device)
-        self._path, self._turn = folder / f"kernelwright-{name}.lock", folder / f"kernelwright-{name}.gate-turn.lock"
+        self._path, self._turn, self._suspects = (
+            folder / f"kernelwright-{name}{what}.lock" for what in ("", ".gate-turn", ".gate-suspects")
+        )
+        self._unstoppable_limit_s = unstoppable_limit_s
+        self.alone = False
+        """Whether this evaluation has the device alone now."""
+        self._shared: TextIO | None = None
+        """Lock of the block of code that shares the device with others."""
+        self._requests = 0
+        """Requests of that block that have locks of their own."""
+        self._mutex = threading.Lock()
+        """Guards the two fields above: sides of a process triple are asked in parallel."""
+        self.workers: list[Stoppable] = []
+        """Workers of this evaluation."""
         self.held_s = 0.0
         """Seconds for which this evaluation has had the device alone."""
         self.waited_s = 0.0
@@ -40,52 +86,116 @@ class DeviceGate:
     @contextlib.contextmanager
     def __call__(self, *, shared: bool = False) -> Iterator[None]:
         """Enter alone, or with all others that measure nothing either."""
-        with self._turn.open("a") as turn, self._path.open("a") as file:
-            came_s = time.perf_counter()
-            if shared:
-                fcntl.flock(turn, fcntl.LOCK_SH)
-                fcntl.flock(file, fcntl.LOCK_SH)
-                fcntl.flock(turn, fcntl.LOCK_UN)
-            else:
-                _enter_alone(turn, file)
+        with self._path.open("a") as file:
+            self._enter(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             start_s = time.perf_counter()
-            self.waited_s += start_s - came_s
+            self.alone, self._shared = not shared, file if shared else None
             try:
                 yield
             finally:
-                if not shared:
+                if self.alone:
                     self.held_s += time.perf_counter() - start_s
-                fcntl.flock(file, fcntl.LOCK_UN)
+                self.alone, self._shared = False, None
 
+    @contextlib.contextmanager
+    def request(self) -> Iterator[TextIO | None]:
+        """A worker's request, which has a lock of its own for `stand_aside`; None where nobody has to wait for it.
 
-def _enter_alone(turn: TextIO, file: TextIO) -> None:
-    patience_s = _PATIENCE_S
-    while True:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # keeps out who comes now
-        try:
-            if _got_in(file, patience_s):
-                return
-        finally:
-            fcntl.flock(turn, fcntl.LOCK_UN)
-        # They are let in now; for a moment there may be nobody all the same.
-        if _got_in(file, patience_s):
+        On a GPU a worker starts beside what is measured, on other cores. On a processor it would be in the way.
+        """
+        if self.alone or (self._shared is None and self._device.type != "cpu"):
+            yield None
             return
-        patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
+        with self._path.open("a") as file:
+            if self._shared is None:
+                self._enter(file, fcntl.LOCK_SH)
+                yield file
+                return
+            fcntl.flock(file, fcntl.LOCK_SH)
+            with self._mutex:
+                self._requests += 1
+                fcntl.flock(self._shared, fcntl.LOCK_UN)
+            try:
+                yield file
+            finally:
+                with self._mutex:
+                    self._requests -= 1
+                    if not self._requests:
+                        fcntl.flock(self._shared, fcntl.LOCK_SH)
+
+    def stand_aside(self, file: TextIO, worker: Stoppable) -> float:
+        """Stop a worker in the midst of a request while another evaluation measures; returns the seconds that took.
+
+        Raises:
+            StuckError, DisturbedError: what it runs on a GPU did not end, and it was killed.
+        """
+        with self._turn.open("a") as turn:
+            if _locked(turn, fcntl.LOCK_SH):
+                return 0.0
+        came_s = time.perf_counter()
+        stopped = worker.stop()
+        self._wait_until_quiet(worker)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        self._enter(file, fcntl.LOCK_SH)
+        if stopped:
+            worker.resume()
+        return time.perf_counter() - came_s
+
+    def _enter(self, file: TextIO, kind: int) -> None:
+        """Lock the device; one that waits to be alone keeps out those who come later. Our workers wait with us."""
+        came_s = time.perf_counter()
+        stopped: list[Stoppable] | None = None
+        with self._turn.open("a") as turn:
+            for lock in (turn, file):
+                if stopped is None and not _locked(lock, kind):
+                    stopped = [worker for worker in [*self.workers] if worker.stop()]
+                if stopped is not None:
+                    fcntl.flock(lock, kind)
+        for worker in stopped or ():
+            worker.resume()
+        self.waited_s += time.perf_counter() - came_s
+
+    def _wait_until_quiet(self, worker: Stoppable) -> None:
+        """Wait for the kernels of stopped workers, which cannot be stopped, and kill the worker whose kernels do not end.
+
+        All who stopped a worker see the same busy GPU. So they try in turn whether it rests once theirs is dead.
+        """
+        limit_s = self._unstoppable_limit_s
+        if limit_s is None or self._device.type == "cpu" or self._rests_within(limit_s) or worker.is_trusted:
+            return
+        with self._suspects.open("a") as suspects:
+            fcntl.flock(suspects, fcntl.LOCK_EX)
+            if self._rests_within(0.0):
+                return
+            worker.close()
+            if self._rests_within(_ENDING_S):
+                raise StuckError(f"its work on the GPU went on for {limit_s:g} s after its process had been stopped")
+        raise DisturbedError("The GPU is at work for another process.")
+
+    def _rests_within(self, limit_s: float) -> bool:
+        came_s = time.monotonic()
+        while not self._is_quiet():
+            if time.monotonic() - came_s >= limit_s:
+                return False
+            time.sleep(_PROBE_S)
+        return True
+
+    def _is_quiet(self) -> bool:
+        """Whether a GPU works for nobody else."""
+        taken_us = []
+        empty = torch.empty(1, device=self._device)
+        torch.cuda.synchronize(self._device)
+        for _ in range(_PROBES):
+            start_ns = time.perf_counter_ns()
+            empty.zero_()
+            torch.cuda.synchronize(self._device)
+            taken_us.append((time.perf_counter_ns() - start_ns) / 1e3)
+        return median(taken_us) < _BUSY_US
 
 
-def _got_in(file: TextIO, patience_s: float) -> bool:
-    """Whether the gate was free at some moment of that time."""
-    came_s = time.monotonic()
-    while not _locked(file):
-        if time.monotonic() - came_s >= patience_s:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
-def _locked(file: TextIO) -> bool:
+def _locked(file: TextIO, kind: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -13,12 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
+from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.progress import CompilerWatch, StuckError
 from kernelwright.judge.isolation.zygote import Ending, Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import SharedArena
@@ -30,6 +32,7 @@ from kernelwright.judge.worker.channel import (
     decode,
     encode,
 )
+from kernelwright.judge.worker.serving import STACK_LOG
 from kernelwright.records import Reason
 
 
@@ -43,6 +46,10 @@ class WorkerError(InternalError):
 
 
 _FORGET_LIMIT_S = 20.0
+_POLL_S = 0.02
+"""Time between two looks whether another evaluation wants to measure."""
+_MESSAGE_S = 5.0
+"""Time in which an answer that has begun must have arrived."""
 _EXIT_GRACE_S = 0.2
 """Time for a worker that has closed its channel to leave by itself: its exit status tells more than that it was killed."""
 
@@ -76,6 +83,8 @@ class WorkerSpec:
     """Compiler caches, shared by the fresh processes of one candidate so that each is compiled once. Inputs never
     repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
     arena_bytes: dict[str, int]
+    gate: DeviceGate | None = None
+    """Access to the device of the evaluation that it serves."""
     kept_as: str | None = None
     """Kind of process that may take over this worker for another task; None where none may."""
 
@@ -90,6 +99,8 @@ class Worker:
         spec.build.mkdir(mode=0o700, exist_ok=True)
         self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
         self._private.mkdir(mode=0o700)
+        # Opened before the candidate can put anything else in its place.
+        self._stack = os.open(self._private / STACK_LOG, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = self._task | {
             "device": spec.device,
@@ -110,6 +121,17 @@ class Worker:
         self._still = False
         self._paused: list[int] = []
         self._ended = False
+        self._join()
+
+    def _join(self) -> None:
+        """Be stopped when the evaluation that it serves has to wait."""
+        if self.spec.gate is not None:
+            self.spec.gate.workers.append(self)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it runs no candidate's code."""
+        return self.spec.role != "candidate"
 
     def _take(self, spec: WorkerSpec) -> None:
         """Make the memory that a task needs."""
@@ -139,7 +161,7 @@ class Worker:
             clean = self.request("forget", _FORGET_LIMIT_S).get("clean") is True
         except WorkerError:
             return False
-        self._free()
+        self._leave()
         return clean
 
     def adopt(self, spec: WorkerSpec) -> None:
@@ -147,6 +169,7 @@ class Worker:
         self._take(spec)
         self._answered_cpu_us = None
         self.spent_us.clear()
+        self._join()
         self.exchange("adopt", _FORGET_LIMIT_S, self._files, config=self._task, files=len(self._files))
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
@@ -167,20 +190,22 @@ class Worker:
             # A harness speaks only when spoken to; an answer prepared in advance is a forgery.
             raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
         cpu_before = self._cpu_us()
-        deadline = time.monotonic() + timeout_s
-        if self._still:
-            self.resume()
+        timed_out = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
         try:
-            start_ns = time.perf_counter_ns()
-            self._channel.send_encoded(data)
-            if handles is not None:
-                self._channel.send_files(handles)
-            body = self._channel.receive_encoded(deadline)
-            stop_ns = time.perf_counter_ns()
+            with contextlib.nullcontext() if self.spec.gate is None else self.spec.gate.request() as lock:
+                if self._still:
+                    self.resume()
+                start_ns = time.perf_counter_ns()
+                self._channel.send_encoded(data)
+                if handles is not None:
+                    self._channel.send_files(handles)
+                body, stopped_s = self._receive(timeout_s, lock)
+                stop_ns = time.perf_counter_ns()
             answer = decode(body)
         except ChannelTimeoutError:
-            reason = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
-            raise self._failure(reason, f"no answer to `{op}` within {timeout_s:g} s") from None
+            raise self._failure(timed_out, f"no answer to `{op}` within {timeout_s:g} s") from None
+        except StuckError as error:
+            raise self._failure(timed_out, f"no answer to `{op}`: {error}") from None
         except ChannelGarbageError as error:
             raise self._failure(Reason.PROTOCOL_VIOLATION, str(error)) from None
         except ChannelClosedError:
@@ -190,7 +215,7 @@ class Worker:
         cpu_after = self._cpu_us()
         if self._still:
             self.pause()
-        outer_us = (stop_ns - start_ns) / 1e3
+        outer_us = (stop_ns - start_ns) / 1e3 - stopped_s * 1e6
         self.spent_us[op] += outer_us
         if "error" in answer:
             raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
@@ -200,6 +225,23 @@ class Worker:
         if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
         return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
+
+    def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float]:
+        """An answer, and the seconds for which the worker was stopped in favour of others meanwhile."""
+        gate = self.spec.gate
+        if gate is None or gate.alone:
+            return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0
+        watch = None if self.is_trusted else CompilerWatch(self.pid, self._stack, self._settings.stall_limit_s)
+        came_s, stopped_s = time.monotonic(), 0.0
+        while not self._channel.pending(_POLL_S):
+            if lock is not None:
+                stopped_s += gate.stand_aside(lock, self)
+            ran_s = time.monotonic() - came_s - stopped_s
+            if ran_s >= limit_s:
+                raise ChannelTimeoutError
+            if watch is not None and watch.is_stuck(ran_s):
+                raise StuckError(f"no progress within {self._settings.stall_limit_s:g} s; {watch.detail()}")
+        return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s
 
     @property
     def asked_us(self) -> float:
@@ -241,12 +283,25 @@ class Worker:
     def pause(self) -> None:
         """Stop every process of the worker: it must not disturb what is timed beside it."""
         signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes longer
-        self._paused = session_members(self.pid)
+        others = [pid for pid in session_members(self.pid) if pid != self.pid]
+        self._paused = [self.pid, *others]  # one that was just forked is in no session of its own yet
         signal_each(self._paused, signal.SIGSTOP)
+
+    def stop(self) -> bool:
+        """Stop it in the midst of what it does; False where it is stopped, or has ended, already."""
+        if self._paused or self._ended:
+            return False
+        self.pause()
+        # A process that was not stopped yet may have started another one.
+        while started := [pid for pid in session_members(self.pid) if pid not in self._paused]:
+            signal_each(started, signal.SIGSTOP)
+            self._paused += started
+        return True
 
     def resume(self) -> None:
         """Let a paused worker go on."""
-        signal_each(self._paused, signal.SIGCONT)
+        paused, self._paused = self._paused, []
+        signal_each(paused, signal.SIGCONT)
 
     def _failure(self, reason: Reason, detail: str) -> WorkerError:
         self.close()
@@ -280,6 +335,7 @@ class Worker:
 
     def _finish(self, grace_s: float = 0.0) -> Ending:
         self._ended = True
+        os.close(self._stack)
         ending = self._zygote.end(self.pid, grace_s)
         self._channel.close()
         return ending
@@ -288,9 +344,12 @@ class Worker:
         """End the session and free the arenas' memory. Safe to call twice."""
         if not self._ended:
             self._finish()
-        self._free()
+        self._leave()
 
-    def _free(self) -> None:
+    def _leave(self) -> None:
+        """Give back what belongs to the evaluation that it served."""
+        if self.spec.gate is not None and self in self.spec.gate.workers:
+            self.spec.gate.workers.remove(self)
         for arena in self.arenas.values():
             arena.close()
         self.arenas = {}

@@ -27,6 +27,9 @@ SERIES_CALLS_MAX = 16
 SERIES_BYTES_MAX = 256 << 20
 """Calls under one request, as far as their inputs and outputs fit into this much memory."""
 
+_ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
+"""Limit of a candidate's call while others are stopped for it: so long, and this many times its longest call. Our choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskShapes:
@@ -106,9 +109,12 @@ class Side:
         self._shapes = shapes
         self._device = torch.device(spec.device)
         self._workers = workers
+        self._gate = spec.gate
         self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
         self._called = False
+        self._longest_s = 0.0
+        """Longest answer of a call by the judge's clock."""
         self._latest: tuple[int, int | None] | None = None
         """Layout and seed of the latest call."""
         self.latency_us = math.inf
@@ -225,8 +231,8 @@ class Side:
         With `hold` the worker keeps the outputs for `recopy`.
         """
         self._settle()
-        limit = self._settings.run_limit_s if self._called else self._settings.build_limit_s
-        answer, clocks = self._exchange("call", limit, layout=layout, seed=seed)
+        answer, clocks = self._exchange("call", self._limit_s(), layout=layout, seed=seed)
+        self._longest_s = max(self._longest_s, clocks.outer_us / 1e6)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
@@ -234,6 +240,15 @@ class Side:
         if hold:
             self._hold()
         return found
+
+    def _limit_s(self, calls: int = 1) -> float:
+        """Time for calls. Where others wait for the device, a candidate has little more than it has needed before."""
+        if not self._called:
+            return self._settings.build_limit_s
+        limit_s = self._settings.run_limit_s * calls
+        if self.role == "candidate" and self._gate is not None and self._gate.alone:
+            return min(limit_s, _ALONE_LIMIT_S + _ALONE_RATIO * self._longest_s * calls)
+        return limit_s
 
     def _hold(self) -> None:
         """Have the worker keep what the latest call returned.
@@ -263,7 +278,7 @@ class Side:
         if self._latest is None:
             return
         layout, seed = self._latest
-        _, clocks = self._exchange("repeat", self._settings.run_limit_s * calls, layout=layout, seed=seed, calls=calls)
+        _, clocks = self._exchange("repeat", self._limit_s(calls), layout=layout, seed=seed, calls=calls)
         self._idle_us += clocks.idle_us
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[CallOutput], CallClocks]:
@@ -271,9 +286,8 @@ class Side:
         layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
         self._settle()
-        limit = self._settings.run_limit_s * len(draws)
         self._latest = None  # its inputs may be overwritten now
-        answer, clocks = self._exchange("series", limit, layouts=layouts, seeds=seeds)
+        answer, clocks = self._exchange("series", self._limit_s(len(draws)), layouts=layouts, seeds=seeds)
         intact = self._intact()
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):

@@ -141,6 +141,7 @@ class _Watched:
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
     sandbox.adopt_orphans()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in workers too, until they answer it
     channel = Channel(socket.socket(fileno=handle))
     watched: dict[int, _Watched] = {}
     gc.collect()

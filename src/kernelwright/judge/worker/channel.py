@@ -104,9 +104,9 @@ class Channel:
         files.frombytes(ancillary[0][2][: files.itemsize * count])
         return list(files)
 
-    def pending(self) -> bool:
-        """Whether a message lies unread; between requests there should be none."""
-        return bool(select.select([self.socket], [], [], 0)[0])
+    def pending(self, wait_s: float = 0.0) -> bool:
+        """Whether a message lies unread, or begins within that time; between requests there should be none."""
+        return bool(select.select([self.socket], [], [], wait_s)[0])
 
     def close(self) -> None:
         """Close this end."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
+import signal
 import socket
 import tempfile
 import traceback
@@ -16,6 +18,8 @@ from kernelwright.judge.worker.harness import Harness
 
 OUTPUT_LOG = "output.log"
 """File in a worker's private folder that receives what it prints."""
+STACK_LOG = "stack.log"
+"""File there to which a worker writes where it is when it gets SIGUSR1."""
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
@@ -73,7 +77,7 @@ def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
 
 
 def prepare_directories(private: Path, build: Path) -> None:
-    """Point every cache and temporary file of this process into its private directory."""
+    """Point every cache and temporary file of this process into its private directory, and its answer to SIGUSR1."""
     for name in ("home", "tmp"):
         (private / name).mkdir(parents=True, exist_ok=True)
     for module in ("statistics", "numpy", "json"):
@@ -91,5 +95,7 @@ def prepare_directories(private: Path, build: Path) -> None:
         # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
+    stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     tempfile.tempdir = None  # some module imported before the fork may have asked for it already
     os.chdir(private)

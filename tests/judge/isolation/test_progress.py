@@ -1,0 +1,207 @@
+"""Candidates that never return: what is told from a compiler at work, and that no other evaluation waits for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kernelwright.judge import Judge, Settings
+from kernelwright.judge.isolation import progress
+from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.progress import CompilerWatch
+from kernelwright.records import Reason
+from tests.judge.snippets import RELU, candidate
+
+HURRIED = Settings.quick(threads=1, timed=False, stall_limit_s=1.0)
+RIGHT = "return torch.relu(self.linear(x))"
+
+# --- one look after another -----------------------------------------------------------------------
+
+
+class Looks:
+    """A worker, and what is found at each look: processes as {pid: (name, seconds)}, and what the worker wrote."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        self.found, self.file = {}, tmp_path / "stack"
+        self.file.write_text("from before: /triton/compiler/")
+        self.asked = []
+        monkeypatch.setattr(progress, "session_members", lambda pid: list(self.found))
+        monkeypatch.setattr(progress, "_name_and_time", lambda pid: self.found[pid])
+        monkeypatch.setattr(progress, "signal_each", lambda pids, number: self.asked.append((pids, number)))
+        self.watch = CompilerWatch(7, os.open(self.file, os.O_RDONLY), limit_s=16.0)
+
+    def look(self, at_s, found, wrote=""):
+        self.found = found
+        with self.file.open("a") as file:
+            file.write(wrote)
+        return self.watch.is_stuck(at_s)
+
+
+@pytest.fixture
+def looks(monkeypatch, tmp_path):
+    return Looks(monkeypatch, tmp_path)
+
+
+def frames(*places):
+    lines = "".join(f'  File "{path}", line {line} in {function}\n' for path, line, function in places)
+    return f"Current thread 0x1 (most recent call first):\n{lines}"
+
+
+PYTHON = ("python3", 0.0)
+
+
+def test_one_that_only_computes_is_stuck_after_its_limit_and_where_it_was_is_told(looks):
+    own = frames(("/tmp/x/candidate.py", 12, "forward"), ("/p/torch/_dynamo/convert_frame.py", 3, "_compile"))
+    assert not looks.look(2.0, {7: ("python3", 2.0)})
+    assert looks.asked == [([7], signal.SIGUSR1)]
+    assert not looks.look(15.9, {7: ("python3", 15.0)}, own)
+    assert looks.look(16.1, {7: ("python3", 16.0)})
+    assert looks.watch.detail() == "no compiler was at work; it was last seen in candidate.py, line 12, in forward"
+
+
+@pytest.mark.parametrize(
+    "name", ["nvcc", "cicc", "ptxas", "cc1plus", "g++", "x86_64-linux-gnu-gcc-12", "clang++", "ninja", "ld"]
+)
+def test_a_compiler_that_uses_processor_time_is_progress(looks, name):
+    assert not looks.look(10.0, {7: PYTHON, 8: (name, 1.0)})
+    assert not looks.look(20.0, {7: PYTHON, 8: (name, 2.0)})
+    assert looks.watch.compiled_s == 20.0
+    assert not looks.look(35.0, {7: PYTHON, 8: (name, 2.0)})
+    assert looks.look(36.0, {7: PYTHON, 8: (name, 2.0)})
+    assert looks.watch.detail() == f"its compiler ({name}) was started and used no processor time"
+
+
+@pytest.mark.parametrize("name", ["sh", "python3", "sleep", "nvccx", "notgcc"])
+def test_other_processes_are_no_progress(looks, name):
+    assert not looks.look(10.0, {7: PYTHON, 8: (name, 5.0)})
+    assert looks.look(16.0, {7: PYTHON, 8: (name, 16.0)})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/p/torch/_dynamo/convert_frame.py", "/p/triton/compiler/compiler.py", "/p/triton/backends/nvidia/compiler.py"],
+)
+def test_a_compiler_in_the_workers_own_process_is_progress_while_it_computes(looks, path):
+    above = frames(("/p/contextlib.py", 3, "inner"), (path, 100, "compile"), ("/tmp/x/candidate.py", 12, "forward"))
+    assert not looks.look(10.0, {7: ("python3", 1.0)}, above)
+    assert looks.watch.compiled_s == 10.0
+    assert not looks.look(25.0, {7: ("python3", 1.1)}, above)
+    assert looks.look(26.0, {7: ("python3", 1.1)}, above), "it waits for something"
+
+
+def test_what_was_written_before_is_not_read_again(looks):
+    above = frames(("/p/triton/compiler/compiler.py", 100, "compile"))
+    assert not looks.look(10.0, {7: ("python3", 9.0)}, above)
+    assert not looks.look(20.0, {7: ("python3", 19.0)})
+    assert looks.look(26.0, {7: ("python3", 25.0)})
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+COMPILE = """
+import ctypes, subprocess
+def native(code):
+    with open("loop.c", "w") as file:
+        file.write(code)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "loop.so", "loop.c"], check=True)
+    return ctypes.PyDLL(os.path.abspath("loop.so"))
+"""
+FAKE = """
+import subprocess
+def program(name, body):
+    os.makedirs("bin", exist_ok=True)
+    path = os.path.abspath("bin/" + name)
+    with open(path, "w") as file:
+        file.write("#!" + sys.executable + chr(10) + body)
+    os.chmod(path, 0o700)
+    os.environ["PATH"] = os.path.abspath("bin") + ":" + os.environ["PATH"]
+"""
+BUSY = "import time\nwhile time.process_time() < 2: pass\n"
+NEVER = {
+    "a loop in Python": (candidate("while True: pass"), Reason.RUN_TIMEOUT, "candidate.py, line"),
+    "a loop in the constructor": (candidate(init="while True: pass"), Reason.BUILD_TIMEOUT, "in __init__"),
+    "a loop in C that keeps the interpreter's lock": (
+        candidate("native('int f(void) { for (;;); }').f()", top=COMPILE),
+        Reason.RUN_TIMEOUT,
+        "candidate.py, line",
+    ),
+    "a child that never ends": (
+        candidate("pid = os.fork()\nif not pid:\n    while True: pass\nos.waitpid(pid, 0)\n" + RIGHT),
+        Reason.RUN_TIMEOUT,
+        "candidate.py, line",
+    ),
+    "a compiler that hangs": (
+        candidate(init="program('nvcc', 'import time\\ntime.sleep(1000)')\nsubprocess.run(['nvcc'])", top=FAKE),
+        Reason.BUILD_TIMEOUT,
+        "its compiler (nvcc) was started and used no processor time",
+    ),
+    "one that answers no signal": (
+        candidate(
+            "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\nwhile True: pass"
+        ),
+        Reason.RUN_TIMEOUT,
+        "no compiler was at work",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NEVER)
+def test_one_that_never_returns_is_rejected_with_what_it_did(judge, what):
+    proposed, reason, words = NEVER[what]
+    found = judge.evaluate(RELU, proposed, settings=HURRIED)
+    assert found.reason is reason, (found.reason, found.detail)
+    assert "no progress within 1 s" in found.detail
+    assert words in found.detail
+
+
+@pytest.mark.parametrize("name", ["cicc", "cc1plus"])
+def test_a_compiler_at_work_may_take_longer_than_that(judge, name):
+    init = f"program({name!r}, {BUSY!r})\nsubprocess.run([{name!r}], check=True)"
+    found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=HURRIED)
+    assert found.accepted, (found.reason, found.detail)
+
+
+def test_a_compiler_at_work_has_its_limit_too(judge):
+    init = f"program('nvcc', {BUSY.replace('2', '1e9')!r})\nsubprocess.run(['nvcc'], check=True)"
+    settings = HURRIED.model_copy(update={"build_limit_s": 2.0})
+    found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=settings)
+    assert found.reason is Reason.BUILD_TIMEOUT
+    assert found.detail == "no answer to `build` within 2 s"
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def test_another_one_is_timed_while_one_never_returns(judge, monkeypatch):
+    events, endless, began = [], SimpleNamespace(worker=None), threading.Event()
+    aside = DeviceGate.stand_aside
+
+    def stand_aside(self, file, worker):
+        if not worker.is_trusted and threading.current_thread() is evaluating:
+            endless.worker = worker
+            began.set()
+        waited_s = aside(self, file, worker)
+        if waited_s and worker is endless.worker:
+            events.append("stopped")
+        return waited_s
+
+    monkeypatch.setattr(DeviceGate, "stand_aside", stand_aside)
+    with Judge("cpu", HURRIED.model_copy(update={"stall_limit_s": 3600.0, "build_limit_s": 3600.0})) as other:
+
+        def evaluate():
+            found = other.evaluate(RELU, candidate("while True: pass"))
+            events.append(found.reason)
+
+        evaluating = threading.Thread(target=evaluate)
+        evaluating.start()
+        began.wait()
+        found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1))
+        assert found.speedup is not None, (found.reason, found.detail)
+        events.append("timed")
+        os.kill(endless.worker.pid, signal.SIGKILL)
+        evaluating.join()
+    assert events.index("stopped") < events.index("timed") < events.index(Reason.CRASHED)
