@@ -32,7 +32,7 @@ def get_init_inputs():
 
 GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
 
-CONTRACT = ["verdict", "reason", "detail", "speedup", "speedup_low", "speedup_high"]
+CONTRACT = ["verdict", "reason", "detail", "contract", "contracts", "speedup", "speedup_low", "speedup_high"]
 CONTRACT += ["labels", "task", "device", "run"]
 
 pytestmark = pytest.mark.usefixtures("one_zygote")
@@ -113,6 +113,19 @@ def test_a_wrong_candidate_ends_with_1_and_speedups_of_null(place, capsys):
     assert found["reason"] == "wrong-output"
     assert [found[key] for key in ("speedup", "speedup_low", "speedup_high")] == [None] * 3
     assert found["run"] == "run"
+
+
+def test_the_contract_decides_verdict_and_exit_status(place, capsys):
+    (place / "strided.py").write_text(GOOD.replace("torch.relu(x)", "torch.relu(x).t().contiguous().t()"))
+    kept = {"drop-in": {"kept": False, "missing": ["wrong-strides"]}, "kernelbench": {"kept": True, "missing": []}}
+    for options, status in ((), 1), (("--contract", "kernelbench"), 0), (("--contract", "drop-in"), 1):
+        assert evaluate("task.py", "strided.py", "--json", "--check-only", *options) == status
+        assert json.loads(capsys.readouterr().out)["contracts"] == kept
+    assert evaluate("task.py", "strided.py", "--check-only") == 1
+    words = capsys.readouterr().out
+    assert "contract     drop-in, which decides: not kept: wrong-strides" in words
+    assert "contract     kernelbench: kept" in words
+    assert "To change: " in words
 
 
 def test_a_syntax_error_in_a_candidate_is_a_verdict_in_words(place, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from kernelwright import cli
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, TimingBlock
+from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task, TimingBlock
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -27,13 +27,13 @@ def first_cells(text: str) -> set[str]:
     return {code.split()[0] for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_reason_and_label_has_a_line():
+def test_every_reason_label_and_contract_has_a_line():
     described = first_cells(page("verdicts.md"))
-    assert {*Reason, *Label} - described == set()
+    assert {*Reason, *Label, *Contract} - described == set()
 
 
 def test_no_line_describes_a_code_that_does_not_exist():
-    assert first_cells(page("verdicts.md")) <= {*Reason, *Label}
+    assert first_cells(page("verdicts.md")) <= {*Reason, *Label, *Contract}
 
 
 @pytest.mark.parametrize("record", [Evaluation, TimingBlock, Task, Candidate])

@@ -379,7 +379,7 @@ def test_statistics_of_other_names_must_be_used_in_the_right_mode(judge, trainin
     wrong = OTHER_NORM.source.replace("return self.other(inputs[0])", call + ", 0.1, 1e-5, False)")
     assert wrong != OTHER_NORM.source
     found = judge.evaluate(NORM, Candidate(source=wrong), settings=settings)
-    assert found.reason is Reason.WRONG_OUTPUT, why(found)
+    assert found.reason is (Reason.MODE_MISMATCH if training == "True" else Reason.WRONG_OUTPUT), why(found)
     assert ("own-other-mode" in found.detail) is (training == "True")
 
 
@@ -939,7 +939,7 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
         if len(answers) == 1 and found == "error":
             raise DeviceError("no memory")
         if len(answers) == 1:
-            made.reason = Reason.OUT_OF_MEMORY
+            made.failure = made.reason = Reason.OUT_OF_MEMORY
         return made
 
     monkeypatch.setattr(judge, "_draft", verdict)
@@ -1021,7 +1021,7 @@ def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkey
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):
         made = judge_module._EvaluationDraft(CheckFindings(frozenset()))
-        made.reason = Reason.OUT_OF_MEMORY
+        made.failure = made.reason = Reason.OUT_OF_MEMORY
         return made
 
     monkeypatch.setattr(judge, "_draft", verdict)

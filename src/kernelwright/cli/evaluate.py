@@ -40,8 +40,8 @@ REJECTED = 1
 def command(task: str, candidate: Path, device: str, out: Path | None, as_json: bool, **judge: Any) -> int:
     """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.
 
-    Prints the verdict, its reason, and the paired speedup with its 95 % interval. Ends with 0 when accepted
-    and 1 when rejected; being accepted means that it may replace the reference, not that it is faster.
+    Prints the verdict, its reason, both contracts, and the paired speedup with its 95 % interval. Ends with 0 when
+    accepted and 1 when rejected; being accepted means that it keeps the contract, not that it is faster.
     """
     settings = options.judge_settings(**judge)
 
@@ -87,6 +87,8 @@ def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
         "verdict": evaluation.verdict.value,
         "reason": evaluation.reason.value if evaluation.reason else None,
         "detail": evaluation.detail,
+        "contract": evaluation.contract.value,
+        "contracts": evaluation.model_dump(mode="json")["contracts"],
         "speedup": evaluation.speedup,
         "speedup_low": evaluation.speedup_low,
         "speedup_high": evaluation.speedup_high,
@@ -106,6 +108,10 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
         lines.append(f"reason       {evaluation.reason}: {REASONS[evaluation.reason]}")
     if evaluation.detail:
         lines.append(f"detail       {printable(evaluation.detail)}")
+    for contract, found in (evaluation.contracts or {}).items():
+        kept = "kept" if found.kept else f"not kept: {', '.join(found.missing)}"
+        decides = ", which decides" if contract is evaluation.contract else ""
+        lines.append(f"contract     {contract}{decides}: {kept}")
     if evaluation.accepted:
         speedup = format_speedup(evaluation.speedup, evaluation.speedup_low, evaluation.speedup_high)
         lines.append(f"speedup      {speedup}")

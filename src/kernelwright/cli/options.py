@@ -86,6 +86,11 @@ def judge_options(function: Function) -> Function:
             metavar="N",
             help="Time in exactly N fresh process triples instead of stopping when precise enough.",
         ),
+        click.option(
+            "--contract",
+            type=click.Choice(("drop-in", "kernelbench")),
+            help="Contract that decides the verdict and the exit status; both are answered. Default: drop-in.",
+        ),
         click.option("--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."),
         click.option("--allow", multiple=True, metavar="LABEL", help="Accept what carries this label. Repeatable."),
         click.option("--forbid", multiple=True, metavar="LABEL", help="Reject what carries this label. Repeatable."),
@@ -117,6 +122,7 @@ def judge_settings(
     timeout: float | None,
     build_timeout: float | None,
     check_only: bool,
+    contract: str | None = None,
 ) -> Settings:
     """The settings that the judge's options ask for.
 
@@ -136,6 +142,8 @@ def judge_settings(
     values: dict[str, Any] = config.read_toml(settings_file) if settings_file else {}
     if processes is not None:
         values |= {"processes_min": processes, "processes_max": processes}
+    if contract is not None:
+        values["contract"] = contract
     if strict_fp32:
         values["strict_fp32"] = True
     if timeout is not None:

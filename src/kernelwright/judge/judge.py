@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -34,7 +35,8 @@ from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.judge.timing.rotation import NotTimed, Rotated, rotate
 from kernelwright.judge.timing.timing_core import timing_core
-from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
+from kernelwright.records.hints import with_hint
 from kernelwright.records.scoring import Score
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
@@ -136,7 +138,7 @@ class Judge:
         began = _now()
         settings = settings or self.settings
         draft = self._with_memory(
-            lambda: self._draft(task, candidate, settings), lambda draft: draft.reason is Reason.OUT_OF_MEMORY
+            lambda: self._draft(task, candidate, settings), lambda draft: draft.failure is Reason.OUT_OF_MEMORY
         )
         return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
@@ -183,7 +185,8 @@ class Judge:
 
     def _draft(self, task: Task, candidate: Candidate, settings: Settings) -> _EvaluationDraft:
         self._workers.spent_s.clear()
-        findings = CheckFindings(settings.forbid, guard.static_labels(candidate.source, task.source))
+        labels = guard.static_labels(candidate.source, task.source)
+        findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks["strict_fp32"] = settings.strict_fp32
         draft = _EvaluationDraft(findings)
@@ -191,7 +194,14 @@ class Judge:
             try:
                 self._examine(task, candidate, directory, draft, settings)
             except (RejectionError, WorkerError) as failure:
-                draft.reason, draft.detail = failure.reason, failure.detail.strip()
+                draft.failure = failure.reason
+                draft.reject(findings.rejection or failure)
+            else:
+                if findings.rejection is not None:
+                    draft.reject(findings.rejection)
+        draft.contract, draft.contracts = settings.contract, findings.kept(draft.failure)
+        if findings.missing:
+            findings.checks["missing"] = {reason.value: detail for reason, detail in findings.missing.items()}
         spent_s = self._workers.spent_s
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         return draft
@@ -214,7 +224,7 @@ class Judge:
         """
         started = time.monotonic()
         began = _now()
-        settings = (settings or self.settings).model_copy(update={"forbid": frozenset({Label.STATE_DIFFERS})})
+        settings = settings or self.settings
 
         def attempt() -> dict[str, Rotated | NotTimed]:
             with self._workplace(task) as directory:
@@ -247,7 +257,7 @@ class Judge:
                 draft.score = one.score
                 draft.findings.checks["allowed"] = one.allowed.to_json()
             else:
-                draft.reason, draft.detail = one.reason, one.detail.strip()
+                draft.reject(one)
             draft.findings.checks["rotation"] = len(baselines)
             draft.findings.checks["strict_fp32"] = settings.strict_fp32
             records.append(draft.record(task, baseline, str(self.device), began, time.monotonic() - started))
@@ -296,6 +306,10 @@ class Judge:
             check = check_candidate(examiner)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
+            if findings.rejection is not None:
+                # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
+                once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
+                trial = replace(trial, settings=once)
             if not settings.timed:
                 findings.label(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:
@@ -355,7 +369,14 @@ class _EvaluationDraft:
         self.findings = findings
         self.reason: Reason | None = None
         self.detail = ""
+        self.failure: Reason | None = None
+        """Reason for which the check or timing broke off; it keeps neither contract."""
+        self.contract = Contract.DROP_IN
+        self.contracts: dict[Contract, KeptContract] | None = None
         self.score: Score | None = None
+
+    def reject(self, failure: RejectionError | WorkerError) -> None:
+        self.reason, self.detail = failure.reason, with_hint(failure.reason, failure.detail.strip())
 
     def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
         timed = {} if self.score is None or self.reason is not None else self.score.recorded
@@ -366,6 +387,8 @@ class _EvaluationDraft:
             verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
             reason=self.reason,
             detail=self.detail,
+            contract=self.contract,
+            contracts=self.contracts,
             labels=tuple(sorted(self.findings.labels)),
             device=device,
             policy=candidate.policy,

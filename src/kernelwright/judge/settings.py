@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
-from kernelwright.records import Label
+from kernelwright.records import Contract, Label
 
 GIB = 1 << 30
 LIMIT_MAX_S = 7 * 86400.0
 """Longest limit, which the system's clocks can hold."""
+
+
+DROP_IN_LABELS = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.CONTIGUOUS_ONLY})
+"""Labels of what keeps the contract `kernelbench` and is no drop-in."""
 
 
 class Settings(BaseModel):
@@ -56,8 +62,11 @@ class Settings(BaseModel):
 
     strict_fp32: bool = False
     """Turn TF32 off on both sides, also for cuDNN, where PyTorch allows it by default."""
-    forbid: frozenset[Label] = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER})
-    """Labels that reject. `aliased-output` is legal by default only for CUDA graphs."""
+    contract: Contract = Contract.DROP_IN
+    """The contract that decides the verdict. Both are answered."""
+    forbid: frozenset[Label] = DROP_IN_LABELS
+    """Labels that reject; by default none under the contract `kernelbench`. `aliased-output` is legal by default for CUDA
+    graphs only."""
 
     error_ratio: float = Field(default=16.0, gt=1)
     """A candidate's error against the float64 truth may be this many times the reference's own. Sequential fp32
@@ -78,6 +87,13 @@ class Settings(BaseModel):
     """The same limit for a call in a series, where the outer clock is that much quieter, microseconds."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
     """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _forbid_by_contract(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "forbid" not in values and values.get("contract") == Contract.KERNELBENCH:
+            return {**values, "forbid": frozenset()}
+        return values
 
     @model_validator(mode="after")
     def _ends_after_it_begins(self) -> Settings:

@@ -6,7 +6,9 @@ from kernelwright.records.canonical import canonical_json, sha256_of
 from kernelwright.records.lines import append_lines, encodable, files_of, read_lines, read_objects
 from kernelwright.records.models import (
     Candidate,
+    Contract,
     Evaluation,
+    KeptContract,
     Label,
     Reason,
     Scoring,
@@ -19,7 +21,9 @@ from kernelwright.records.run_directory import RunDirectory, capture_environment
 
 __all__ = [
     "Candidate",
+    "Contract",
     "Evaluation",
+    "KeptContract",
     "Label",
     "Reason",
     "RunDirectory",

@@ -54,7 +54,7 @@ class Reason(StrEnum):
     STATE_MISMATCH = "state-mismatch"
     """`state_dict` has other keys, shapes or dtypes than the reference's, or does not take new weights."""
     MODE_MISMATCH = "mode-mismatch"
-    """The module is in another train/eval mode than the reference."""
+    """The module is in another train/eval mode than the reference, or wrong in the mode it was not built in."""
     BUFFER_MISMATCH = "buffer-mismatch"
     """Buffers, such as batch-norm statistics, differ from the reference's after the same calls."""
     WRONG_TYPE = "wrong-type"
@@ -82,6 +82,8 @@ class Reason(StrEnum):
     """A later call changed the output of an earlier one."""
     OUTPUT_ALIASES = "output-aliases"
     """An output shares memory with an input, a parameter or a buffer although the reference's does not."""
+    LAYOUT_DEPENDENT = "layout-dependent"
+    """It is wrong, or raises, where inputs lie otherwise in memory than the task makes them."""
     NONDETERMINISTIC = "nondeterministic"
     """The same input gave outputs further apart than the tolerance."""
     CLOCK_DISAGREEMENT = "clock-disagreement"
@@ -115,7 +117,9 @@ class Label(StrEnum):
     GLOBAL_FLAGS = "global-flags"
     """It sets process-wide performance flags, such as cudnn.benchmark."""
     STATE_DIFFERS = "state-differs"
-    """Its `state_dict` differs from the reference's; judged with its own weights from the same seed."""
+    """Weights cannot be loaded into it; judged with its own from the same seed, which were not drawn anew."""
+    CONTIGUOUS_ONLY = "contiguous-only"
+    """It refuses inputs that lie otherwise in memory than the task makes them, with an error of its own."""
     PREPACKED_WEIGHTS = "prepacked-weights"
     """It prepares weights when they are loaded, and does not notice when a parameter is changed where it is."""
     STRIDES_DIFFER = "strides-differ"
@@ -129,6 +133,15 @@ class Label(StrEnum):
     """Static analysis found patterns known from cheats. Advice only."""
     NOT_RETIMED = "not-retimed"
     """Checked but not timed, by request."""
+
+
+class Contract(StrEnum):
+    """Promise that a candidate is held to. `docs/verdicts.md` describes both."""
+
+    DROP_IN = "drop-in"
+    """It takes the reference's place in any program."""
+    KERNELBENCH = "kernelbench"
+    """It gives the reference's outputs after the same constructor and seed, for inputs laid out as the task makes them."""
 
 
 class Task(_Record):
@@ -203,6 +216,14 @@ class Scoring(_Record):
     """Probability with which the interval may miss: 5 %, less what looks at which the run could have stopped have spent."""
 
 
+class KeptContract(_Record):
+    """Whether a candidate keeps one contract."""
+
+    kept: bool
+    missing: tuple[Reason, ...] = ()
+    """What it does not keep, in the order found; one that keeps on failing is not asked further."""
+
+
 class Evaluation(_Record):
     """Findings of the judge. A reward is computed from this record and nothing else."""
 
@@ -212,6 +233,11 @@ class Evaluation(_Record):
     verdict: Verdict
     reason: Reason | None = None
     detail: str = ""
+    """The reason in words, and in the last line what to change."""
+    contract: Contract = Contract.DROP_IN
+    """The contract that decided the verdict."""
+    contracts: dict[Contract, KeptContract] | None = None
+    """Answers to both contracts; None in an old record and for a baseline, which is not checked."""
     speedup: float | None = None
     """Reference latency / candidate latency, paired; None when rejected or not timed."""
     speedup_low: float | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kernelwright.errors import UsageError
-from kernelwright.records import Evaluation, Label, Reason, Verdict
+from kernelwright.records import Contract, Evaluation, Label, Reason, Verdict
 
 REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
@@ -38,7 +38,9 @@ UNSOLVED_SPEEDUP = 1.0
 
 NOT_BUILT = frozenset({Reason.SYNTAX_ERROR, Reason.NO_MODEL_NEW, Reason.BUILD_FAILED, Reason.BUILD_TIMEOUT})
 
-UNCLEAN = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.ALIASED_OUTPUT, Label.GLOBAL_FLAGS})
+UNCLEAN = frozenset(
+    {Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.CONTIGUOUS_ONLY, Label.ALIASED_OUTPUT, Label.GLOBAL_FLAGS}
+)
 """Labels of candidates that compute the right thing and are no drop-ins all the same."""
 
 
@@ -133,6 +135,8 @@ class TableRow:
     """Statistics of accepted and timed candidates alone."""
     filled: Statistics
     """Statistics of all `tasks`, with `UNSOLVED_SPEEDUP` for every other one."""
+    contracts: dict[Contract, int] | None
+    """Tasks whose candidate keeps each contract, whichever decides; None where no record answers both."""
     strict: Statistics | None
     """Statistics of the solved tasks against the reference, both with TF32 off; None where that was not measured, and for
     other baselines."""
@@ -223,8 +227,14 @@ def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Tab
         fast_p={p: _fast_p(solved, p, len(compared)) for p in FAST_P},
         solved=statistics_of(solved),
         filled=statistics_of(filled),
+        contracts=_contracts(compared),
         strict=_strict(results) if baseline == REFERENCE else None,
     )
+
+
+def _contracts(results: Sequence[TaskResult]) -> dict[Contract, int] | None:
+    answers = [one.evaluation.contracts for one in results if one.evaluation is not None and one.evaluation.contracts]
+    return {contract: sum(found[contract].kept for found in answers) for contract in Contract} if answers else None
 
 
 def _strict(results: Sequence[TaskResult]) -> Statistics | None:
@@ -293,7 +303,8 @@ def render_markdown(rows: Sequence[TableRow], counts: Tally | None = None, basel
             f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
             _render_rows(rows, filled=True),
             f"`{BEST}` is the fastest baseline of each task. fast_p is the share of all tasks that are solved "
-            "and more than p times as fast. Counts and fast_p are the same in both tables.",
+            "and more than p times as fast. Counts and fast_p are the same in both tables. Columns with a contract's name "
+            "count the candidates that keep it; success is by the contract that decides.",
         ]
     if baselines:
         parts += [f"The baselines themselves against {REFERENCE}, where they run:", _render_baselines(baselines)]
@@ -315,6 +326,9 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
     heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
     heads += [f"fast_{p:g}" for p in FAST_P]
     heads += ["Success", f">{ABOVE:g}x"]
+    has_contracts = any(row.contracts is not None for row in rows)
+    if has_contracts:
+        heads += [contract.value for contract in Contract]
     has_strict = not filled and any(row.strict is not None for row in rows)
     if has_strict:
         heads += ["Geomean, TF32 off", "Success, TF32 off"]
@@ -324,6 +338,8 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
         cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
         cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
         cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}"]
+        if has_contracts:
+            cells += ["-" if row.contracts is None else f"{row.contracts[contract]}/{row.tasks}" for contract in Contract]
         if has_strict:
             cells += ["-", "-"] if row.strict is None else [_times(row.strict.geomean), f"{row.strict.count}/{row.tasks}"]
         lines.append(_line(cells))

@@ -26,6 +26,8 @@ class InputSet:
     """Whether it is for integer tensors rather than floating ones."""
     truths: bool = False
     """Whether it is for booleans too, where all of a tensor are alike."""
+    layout: bool = False
+    """Whether it changes where elements lie in memory and nothing else."""
 
     def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
@@ -108,6 +110,6 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
     InputSet("outliers", _outliers, "extrapolating from a sample"),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
-    InputSet("non-contiguous", _transposed_storage, "relying on the memory layout"),
+    InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
 )
 """In order of use; the first must not be left out."""

@@ -94,7 +94,7 @@ class JudgeSection(_SettingsTable):
         Raises:
             ConfigError: a setting is unknown or out of range.
         """
-        base = Settings.quick().model_dump() if self.quick else {}
+        base = Settings.quick().model_dump(exclude_unset=True) if self.quick else {}
         return config.build(Settings, base | self.settings)
 
     def confirming_settings(self) -> Settings:

@@ -140,7 +140,7 @@ class Examiner:
     def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:
         """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""
         findings, name = self.trial.findings, posed.set.name
-        check_form(self.trial, posed.reference, answer, strides=name != "non-contiguous")
+        check_form(self.trial, posed.reference, answer, strides=not posed.set.layout)
         found = apart(answer.outputs, posed.question.truth)
         question = self.bounds.widened(posed.question, found)
         if question is not posed.question:

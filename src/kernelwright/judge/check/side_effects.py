@@ -18,7 +18,7 @@ def check_process(trial: Trial, candidate: Side) -> None:
     if changes:
         raise RejectionError(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
     if seen.training != trial.facts.oracle.training:
-        raise RejectionError(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+        trial.findings.miss(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
     for label in sorted(dynamic_labels(seen.before, seen.after)):
         trial.findings.label(label, "a process-wide setting was changed")
 

@@ -13,12 +13,12 @@ from kernelwright.errors import InternalError
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.gate import DeviceGate
-from kernelwright.judge.isolation.process import WorkerSpec
+from kernelwright.judge.isolation.process import WorkerError, WorkerSpec
 from kernelwright.judge.isolation.replies import BuiltModule
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import Workers
-from kernelwright.judge.settings import Settings
-from kernelwright.records import Candidate, Label, Reason
+from kernelwright.judge.settings import DROP_IN_LABELS, Settings
+from kernelwright.records import Candidate, Contract, KeptContract, Label, Reason
 from kernelwright.records.canonical import sha256_of
 
 _TF32_CAPABILITY = (8, 0)
@@ -26,6 +26,7 @@ _LABEL_REASONS = {
     Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
     Label.PREPACKED_WEIGHTS: Reason.STALE_WEIGHTS,
     Label.STRIDES_DIFFER: Reason.WRONG_STRIDES,
+    Label.CONTIGUOUS_ONLY: Reason.LAYOUT_DEPENDENT,
     Label.ALIASED_OUTPUT: Reason.OUTPUT_OVERWRITTEN,
 }
 
@@ -42,18 +43,54 @@ class RejectionError(InternalError):
 class CheckFindings:
     """Labels and measurements of one evaluation. They outlive a rejection, since the record shows them too."""
 
-    def __init__(self, forbidden: Set[Label], labels: Set[Label] = frozenset()) -> None:
+    def __init__(
+        self, forbidden: Set[Label], labels: Set[Label] = frozenset(), contract: Contract = Contract.DROP_IN
+    ) -> None:
         self._forbidden = forbidden
+        self._contract = contract
         self.labels = set(labels)
         self.checks: dict[str, Any] = {}
+        self.missing: dict[Reason, str] = {}
+        """What a drop-in keeps and this candidate does not, though it may keep the contract `kernelbench`; in words."""
+        self.rejection: RejectionError | None = None
+        """The first of these that decides the verdict."""
         self.reference_reuses_output = False
         """Whether an output of the reference was seen in the memory of an earlier one."""
 
     def label(self, label: Label, detail: str) -> None:
-        """Attach a label, or reject where the settings forbid it."""
+        """Attach a label, or reject where the settings forbid it: at once, unless `kernelbench` may still be kept."""
+        if label in DROP_IN_LABELS:
+            self.miss(_LABEL_REASONS[label], f"{label}: {detail}", label)
+            return
         if label in self._forbidden:
             raise RejectionError(_LABEL_REASONS.get(label, Reason.FORBIDDEN_LABEL), f"{label}: {detail}")
         self.labels.add(label)
+
+    def miss(self, reason: Reason, detail: str, label: Label | None = None) -> None:
+        """Note what makes it no drop-in. The check goes on, since one evaluation answers both contracts."""
+        self.missing.setdefault(reason, detail)
+        if label:
+            self.labels.add(label)
+        decides = label in self._forbidden if label else self._contract is Contract.DROP_IN
+        if decides and self.rejection is None:
+            self.rejection = RejectionError(reason, detail)
+
+    def excuse(self, failure: RejectionError | WorkerError, reason: Reason, refusal: Label | None = None) -> None:
+        """Note a failure in what only a drop-in is asked, as `miss`; raise it where it is more than that.
+
+        `refusal` is the label of a candidate that raises.
+        """
+        if failure.reason is Reason.FORBIDDEN_LABEL:
+            raise failure
+        if isinstance(failure, WorkerError) and failure.reason is not Reason.RUNTIME_ERROR:
+            raise failure  # its process is gone
+        self.miss(reason, f"{failure.reason}: {failure.detail}", refusal if isinstance(failure, WorkerError) else None)
+
+    def kept(self, failure: Reason | None) -> dict[Contract, KeptContract]:
+        """Answers to both contracts, after a check that ended with this failure."""
+        failed = () if failure is None else (failure,)
+        missing = {Contract.DROP_IN: (*dict.fromkeys((*self.missing, *failed)),), Contract.KERNELBENCH: failed}
+        return {contract: KeptContract(kept=not reasons, missing=reasons) for contract, reasons in missing.items()}
 
     def skip(self, input_set: str, why: Exception) -> None:
         """Note that an input set lies outside the reference's domain."""
@@ -127,28 +164,33 @@ class Trial:
         try:
             built = side.build(facts.arguments, facts.build_seed)
             if role != "reference":
-                self._check_interface(built)
+                self._check_interface(built, role)
             if self.reloads_state and facts.oracle.initial_state:
                 side.load_state(facts.weights)
+        except WorkerError as failure:
+            side.close()
+            if role != "candidate" or failure.reason is not Reason.STATE_MISMATCH:
+                raise
+            # What it has loaded of them, nobody knows. A new one keeps those it is built with.
+            self.findings.label(Label.STATE_DIFFERS, failure.detail)
+            return self._start(role, source, class_name, kept_as)
         except BaseException:
             side.close()
             raise
         return side
 
-    def _check_interface(self, built: BuiltModule) -> None:
+    def _check_interface(self, built: BuiltModule, role: str) -> None:
         training = self.facts.oracle.training
         if built.missing is not None:
             raise RejectionError(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
         if built.training != training:
-            raise RejectionError(
-                Reason.MODE_MISMATCH, f"built with training={built.training}, the reference with {training}"
-            )
+            self.findings.miss(Reason.MODE_MISMATCH, f"built with training={built.training}, the reference with {training}")
         wanted = {key: (spec.dtype, spec.shape) for key, spec in self.facts.shapes.state}
         found = {key: (dtype, shape) for key, dtype, shape in built.state}
         if wanted != found:
             missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
             other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
-            self.findings.label(
-                Label.STATE_DIFFERS,
-                f"state_dict: missing {missing[:5]}, unexpected {extra[:5]}, other shape or dtype {other[:5]}",
-            )
+            detail = f"state_dict: missing {missing[:5]}, unexpected {extra[:5]}, other shape or dtype {other[:5]}"
+            if role == "baseline":
+                raise RejectionError(Reason.STATE_MISMATCH, detail)
+            self.findings.label(Label.STATE_DIFFERS, detail)

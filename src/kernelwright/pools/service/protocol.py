@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from kernelwright.records import Evaluation, Label
+from kernelwright.records import Contract, Evaluation, Label
 
 TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
 
@@ -58,6 +58,8 @@ class SettingsRequest(_WireModel):
     """May lower the service's own limit, not raise it."""
     run_limit_s: float | None = Field(default=None, gt=0)
     """May lower the service's own limit, not raise it."""
+    contract: Contract | None = None
+    """The contract that decides the verdict. Under a service's `drop-in` it cannot be `kernelbench`."""
     forbid: frozenset[Label] = frozenset()
     """Labels that reject, beside those that the service forbids."""
 

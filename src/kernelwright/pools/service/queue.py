@@ -24,12 +24,12 @@ from kernelwright.errors import (
     TaskError,
     UsageError,
 )
-from kernelwright.judge import Settings
+from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job, Outcome
 from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
 from kernelwright.pools.service.store import EvaluationStore
-from kernelwright.records import Candidate, Evaluation, Task, sha256_of
+from kernelwright.records import Candidate, Contract, Evaluation, Task, sha256_of
 from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.source import check_task_source
 
@@ -269,7 +269,8 @@ def resolve(own: Settings, asked: SettingsRequest) -> Settings:
     """The service's settings with what a request may change of them.
 
     Raises:
-        UsageError: a limit is higher than the service's own, or the numbers of processes contradict each other.
+        UsageError: a limit is higher than the service's own, the contract is weaker, or the numbers of processes contradict
+            each other.
     """
     changes = {name: value for name in _FREE if (value := getattr(asked, name)) is not None}
     for name in ("build_limit_s", "run_limit_s"):
@@ -280,7 +281,14 @@ def resolve(own: Settings, asked: SettingsRequest) -> Settings:
     low, high = (changes.get(name, getattr(own, name)) for name in ("processes_min", "processes_max"))
     if low > high:
         raise UsageError(f"Wanted `processes_min` at most `processes_max`; found {low} and {high}. Name both.")
-    changes |= {"strict_fp32": own.strict_fp32 or asked.strict_fp32, "forbid": own.forbid | asked.forbid}
+    forbid = own.forbid | asked.forbid
+    if asked.contract is not None and asked.contract is not own.contract:
+        if asked.contract is Contract.KERNELBENCH:
+            raise UsageError(
+                "Wanted the contract drop-in, this service's own; found kernelbench. `contracts` of a record answers both."
+            )
+        changes["contract"], forbid = asked.contract, forbid | DROP_IN_LABELS
+    changes |= {"strict_fp32": own.strict_fp32 or asked.strict_fp32, "forbid": forbid}
     return own.model_copy(update=changes)
 
 
