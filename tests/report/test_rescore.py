@@ -83,8 +83,8 @@ def doctored(run, change):
     ("change", "names"),
     [
         (lambda record: record.update(speedup=2.5), {"speedup"}),
-        (lambda record: record.update(speedup_low=1.0), {"speedup_low", "improvement"}),
-        (lambda record: record.update(noise_floor=0.9), {"noise_floor", "improvement"}),
+        (lambda record: record.update(speedup_low=1.0), {"speedup_low", "is_improvement"}),
+        (lambda record: record.update(noise_floor=0.9), {"noise_floor", "is_improvement"}),
         (lambda record: record.update(verdict="rejected", reason="wrong-output"), {"speedup"}),
         (lambda record: record["blocks"][0].update(candidate_us=[1.0, 1.0]), {"candidate_us"}),
         (lambda record: record["scoring"].update(miss_probability=0.05), None),
@@ -156,7 +156,7 @@ def confirmation(**changes):
     ratios, nulls = [[0.02, 0.021], [0.022, 0.02], [0.021, 0.02]], [[0.0, 0.001], [0.001, 0.0], [0.0, -0.001]]
     interval, floor = score_ratios(ratios, nulls)
     numbers = {"speedup": interval.estimate, "low": interval.low, "high": interval.high, "noise_floor": floor}
-    known = {"digest": "d", "processes": 3, "wrong": None, "is_gain": interval.low > 1 + floor}
+    known = {"digest": "d", "processes": 3, "wrong": None, "is_improvement": interval.low > 1 + floor}
     return numbers | known | {"log_ratios": ratios, "null_log_ratios": nulls} | changes
 
 
@@ -165,7 +165,7 @@ def test_confirmed_schedules_follow_from_their_ratios(run):
     append_lines(run.path / "confirmations.jsonl", [json.dumps(right)])
     run.write_json(
         "summary.json",
-        {"best": {name: right[name] for name in ("digest", "speedup", "low", "high", "noise_floor", "is_gain")}},
+        {"best": {name: right[name] for name in ("digest", "speedup", "low", "high", "noise_floor", "is_improvement")}},
     )
     found = rescore(run)
     assert (found.state, found.scored) == (RescoreState.SAME, 10)
@@ -177,7 +177,7 @@ def test_confirmed_schedules_follow_from_their_ratios(run):
     ("changes", "state"),
     [
         ({"low": 1.5}, RescoreState.DIFFERS),
-        ({"is_gain": False}, RescoreState.DIFFERS),
+        ({"is_improvement": False}, RescoreState.DIFFERS),
         ({"log_ratios": [], "null_log_ratios": []}, RescoreState.TOO_OLD),
         ({"log_ratios": [["x"]]}, RescoreState.DIFFERS),
         ({"processes": 0, "log_ratios": []}, RescoreState.SAME),
@@ -186,6 +186,17 @@ def test_confirmed_schedules_follow_from_their_ratios(run):
 def test_a_tampered_confirmation_is_found(run, changes, state):
     append_lines(run.path / "confirmations.jsonl", [json.dumps(confirmation(**changes))])
     assert rescore(run).state is state
+
+
+def test_a_confirmation_under_an_older_name_is_read(run):
+    old = confirmation()
+    old["is_gain"] = old.pop("is_improvement")
+    append_lines(run.path / "confirmations.jsonl", [json.dumps(old)])
+    names = ("digest", "speedup", "low", "high", "noise_floor", "is_gain")
+    run.write_json("summary.json", {"best": {name: old[name] for name in names}})
+    assert rescore(run).state is RescoreState.SAME
+    append_lines(run.path / "confirmations.jsonl", [json.dumps(old | {"is_gain": False})])
+    assert {one.name for one in rescore(run).differences} == {"is_improvement"}
 
 
 def test_an_unreadable_run_is_unusable(run):

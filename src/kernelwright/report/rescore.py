@@ -107,8 +107,8 @@ def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
         result.differences.append(Difference(where, "speedup", evaluation.speedup, f"cannot be computed: {error}"))
         return
     computed: dict[str, Any] = dict(found.numbers)
-    computed["improvement"] = evaluation.accepted and clears_noise_floor(found.speedup.low, found.noise_floor)
-    recorded["improvement"] = evaluation.is_improvement
+    computed["is_improvement"] = evaluation.accepted and clears_noise_floor(found.speedup.low, found.noise_floor)
+    recorded["is_improvement"] = evaluation.is_improvement
     result.compare(where, recorded, computed)
     pairs = zip(evaluation.blocks, found.blocks, strict=True)
     for index, (block, again) in enumerate(pairs):
