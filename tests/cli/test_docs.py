@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -91,8 +92,6 @@ def test_agents_that_play_are_the_documented_ones():
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_names_of_the_package_in_pages_exist(path):
-    import importlib
-
     for name in sorted(set(re.findall(r"`(kernelwright(?:\.\w+)+)", path.read_text(encoding="utf-8")))):
         *modules, last = name.split(".")
         for length in range(len(modules), 0, -1):
@@ -173,3 +172,12 @@ def test_every_published_folder_has_a_row_in_the_index_and_no_other():
 
 def test_the_readme_fits_on_a_page():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_what_examples_import_of_the_package_exists(path):
+    for module, names in re.findall(
+        r"^from (kernelwright[\w.]*) import (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name) or importlib.import_module(f"{module}.{name}")

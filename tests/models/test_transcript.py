@@ -235,7 +235,7 @@ def test_the_page_describes_every_setting_of_an_endpoint_and_no_other():
 
 
 def test_the_page_describes_the_counts():
-    assert described("What it used and what it cost") == set(Usage.__dataclass_fields__)
+    assert described("Tokens and cost") == set(Usage.__dataclass_fields__)
 
 
 def test_the_page_describes_every_failure_and_no_other():
