@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from kernelwright.judge import Judge
-from kernelwright.judge.worker.diagnostics import LINES_MAX, first_errors
+from kernelwright.judge.worker.diagnostics import LINES_MAX, first_errors, triton_errors
 from kernelwright.records import Reason
 from tests.judge.snippets import RELU, candidate
 
@@ -66,10 +66,27 @@ def test_a_triton_kernel_that_does_not_compile_tells_place_and_message(judge: Ju
     fill = "\n".join(f"    y{index} = tl.arange(0, n)" for index in range(statements))
     found = judge.evaluate(RELU, candidate(top=TRITON.replace("FILL", fill)))
     assert found.reason is Reason.BUILD_FAILED, found.detail
-    told = found.detail.partition("Traceback")[0]
-    assert told.startswith(f"CompilationError: at {statements + 2}:")
-    assert "NameError('factor is not defined')" in told
-    assert "tl.store(x + tl.arange(0, n), factor)" in told
+    wrong = "    tl.store(x + tl.arange(0, n), factor)"
+    line = found.source.splitlines().index(wrong) + 1
+    told = found.detail.splitlines()
+    place = f"candidate.py:{line}:{wrong.index('factor') + 1}"
+    assert told[0] == f"CompilationError: {place}: error: NameError('factor is not defined')"
+    assert told[1 : told.index(wrong) + 2][-2:] == [wrong, " " * wrong.index("factor") + "^"]
+    assert len(told) < LINES_MAX
+
+
+def test_an_error_in_a_function_that_a_triton_kernel_calls_tells_both_places(judge: Judge) -> None:
+    pytest.importorskip("triton")
+    inner = "@triton.jit\ndef inner(x):\n    return x + missing\n"
+    kernel = TRITON.replace("@triton.jit\ndef scale", inner + "\n@triton.jit\ndef scale")
+    found = judge.evaluate(RELU, candidate(top=kernel.replace("FILL", "    y = inner(x)")))
+    lines = found.source.splitlines()
+    assert f"candidate.py:{lines.index('    return x + missing') + 1}:16: error: NameError" in found.detail
+    assert f"candidate.py:{lines.index('    y = inner(x)') + 1}:9: called here" in found.detail
+
+
+def test_other_errors_are_no_errors_of_triton() -> None:
+    assert triton_errors(ValueError("no"), "candidate.py", "x = 1") is None
 
 
 def test_no_more_than_forty_lines_are_told(tmp_path) -> None:

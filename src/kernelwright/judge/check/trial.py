@@ -22,6 +22,20 @@ from kernelwright.records import Candidate, Contract, KeptContract, Label, Reaso
 from kernelwright.records.canonical import sha256_of
 
 _TF32_CAPABILITY = (8, 0)
+_EXCUSABLE = frozenset(
+    {
+        Reason.RUNTIME_ERROR,
+        Reason.MODE_MISMATCH,
+        Reason.WRONG_OUTPUT,
+        Reason.PRECISION_DOWNGRADE,
+        Reason.NON_FINITE_OUTPUT,
+        Reason.WRONG_TYPE,
+        Reason.WRONG_SHAPE,
+        Reason.WRONG_DTYPE,
+        Reason.WRONG_DEVICE,
+    }
+)
+"""Reasons of an answer that is wrong. Others speak of cheating, or of a process that is gone."""
 _LABEL_REASONS = {
     Label.STATE_DIFFERS: Reason.STATE_MISMATCH,
     Label.PREPACKED_WEIGHTS: Reason.STALE_WEIGHTS,
@@ -80,10 +94,8 @@ class CheckFindings:
 
         `refusal` is the label of a candidate that raises.
         """
-        if failure.reason is Reason.FORBIDDEN_LABEL:
+        if failure.reason not in _EXCUSABLE:
             raise failure
-        if isinstance(failure, WorkerError) and failure.reason is not Reason.RUNTIME_ERROR:
-            raise failure  # its process is gone
         self.miss(reason, f"{failure.reason}: {failure.detail}", refusal if isinstance(failure, WorkerError) else None)
 
     def kept(self, failure: Reason | None) -> dict[Contract, KeptContract]:

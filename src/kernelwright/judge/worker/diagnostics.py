@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ _LINE_CHARACTERS_MAX = 300
 _WORDS_CHARACTERS_MAX, _ERRORS_CHARACTERS_MAX = 2000, 4000
 """Characters told of an ordinary exception, and of a compiler's errors."""
 _LOG_BYTES_MAX = 1 << 20
+_TRITON_LINES = 4
+"""Lines of a kernel that are shown, up to the wrong one."""
 _EXTENSION = "Error building extension"
 """First words of PyTorch's error when ninja fails; the compiler's output follows unless `verbose` sent it to stdout."""
 _ERROR = re.compile(r"\b(error|fatal)\b\s*:|\bundefined reference\b|\bcannot find -l|^\w+ fatal\b|^ptxas\b.*\berror\b")
@@ -33,6 +36,33 @@ def first_errors(text: str, log: Path) -> str:
     else:
         return text[:_WORDS_CHARACTERS_MAX]
     return "\n".join(_FOLDERS.sub("", line)[:_LINE_CHARACTERS_MAX] for line in lines)[:_ERRORS_CHARACTERS_MAX]
+
+
+def triton_errors(error: BaseException, file: str, source: str) -> str | None:
+    """Errors of Triton's compiler as place, message and code, the innermost function first; None for other errors.
+
+    Triton counts lines from the kernel's first one, and names no file.
+    """
+    told: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        code, node, inner = getattr(cause, "src", None), getattr(cause, "node", None), cause.__cause__
+        if isinstance(code, str) and isinstance(node, ast.expr | ast.stmt):
+            line, column = node.lineno, node.col_offset
+            message = getattr(cause, "error_message", None) or ("" if hasattr(inner, "node") else str(inner or ""))
+            begin = _begin(code.splitlines(), source.splitlines())
+            place = f"{file}:{begin + line}:{column + 1}" if begin is not None else f"line {line} of a kernel outside {file}"
+            shown = code.splitlines()[max(0, line - _TRITON_LINES) : line]
+            told[:0] = [f"{place}: {'error: ' + message if message else 'called here'}", *shown, " " * column + "^"]
+        cause = inner
+    return "\n".join("\n".join(told).splitlines()[:LINES_MAX]) or None
+
+
+def _begin(part: list[str], lines: list[str]) -> int | None:
+    """Number of lines before a function, whose own lines may have lost their indentation."""
+    wanted = [line.strip() for line in part]
+    found = [line.strip() for line in lines]
+    return next((at for at in range(len(found)) if found[at : at + len(wanted)] == wanted), None)
 
 
 def _with_context(lines: list[str]) -> list[str]:

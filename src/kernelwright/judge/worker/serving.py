@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError
-from kernelwright.judge.worker.diagnostics import first_errors
+from kernelwright.judge.worker.diagnostics import first_errors, triton_errors
 from kernelwright.judge.worker.harness import Harness
 
 OUTPUT_LOG = "output.log"
@@ -64,7 +64,8 @@ def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
     name, private = f"{config['role']}.py", Path(config["private"])
     path = str(private / name)
     try:
-        text = first_errors(str(error).replace(path, name), private / OUTPUT_LOG)
+        said = triton_errors(error, name, config["source"]) or str(error)
+        text = first_errors(said.replace(path, name), private / OUTPUT_LOG)
     except Exception:  # noqa: BLE001 - a candidate's exception may fail to print
         text = "(no message)"
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
