@@ -16,6 +16,7 @@ from kernelwright.search.bench_summary import BenchResult
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
+from kernelwright.search.selection import JUDGED
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.suites import load_suite
@@ -59,6 +60,7 @@ def optimize(
     policy: Policy | str = "builtin",
     device: str = "auto",
     budget: int = 24,
+    judged: int = JUDGED,
     settings: Settings | None = None,
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
@@ -70,16 +72,20 @@ def optimize(
         if result.best is not None:
             print(result.best.speedup_low, result.run / "optimized.py")
 
-    Writes `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement was confirmed,
-    `optimized.py` into `out`. Every evaluation is on disk before the next begins: killed at any moment and called again
-    with the same arguments, it goes on where it was.
+    Proposals of the policy `builtin` are screened: a quick look, which a candidate could fool, estimates each. The judge
+    then takes the best few. Those of other policies are judged one by one.
+
+    Writes `screened.jsonl`, `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement
+    was confirmed, `optimized.py` into `out`. Every record is on disk before its policy hears of it: killed at any moment and
+    called again with the same arguments, it goes on where it was.
 
     Args:
         task: A record, a Python file in KernelBench's format or the id of a built-in task.
         out: The run directory.
         policy: Who proposes candidates: `builtin`, or a policy such as one of `contrastive.model_policy.policy_for_run`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        budget: Evaluations to spend, those already in `out` included; confirmations come on top.
+        budget: Proposals to look at, those already in `out` included.
+        judged: Screened candidates that the judge takes; those that look too good come on top.
         settings: Of the judge.
         on_event: Told about progress.
         seed: Of the policy.
@@ -87,7 +93,7 @@ def optimize(
 
     Returns:
         The run directory, the confirming evaluation of the best candidate (None when nothing was confirmed to be faster)
-        and the number of evaluations.
+        and the numbers of evaluations and of estimates.
 
     Raises:
         UsageError: the task cannot be read or does not work, there is no such policy, another process is at work in
@@ -95,13 +101,16 @@ def optimize(
         InfrastructureError: this machine cannot judge, or the policy gave nothing usable.
     """
     if budget < 1:
-        raise UsageError(f"Wanted a budget of at least one evaluation; found {budget}.")
+        raise UsageError(f"Wanted a budget of at least one proposal; found {budget}.")
+    if judged < 1:
+        raise UsageError(f"Wanted at least one candidate for the judge; found {judged}.")
     chosen = policy_named(policy) if isinstance(policy, str) else policy
     return run_search(
         _task(task),
         policy=chosen,
         device=device,
         budget=budget,
+        judged=judged,
         out=Path(out),
         settings=settings,
         on_event=on_event,

@@ -71,8 +71,9 @@ def optimize(*arguments: str) -> int:
 def found(best: Evaluation | None, tell: bool = False):
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
-    def search(task, *, policy, device, budget, out, settings, on_event, tune):
+    def search(task, *, policy, device, budget, judged, out, settings, on_event, tune):
         assert tune is None
+        assert judged == 3
         assert (task.source, policy.name, device, budget) == (TASK, "builtin", "cpu", 5)
         on_event(SearchEvent("judging \x1b[31m"))
         on_event(SearchEvent("judged", evaluation(), 1))
@@ -90,6 +91,7 @@ def test_what_was_found_is_one_json_object(place, search, capsys):
         "device": "cpu",
         "run": "run",
         "evaluations": 1,
+        "screened": 0,
         "best": {"speedup": 2.0, "speedup_low": 1.9, "source": "class ModelNew: pass"},
     }
     assert "1/5  improvement  2x [1.9, 2.1]  diagonal-operand" in captured.err
@@ -151,7 +153,7 @@ def test_a_search_says_what_lasts_and_goes_on_where_it_was(place):
     said.clear()
     again = kernelwright.optimize("task.py", **settings, evaluator=Judges())
     assert (again.best, again.evaluations) == (None, 1)
-    assert said[0] == "resuming after 1 evaluations"
+    assert said[0] == "resuming after 1 proposals"
 
 
 def test_a_candidate_that_is_not_there_is_an_error_of_its_own(place):
@@ -164,7 +166,7 @@ def test_the_verbs_are_listed_before_they_are_loaded():
 
 
 def test_a_budget_of_nothing_is_refused_and_leaves_nothing(place):
-    with pytest.raises(UsageError, match="at least one evaluation; found 0"):
+    with pytest.raises(UsageError, match="at least one proposal; found 0"):
         kernelwright.optimize("task.py", out="run", budget=0)
     assert not (place / "run").exists()
 

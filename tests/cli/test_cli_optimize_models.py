@@ -86,7 +86,7 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["kind"], seen["options"] = kind, options
         return Silent()
 
-    def optimize(task, *, policy, device, budget, out, settings, on_event, tune):
+    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune):
         from kernelwright.records.policy import Context
 
         RunDirectory(out).evaluations_path.touch()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from kernelwright.records import Evaluation
+    from kernelwright.records.screened import Screened
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     default=24,
     show_default=True,
     metavar="N",
-    help="Evaluations to spend, those already in DIR included.",
+    help="Proposals to look at, those already in DIR included.",
 )
+@options.judge_option
 @options.out_option
 @click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
 @click.option(
@@ -68,6 +70,7 @@ def command(
     device: str,
     policy: str,
     budget: int,
+    judged: int,
     out: Path | None,
     then_sass: bool,
     sass_agent: str,
@@ -77,8 +80,11 @@ def command(
 ) -> None:
     """Search for a faster drop-in for TASK, and write what was confirmed.
 
-    Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, config.json and
-    environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
+    Proposals of the policy builtin are screened: a quick look estimates each. The judge then takes the best few, and the
+    winner is measured once more. Those of a language model are judged one by one.
+
+    Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, screened.jsonl, config.json
+    and environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
     """
     options.require_together("--then-sass", then_sass, "sass_agent", "sass_budget")
     asked = {name: further.pop(name) for name in model_options.NAMES}
@@ -102,6 +108,7 @@ def command(
                 policy=proposer.policy,
                 device=chosen,
                 budget=budget,
+                judged=judged,
                 out=path,
                 settings=settings,
                 on_event=_Progress(status, budget),
@@ -125,6 +132,8 @@ class _Progress:
     def __call__(self, event: SearchEvent) -> None:
         if event.evaluation is not None:
             say(f"{event.number:>4}/{self._budget}  {evaluation_line(event.evaluation)}")
+        elif event.screened is not None:
+            say(f"{event.number:>4}/{self._budget}  {screened_line(event.screened)}")
         elif event.lasting:
             say(printable(event.message))
         self._status.update(printable(event.message))
@@ -140,6 +149,14 @@ def evaluation_line(evaluation: Evaluation) -> str:
     return f"{state}  {speedup}  {what}"
 
 
+def screened_line(found: Screened) -> str:
+    """An estimate in one line, such as `screened     about 1.6x  diag-to-einsum`."""
+    what = printable(", ".join(found.techniques) or found.policy)
+    if not found.correct:
+        return f"screened     {found.reason}  {what}"
+    return f"screened     {'right' if found.estimate is None else f'about {found.estimate:.2f}x'}  {what}"
+
+
 def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any]:
     """The object that `--json` prints; its keys are a contract with scripts."""
     best = result.best
@@ -148,6 +165,7 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
         "device": device,
         "run": str(result.run),
         "evaluations": result.evaluations,
+        "screened": result.screened,
         "best": None if best is None else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
     }
 
@@ -161,6 +179,8 @@ def in_words(result: OptimizeResult) -> str:
         lines.append(f"best         {evaluation_line(result.best)}")
         lines += [f"label        {label}" for label in result.best.labels]
         lines.append(f"drop-in      {result.run / 'optimized.py'}")
+    if result.screened:
+        lines.append(f"screened     {result.screened}")
     lines.append(f"evaluations  {result.evaluations}")
     lines.append(f"report       {result.run / 'report.html'}")
     return "\n".join(lines)

@@ -67,6 +67,15 @@ def device_option(function: Function) -> Function:
 out_option = click.option(
     "--out", type=NamedPath(), metavar="DIR", help="Run directory; the same one resumes. Default: a new one in runs/."
 )
+judge_option = click.option(
+    "--judge",
+    "judged",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Screened candidates that the judge takes, the best first; those that look too good come on top.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 

@@ -21,9 +21,10 @@ class Evaluator(Protocol):
         """Evaluations that go on at once."""
         ...
 
-    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+    def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Do the jobs, taken one by one as slots become free; yields each as it ends, in any order.
 
+        None among the jobs says that the next one depends on one at work: it is asked for when something has ended.
         `stop` is asked before each job; True leaves it and all that follow undone.
         """
         ...

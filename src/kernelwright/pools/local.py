@@ -61,9 +61,12 @@ _Found = list[Evaluation] | KernelwrightError
 
 
 def spread(
-    work: Iterable[W], slots: int, submit: Callable[[W], Future[R]], stop: Callable[[], bool] | None
+    work: Iterable[W | None], slots: int, submit: Callable[[W], Future[R]], stop: Callable[[], bool] | None
 ) -> Iterator[tuple[W, R]]:
-    """Keep slots busy: take work as they become free, until there is none or `stop()`; yields each as it ends."""
+    """Keep slots busy: take work as they become free, until there is none or `stop()`; yields each as it ends.
+
+    None among the work asks to wait until something has ended.
+    """
     waiting = iter(work)
     running: dict[Future[R], W] = {}
     while True:
@@ -87,6 +90,7 @@ class JudgePool:
         per_device: Judges for each device. On a CPU more than one only adds waiting.
         cores: Processor cores that a device's judges and their workers may use, so that compiling for one device does not
             disturb timing on another. By default all.
+        ready: Slots whose processes start now rather than with their first job.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class JudgePool:
         settings: Settings,
         per_device: int = 1,
         cores: Mapping[str, frozenset[int]] | None = None,
+        ready: int = 0,
     ) -> None:
         if not devices:
             raise DeviceError("Wanted at least one device to judge on; found none.")
@@ -104,7 +109,10 @@ class JudgePool:
         self._jobs: queue.SimpleQueue[tuple[Job | RotationJob, Future[_Found]] | None] = queue.SimpleQueue()
         self._members: set[_JudgeProcess] = set()
         self._closing = False
-        self._threads = [threading.Thread(target=self._serve, args=(device,), daemon=True) for device in self._slots]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(device, number < ready), daemon=True)
+            for number, device in enumerate(self._slots)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -113,7 +121,7 @@ class JudgePool:
         """Evaluations that go on at once."""
         return len(self._slots)
 
-    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+    def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Implements `Evaluator.evaluate`."""
         for job, found in spread(jobs, self.slots, self._submit, stop):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
@@ -149,11 +157,14 @@ class JudgePool:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, device: str) -> None:
+    def _serve(self, device: str, ready: bool) -> None:
         """One slot: hand jobs to its process, replace it when it dies."""
         if device in self._cores:
             os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
         member: _JudgeProcess | None = None
+        if ready:
+            member = _JudgeProcess(device, self._settings, ready=True)
+            self._members.add(member)
         while (entry := self._jobs.get()) is not None:
             job, future = entry
             found: _Found = InfrastructureError("not tried")
@@ -182,11 +193,11 @@ class JudgePool:
 class _JudgeProcess:
     """A process with a judge."""
 
-    def __init__(self, device: str, settings: Settings) -> None:
+    def __init__(self, device: str, settings: Settings, ready: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         # Not a daemon: its judge starts a process of its own.
-        self._process = context.Process(target=_run, args=(theirs, device, settings.model_dump_json()))
+        self._process = context.Process(target=_run, args=(theirs, device, settings.model_dump_json(), ready))
         self._process.start()
         theirs.close()
 
@@ -218,8 +229,8 @@ class _JudgeProcess:
         return self._process.exitcode
 
 
-def _run(connection: Connection, device: str, settings_json: str) -> None:
-    """Judge jobs in a process of its own until the other side hangs up."""
+def _run(connection: Connection, device: str, settings_json: str, ready: bool = False) -> None:
+    """Judge jobs in a process of its own until the other side hangs up; with `ready` the judge is made at once."""
     sandbox.die_with_parent()  # a run that was killed must not go on holding the device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
@@ -232,6 +243,9 @@ def _run(connection: Connection, device: str, settings_json: str) -> None:
         local = "cuda:0"
     judge: Judge | None = None
     try:
+        if ready:
+            with contextlib.suppress(KernelwrightError):  # the first job tries again, and tells
+                judge = Judge(local, settings)
         while True:
             try:
                 message = connection.recv()

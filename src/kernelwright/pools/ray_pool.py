@@ -118,7 +118,7 @@ class RayPool:
         """Evaluations that go on at once."""
         return self._slots
 
-    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
+    def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Implements `Evaluator.evaluate`; raises InfrastructureError when Ray has been shut down."""
         call = _Call()
         try:

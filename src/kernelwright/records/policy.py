@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.screened import Screened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +19,29 @@ class Context:
     history: tuple[Evaluation, ...]
     """Finished evaluations of this task, oldest first."""
     seed: int
+    screened: tuple[Screened, ...] = ()
+    """Estimates of candidates of this task, oldest first; most of these are never judged."""
+
+    @property
+    def seen(self) -> set[str]:
+        """Hashes of all candidates that were looked at."""
+        return {found.candidate_sha256 for found in self.history} | {found.candidate_sha256 for found in self.screened}
+
+
+Look = Literal["screened", "judged"]
+"""What a policy learns from: estimates of all its proposals, of which the judge sees the best few, or verdicts on each."""
+
+
+def look_of(policy: Policy) -> Look:
+    """The look that a policy asks for by its attribute `look`; by default verdicts."""
+    return getattr(policy, "look", "judged")
 
 
 class Policy(Protocol):
     """Proposes candidates.
 
     Proposals are a function of the context alone, so that a run that was killed can be resumed, and never
-    contain a candidate whose hash is already in the history.
+    contain a candidate whose hash is already in the history or among those screened.
     """
 
     name: str

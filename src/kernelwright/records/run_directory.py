@@ -17,16 +17,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.files import replace_file
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.lines import append_lines, read_json, read_lines
 from kernelwright.records.models import Evaluation, Task
+from kernelwright.records.screened import Screened
 
+R = TypeVar("R", bound=BaseModel)
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LOCK}
 """Files of a directory in which nothing has been found out."""
@@ -158,23 +160,29 @@ class RunDirectory:
         """The JSON lines file of evaluations."""
         return self.path / "evaluations.jsonl"
 
-    def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation and wait until it is on disk; raises InfrastructureError."""
+    @property
+    def screened_path(self) -> Path:
+        """The JSON lines file of estimates."""
+        return self.path / "screened.jsonl"
+
+    def append(self, record: Evaluation | Screened) -> None:
+        """Write one record to the file of its kind and wait until it is on disk; raises InfrastructureError."""
+        path = self.screened_path if isinstance(record, Screened) else self.evaluations_path
         try:
-            append_lines(self.evaluations_path, [evaluation.model_dump_json()])
+            append_lines(path, [record.model_dump_json()])
         except OSError as error:
-            raise not_written(self.evaluations_path, error) from error
+            raise not_written(path, error) from error
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """Every whole record, in order of writing; raises UsageError where the file cannot be read.
+        """Every whole record of the judge, in order of writing; raises UsageError where the file cannot be read.
 
         Torn lines are skipped: their work is still owed.
         """
-        for line in read_lines(self.evaluations_path):
-            try:
-                yield Evaluation.model_validate_json(line)
-            except ValidationError:
-                continue
+        return _whole(self.evaluations_path, Evaluation)
+
+    def screened(self) -> Iterator[Screened]:
+        """Every whole estimate, in order of writing; raises as `evaluations`."""
+        return _whole(self.screened_path, Screened)
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file in one step, so that no reader sees half of it."""
@@ -195,6 +203,14 @@ class RunDirectory:
     def read_json(self, name: str) -> Any | None:
         """A JSON file of this run, packed or not; None when it is not there. Raises UsageError for a broken one."""
         return read_json(self.path / name)
+
+
+def _whole(path: Path, kind: type[R]) -> Iterator[R]:
+    for line in read_lines(path):
+        try:
+            yield kind.model_validate_json(line)
+        except ValidationError:
+            continue
 
 
 def require_possible(path: Path) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.policy import Context
+from kernelwright.records import Candidate, Task
+from kernelwright.records.policy import Context, Look
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
 from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
 
 _BY_NAME = {rule.name: rule for rule in RULES}
+_LOOKS_FASTER = 1.02
+"""Estimate above which variants of a candidate are worth a look. Our choice."""
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -142,6 +144,7 @@ class BuiltinPolicy:
     """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to help."""
 
     name = "builtin"
+    look: Look = "screened"
 
     def __init__(self) -> None:
         self._workshops: dict[tuple[str, str], Workshop] = {}
@@ -152,9 +155,9 @@ class BuiltinPolicy:
         if key not in self._workshops:
             self._workshops[key] = Workshop.open(context.task, context.device)
         workshop = self._workshops[key]
-        seen = {evaluation.candidate_sha256 for evaluation in context.history}
+        seen = context.seen
         proposals: list[Candidate] = []
-        for recipe, parent in self._plan(workshop, context.history):
+        for recipe, parent in self._plan(workshop, context):
             if len(proposals) >= count:
                 break
             built = workshop.build(recipe)
@@ -166,12 +169,12 @@ class BuiltinPolicy:
                 proposals.append(candidate)
         return proposals
 
-    def _plan(self, workshop: Workshop, history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, str | None]]:
+    def _plan(self, workshop: Workshop, context: Context) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
             yield recipe, None
-        for recipe, evaluation in _best(history):
+        for recipe, sha256 in _best(context):
             for derived in _derived(workshop, recipe):
-                yield derived, evaluation.candidate_sha256
+                yield derived, sha256
 
 
 def _first(workshop: Workshop) -> Iterator[Recipe]:
@@ -207,11 +210,20 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
             yield replace(whole, wrapper=name)
 
 
-def _best(history: tuple[Evaluation, ...]) -> Iterator[tuple[Recipe, Evaluation]]:
-    """Recipes of confirmed improvements by this policy, best lower bound first."""
-    improvements = [item for item in history if item.is_improvement and item.policy == BuiltinPolicy.name]
-    for evaluation in sorted(improvements, key=lambda item: -(item.speedup_low or 0.0)):
-        yield _recipe_of(evaluation.techniques), evaluation
+def _best(context: Context) -> Iterator[tuple[Recipe, str]]:
+    """Recipes by this policy that were improvements or look like it, best first, and the hashes of their candidates."""
+    found = {
+        one.candidate_sha256: (one.estimate, one.techniques)
+        for one in context.screened
+        if one.policy == BuiltinPolicy.name and one.estimate is not None and one.estimate > _LOOKS_FASTER
+    }
+    for item in context.history:
+        if item.policy == BuiltinPolicy.name:
+            found.pop(item.candidate_sha256, None)  # the verdict counts
+            if item.is_improvement:
+                found[item.candidate_sha256] = (item.speedup_low or 0.0, item.techniques)
+    for sha256, (_, techniques) in sorted(found.items(), key=lambda one: -one[1][0]):
+        yield _recipe_of(techniques), sha256
 
 
 def _recipe_of(techniques: tuple[str, ...]) -> Recipe:

@@ -1,14 +1,15 @@
-"""Searches for a faster drop-in of one task: proposes, judges, keeps, and confirms the winner.
+"""Searches for a faster drop-in of one task: proposes, screens, judges the best few, and confirms the winner.
 
-Everything judged is on disk before the next proposal, so the search can be killed at any moment and goes on where it
-was: a policy's proposals follow from the task, the seed and the history alone.
+A policy that learns from verdicts alone has each of its proposals judged. Every estimate and every verdict is on disk
+before the policy hears of it, so the search can be killed at any moment and goes on where it was: a policy's proposals
+follow from the task, the seed and the records alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from kernelwright.errors import KernelwrightError, NothingUsableError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
-from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.records.policy import Context, Policy
+from kernelwright.pools.screening import ScreeningPool
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.policy import Context, Policy, look_of
+from kernelwright.records.screened import Screened
 from kernelwright.report.page import write_report
 from kernelwright.search import then_sass
+from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed
 
 CONFIRMATIONS_TRIED = 3
@@ -35,9 +39,11 @@ class SearchEvent:
     evaluation: Evaluation | None = None
     """Evaluation that has just finished, if any."""
     number: int = 0
-    """Evaluations finished, confirmations left out."""
+    """Proposals looked at, confirmations left out."""
     lasting: bool = False
     """True when the message matters after the next one."""
+    screened: Screened | None = None
+    """Estimate that has just been made, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class OptimizeResult:
     """The confirming evaluation of the best candidate; None when nothing was confirmed to be faster."""
     evaluations: int
     """Finished evaluations in the run directory, confirmations left out."""
+    screened: int = 0
+    """Estimates in the run directory."""
 
 
 def optimize(
@@ -57,6 +65,7 @@ def optimize(
     policy: Policy,
     device: str = "auto",
     budget: int = 24,
+    judged: int = JUDGED,
     out: Path,
     settings: Settings | None = None,
     on_event: Callable[[SearchEvent], None] | None = None,
@@ -66,14 +75,16 @@ def optimize(
 ) -> OptimizeResult:
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
-    Writes `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement was
-    confirmed, `optimized.py` into `out`. Run again with the same `out`, it goes on where it was.
+    Writes `screened.jsonl`, `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement
+    was confirmed, `optimized.py` into `out`. Run again with the same `out`, it goes on where it was.
 
     Args:
         task: Task to speed up.
         policy: Proposer of candidates.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        budget: Evaluations to spend, those already in `out` included; confirmations come on top.
+        budget: Proposals to look at, those already in `out` included.
+        judged: Screened candidates that the judge takes; those that look too good come on top. Means nothing for a policy
+            that has all its proposals judged.
         out: The run directory.
         settings: Settings of the judge.
         on_event: Callback for progress.
@@ -103,23 +114,29 @@ def optimize(
     }
     run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=str(resolved))
     tell = on_event or (lambda event: None)
-    policy_context = Context(task=task, device=str(resolved), history=_history(run, task), seed=seed)
-    if policy_context.history:
-        tell(SearchEvent(f"resuming after {len(policy_context.history)} evaluations", lasting=True))
+    search = TaskSearch(run, task, policy, str(resolved), budget, seed, tell)
+    if search.done:
+        tell(SearchEvent(f"resuming after {search.done} proposals", lasting=True))
     per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
     with contextlib.ExitStack() as stack:
-        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device))
-        _search(run, pool, policy, policy_context, budget, tell)
+        # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
+        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=judged))
+        # Without times there is nothing to choose the best few by.
+        if look_of(policy) == "judged" or not settings.timed or not search.screen(settings):
+            search.judge_all(pool)
+        else:
+            search.judge_best(pool, judged)
         best = _confirm(run, pool, task, tell)
         if best is not None and tune is not None:
             best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
     if best is not None:
         run.write_text("optimized.py", drop_in(task, best, run))
     write_report(run, run.path / "report.html")
-    return OptimizeResult(run.path, best, len(_history(run, task)))
+    return OptimizeResult(run.path, best, len(history_of(run, task)), len(search.screened))
 
 
-def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
+def history_of(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
+    """Verdicts on a task's candidates, without confirmations and winners with tuned kernels."""
     return tuple(
         found
         for found in run.evaluations()
@@ -127,33 +144,117 @@ def _history(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
     )
 
 
-def _search(
-    run: RunDirectory, pool: Evaluator, policy: Policy, context: Context, budget: int, tell: Callable[[SearchEvent], None]
-) -> None:
-    history = list(context.history)
-    while len(history) < budget:
-        tell(SearchEvent("proposing", number=len(history)))
-        known = {found.candidate_sha256 for found in history}
-        now = Context(task=context.task, device=context.device, history=tuple(history), seed=context.seed)
+class TaskSearch:
+    """Search for one task: what was proposed, and what has been found of it.
+
+    Args:
+        run: Directory of the records.
+        task: The task.
+        policy: Proposer of candidates.
+        device: Resolved name.
+        budget: Proposals to look at, those on record included.
+        seed: Seed of the policy.
+        tell: Callback for progress.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        task: Task,
+        policy: Policy,
+        device: str,
+        budget: int,
+        seed: int,
+        tell: Callable[[SearchEvent], None],
+    ) -> None:
+        self._run, self._task, self._policy, self._device = run, task, policy, device
+        self._budget, self._seed, self._tell = budget, seed, tell
+        self.judged = list(history_of(run, task))
+        self.screened = [found for found in run.screened() if found.task_sha256 == task.sha256]
+
+    @property
+    def done(self) -> int:
+        """Proposals that were looked at."""
+        return len(self._context.seen)
+
+    @property
+    def _context(self) -> Context:
+        return Context(
+            task=self._task,
+            device=self._device,
+            history=tuple(self.judged),
+            seed=self._seed,
+            screened=tuple(self.screened),
+        )
+
+    def proposals(self, slots: int) -> Iterator[Candidate | None]:
+        """Candidates to look at, one after the other; None where the next depends on one that is being looked at.
+
+        The policy is asked for as many as there are slots, when none is left of those that it gave before.
+        """
+        taken = self._context.seen
+        while len(taken) < self._budget:
+            busy = len(taken) - self.done
+            self._tell(SearchEvent("proposing", number=self.done))
+            try:
+                # It does not know of those at work, and may name them again.
+                proposed = self._policy.propose(self._context, min(slots + busy, self._budget - self.done))
+            except NothingUsableError as error:
+                if not taken:
+                    raise
+                self._tell(SearchEvent(str(error), number=self.done, lasting=True))
+                return
+            fresh = {one.sha256: one for one in proposed if one.sha256 not in taken}
+            for sha256, candidate in list(fresh.items())[: self._budget - len(taken)]:
+                taken.add(sha256)
+                yield candidate
+            if fresh:
+                continue
+            if not busy:
+                self._tell(SearchEvent("the policy has nothing more to try", number=self.done, lasting=True))
+                return
+            yield None
+
+    def screen(self, settings: Settings) -> bool:
+        """Estimate every proposal; False where this task cannot be screened here."""
+        pool = ScreeningPool(self._task, self._device, settings)
         try:
-            proposed = policy.propose(now, min(pool.slots, budget - len(history)))
-        except NothingUsableError as error:
-            if not history:
-                raise
-            tell(SearchEvent(str(error), number=len(history), lasting=True))
-            return
-        fresh = [candidate for candidate in proposed if candidate.sha256 not in known]
-        if not fresh:
-            tell(SearchEvent("the policy has nothing more to try", number=len(history), lasting=True))
-            return
-        names = "; ".join(", ".join(candidate.techniques) or candidate.policy for candidate in fresh)
-        tell(SearchEvent(f"judging {names}", number=len(history)))
-        for _, outcome in pool.evaluate(Job(context.task, candidate) for candidate in fresh):
+            for _, outcome in pool.screen(self.proposals(pool.slots)):
+                if isinstance(outcome, KernelwrightError):
+                    self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
+                    return False
+                self._run.append(outcome)
+                self.screened.append(outcome)
+                self._tell(SearchEvent("screened", screened=outcome, number=self.done))
+        finally:
+            pool.close()
+        return True
+
+    def judge_best(self, pool: Evaluator, count: int) -> None:
+        """Have the judge take the best few of those screened, and what looks too good."""
+        while chosen := next_to_judge(self.screened, {one.candidate_sha256: one for one in self.judged}, count):
+            self._judge(pool, (one.candidate() for one in chosen))
+        if not ranked(self.screened):
+            self._tell(SearchEvent("no candidate was right when it was screened", number=self.done, lasting=True))
+
+    def judge_all(self, pool: Evaluator) -> None:
+        """Have the judge take every proposal."""
+        self._judge(pool, self.proposals(pool.slots))
+
+    def _judge(self, pool: Evaluator, candidates: Iterator[Candidate | None]) -> None:
+        def jobs() -> Iterator[Job | None]:
+            for candidate in candidates:
+                if candidate is not None:
+                    what = ", ".join(candidate.techniques) or candidate.policy
+                    self._tell(SearchEvent(f"judging {what}", number=self.done))
+                yield None if candidate is None else Job(self._task, candidate)
+
+        for _, outcome in pool.evaluate(jobs()):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
-            run.append(outcome)
-            history.append(outcome)
-            tell(SearchEvent("judged", outcome, len(history)))
+            self._run.append(outcome)
+            self.judged.append(outcome)
+            self._tell(SearchEvent("judged", outcome, number=self.done))
 
 
 def _confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:

@@ -87,6 +87,8 @@ class WorkerSpec:
     """Access to the device of the evaluation that it serves."""
     kept_as: str | None = None
     """Kind of process that may take over this worker for another task; None where none may."""
+    program: str | None = None
+    """Module that serves the worker's requests in place of the ordinary harness."""
 
 
 class Worker:
@@ -104,6 +106,7 @@ class Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = self._task | {
             "device": spec.device,
+            "program": spec.program,
             "private": str(self._private),
             "build": str(spec.build),
             **_of_the_process(settings),
@@ -242,6 +245,11 @@ class Worker:
             if watch is not None and watch.is_stuck(ran_s):
                 raise StuckError(f"no progress within {self._settings.stall_limit_s:g} s; {watch.detail()}")
         return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has been ended."""
+        return self._ended
 
     @property
     def asked_us(self) -> float:

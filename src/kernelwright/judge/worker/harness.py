@@ -247,6 +247,17 @@ class Harness:
 
     def forget(self) -> bool:
         """Let go of the module and of all memory; returns whether it left the process as it found it."""
+        unchanged = self.drop_module()
+        for memory in self.memory.values():
+            close_arena(memory)
+        self.memory.clear()
+        if self.device.type != "cuda":
+            return unchanged
+        torch.cuda.empty_cache()
+        return unchanged and torch.cuda.memory_reserved(self.device) <= _LEFT_BYTES_MAX
+
+    def drop_module(self) -> bool:
+        """Let go of the module and of what it returned; returns whether settings and libraries are as they were."""
         now = library_functions()
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
@@ -258,13 +269,7 @@ class Harness:
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what is compiled, and the memory of its graphs
         gc.collect()
-        for memory in self.memory.values():
-            close_arena(memory)
-        self.memory.clear()
-        if self.device.type != "cuda":
-            return unchanged
-        torch.cuda.empty_cache()
-        return unchanged and torch.cuda.memory_reserved(self.device) <= _LEFT_BYTES_MAX
+        return unchanged
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of PyTorch's operators that one call runs, views and allocations left out."""

@@ -41,7 +41,7 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
                 config, files = config | message["config"], channel.receive_files(message["files"])
                 answer = {}
             else:
-                harness = harness or Harness(config, files)
+                harness = harness or _harness(config, files)
                 answer = getattr(harness, f"op_{message['op']}")(message)
         except SystemExit as error:
             answer = {"error": {"type": "SystemExit", "message": f"exit status {error.code}", "trace": ""}}
@@ -54,6 +54,14 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
             return
         if message["op"] == "repeat":
             channel.watch(_AWAKE_S)
+
+
+def _harness(config: dict[str, Any], files: list[int]) -> Harness:
+    """The ordinary harness, or that of another program such as `screening`, which is imported only where it runs."""
+    program = config.get("program")
+    if program is None:
+        return Harness(config, files)
+    return importlib.import_module(program).harness(config, files)  # type: ignore[no-any-return]
 
 
 def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,288 @@
+"""Estimates one candidate after another in a process that holds the task: a check on few inputs and a paired timing.
+
+It runs behind the walls of a worker. Candidates share its memory with the reference and the clock, so that any of them
+can forge every answer: what it says is an estimate, never a verdict (`records.screened`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from kernelwright.judge.check.bounds import Bounds, Question
+from kernelwright.judge.check.compare import apart
+from kernelwright.judge.check.facts import measure_task, secret_seed
+from kernelwright.judge.check.oracle import OutOfDomainError, tensors_of
+from kernelwright.judge.check.trial import CheckFindings, Trial
+from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.workers import Workers
+from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.cache import CacheFlush
+from kernelwright.judge.worker.harness import Harness
+from kernelwright.judge.worker.operators import operators_of
+from kernelwright.judge.worker.outputs import OutputMetadata, walk
+from kernelwright.judge.worker.process_state import global_state, library_functions
+from kernelwright.judge.worker.structure import flatten, unflatten
+from kernelwright.records import Candidate, Label, Reason, Task
+from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life
+
+SETS = ("own", "signs")
+"""Input sets of the check; where the reference is undefined on one, the task's own distribution is drawn again."""
+TIMED_BYTES_MAX = 1 << 30
+"""Inputs beyond which one draw is timed instead of two."""
+FLUSH_BYTES_ON_CPU = 32 << 20
+"""Bytes written between calls on a processor. All of a server's last-level cache would take longer than most calls; this
+much empties the caches of a core."""
+PAIRS_MIN, PAIRS_MAX = 7, 50
+TIMED_S = 0.3
+"""Time that the calls of one candidate and its reference may take beyond `PAIRS_MIN` pairs, seconds."""
+SHORT_CALL_US, SERIES = 20.0, 8
+"""Latency on a processor below which so many calls are timed together: its clock costs a good part of a microsecond."""
+WARMUP = 3
+_BANDWIDTH_BYTES = 256 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class _Posed:
+    """Inputs, their truth and the form of the reference's answer."""
+
+    question: Question
+    seed: int | None
+    skeleton: Any
+    form: list[OutputMetadata]
+    strides_count: bool
+
+
+class ScreeningHarness(Harness):
+    """State of one screening process: the task, its reference, and the candidate at work."""
+
+    def __init__(self, config: dict[str, Any], files: list[int]) -> None:
+        super().__init__(config, files)
+        self._posed: list[_Posed] = []
+        self._timed: list[list[Any]] = []
+        self._numbers = itertools.count()
+
+    def op_task(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Build the reference and compute what its outputs should be and how far others may be from them."""
+        settings = Settings.model_validate_json(message["settings"])
+        live = bring_to_life(Task.model_validate_json(message["task"]))
+        self._facts = facts = measure_task(live, self.device)
+        self._trial = Trial(
+            facts=facts,
+            candidate=Candidate(source=""),
+            settings=settings,
+            findings=CheckFindings(frozenset()),
+            workers=cast(Workers, None),  # this process starts no other
+            directory=Path(self.config["private"]),
+            gate=DeviceGate(self.device),
+        )
+        self._state = facts.oracle.initial_state if Label.STATE_DIFFERS not in settings.forbid else facts.weights
+        self._bounds = Bounds(self._trial, lambda: self._operators(live))
+        for name in SETS:
+            self._posed.append(self._pose(name))
+        own = self._posed[0].question.inputs
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(own))
+        self._timed = [_copied(own)] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
+        self._reference = facts.oracle.model
+        self._reference.load_state_dict(self._state)
+        self._reference.train(facts.oracle.training)
+        self._flush = CacheFlush(self.device, FLUSH_BYTES_ON_CPU)
+        size += sum(spec.span_bytes for spec in facts.shapes.outputs)
+        least_us = size / self._bytes_per_us() if self.device.type == "cuda" else None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
+        return {"least_us": least_us}
+
+    def _bytes_per_us(self) -> float:
+        """Bandwidth of the device's memory. A processor has none that holds: its caches are not emptied."""
+        buffer = torch.empty(_BANDWIDTH_BYTES, dtype=torch.uint8, device=self.device)
+        took_us = []
+        for number in range(5):
+            self.clock.ready()
+            self.clock.start()
+            buffer.fill_(number)
+            self.clock.stop()
+            self.clock.settle()
+            took_us.append(self.clock.elapsed_us())
+        return _BANDWIDTH_BYTES / min(took_us)
+
+    def _operators(self, live: LiveTask) -> list[str]:
+        inputs = live.inputs(secret_seed(), self.device)
+        with torch.no_grad():
+            return sorted(operators_of(lambda: self._facts.oracle.model(*inputs), Path(self.config["private"])))
+
+    def _pose(self, name: str) -> _Posed:
+        facts = self._facts
+        chosen = next(one for one in INPUT_SETS if one.name == name)
+        try:
+            return self._posed_on(facts.draw(chosen), strides_count=name != "non-contiguous")
+        except OutOfDomainError:
+            return self._posed_on(facts.draw(), strides_count=True)
+
+    def _posed_on(self, inputs: list[Any], *, strides_count: bool) -> _Posed:
+        facts, oracle = self._facts, self._facts.oracle
+        seed = facts.call_seed()
+        truth = self._bounds.truth(inputs, self._state, oracle.training)
+        self._reference = oracle.model
+        oracle.model.load_state_dict(self._state)
+        oracle.model.train(oracle.training)
+        if seed is not None:
+            self.seed(seed)
+        with torch.no_grad():
+            result = oracle.model(*_copied(inputs))
+        flat: list[torch.Tensor] = []
+        skeleton = walk(result, flat, [])
+        form = [OutputMetadata.of(item) for item in flat]
+        question = self._bounds.around(inputs, self._state, oracle.training, truth, flatten(result)[1])
+        return _Posed(question, seed, skeleton, form, strides_count)
+
+    def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Load one candidate as a fresh module, with the reference's weights."""
+        facts = self._facts
+        # The server of this process names the module's own frames by it.
+        self.config["role"] = f"candidate_{next(self._numbers)}"
+        self.config["source"], self.config["class"] = message["source"], "ModelNew"
+        built = super().op_build({"seed": facts.build_seed, "arguments": facts.arguments})
+        if "missing" in built:
+            return _refused(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
+        assert self.model is not None
+        if built["training"] != facts.oracle.training:
+            return _refused(Reason.MODE_MISMATCH, f"built with training={built['training']}")
+        wanted = {key: (spec.dtype, list(spec.shape)) for key, spec in facts.shapes.state}
+        if {key: (dtype, shape) for key, dtype, shape in built["state"]} != wanted:
+            if Label.STATE_DIFFERS in self._trial.settings.forbid:
+                return _refused(Reason.STATE_MISMATCH, "its state_dict has other names, shapes or dtypes")
+        elif wanted:
+            self.model.load_state_dict({key: value.clone() for key, value in self._state.items()}, strict=True)
+        return {}
+
+    def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The candidate's first call, in which compilers work."""
+        assert self.model is not None
+        with torch.no_grad():
+            self.model(*_copied(self._posed[0].question.inputs))
+        self.clock.settle()
+        return {}
+
+    def op_check(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Compare its outputs on each input set with the truth."""
+        for posed in self._posed:
+            if refused := self._refusal(posed):
+                return refused
+        return {}
+
+    def _refusal(self, posed: _Posed) -> dict[str, Any] | None:
+        model = self.model
+        assert model is not None
+        inputs = _copied(posed.question.inputs)
+        if posed.seed is not None:
+            self.seed(posed.seed)
+        with torch.no_grad():
+            result = model(*inputs)
+        self.clock.settle()
+        flat: list[torch.Tensor] = []
+        strange: list[str] = []
+        skeleton = walk(result, flat, strange)
+        if strange or len(flat) != len(posed.form) or _kind(skeleton) != _kind(posed.skeleton):
+            return _refused(Reason.WRONG_TYPE, f"returned {strange or skeleton}")
+        for item, form in zip(flat, posed.form, strict=True):
+            if item.shape != form.shape:
+                return _refused(Reason.WRONG_SHAPE, f"returned shape {tuple(item.shape)}; wanted {tuple(form.shape)}")
+            if item.dtype != form.dtype:
+                return _refused(Reason.WRONG_DTYPE, f"returned {item.dtype}; wanted {form.dtype}")
+            if item.device != form.device:
+                return _refused(Reason.WRONG_DEVICE, f"returned a tensor on {item.device}; wanted {form.device}")
+            alike = all(size < 2 or a == b for size, a, b in zip(item.shape, item.stride(), form.stride, strict=True))
+            if posed.strides_count and not alike and Label.STRIDES_DIFFER in self._trial.settings.forbid:
+                return _refused(Reason.WRONG_STRIDES, f"returned strides {item.stride()}; wanted {form.stride}")
+        given = zip(tensors_of(inputs), tensors_of(posed.question.inputs), strict=True)
+        if not all(torch.equal(mine, theirs) for mine, theirs in given):
+            return _refused(Reason.INPUT_MUTATED, "the call changed its inputs")
+        found = apart(flat, posed.question.truth)
+        allowed = self._bounds.widened(posed.question, found).tolerance.allowed
+        if not found.within(allowed):
+            return _refused(Reason.WRONG_OUTPUT, f"error {found}; allowed {allowed}")
+        return None
+
+    def op_time(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Time calls of the reference and the candidate alternately, on the same inputs, with caches flushed."""
+        assert self.model is not None
+        sides = (self._reference, self.model)
+        warm_us = [[self._call_us(side, self._timed[0], 1) for _ in range(WARMUP)][-1] for side in sides]
+        calls = SERIES if self.device.type == "cpu" and min(warm_us) < SHORT_CALL_US else 1
+        start_s = time.perf_counter()
+        ratios: list[float] = []
+        latencies_us: tuple[list[float], list[float]] = [], []
+        while len(ratios) < PAIRS_MIN or (len(ratios) < PAIRS_MAX and time.perf_counter() - start_s < TIMED_S):
+            inputs = self._timed[len(ratios) % len(self._timed)]
+            for index in (0, 1) if len(ratios) % 2 else (1, 0):
+                self._flush()
+                latencies_us[index].append(max(self._call_us(sides[index], inputs, calls), 1e-3))
+            ratios.append(math.log(latencies_us[0][-1] / latencies_us[1][-1]))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        return {
+            "estimate": math.exp(middle),
+            "spread": (high - low) / 2,
+            "pairs": len(ratios),
+            "reference_us": statistics.median(latencies_us[0]),
+            "candidate_us": statistics.median(latencies_us[1]),
+        }
+
+    def _call_us(self, model: torch.nn.Module, inputs: list[Any], calls: int) -> float:
+        with torch.no_grad():
+            self.clock.ready()
+            self.clock.start()
+            for _ in range(calls):
+                model(*inputs)
+            self.clock.stop()
+            self.clock.settle()
+        return self.clock.elapsed_us() / calls
+
+    def op_next(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Let go of the candidate; whether the process is as it was, and the memory that it has gained."""
+        # Flags that a drop-in may set for its own process; the next candidate must not find them.
+        torch.backends.cudnn.benchmark = self.before["cudnn_benchmark"]
+        torch.backends.cudnn.allow_tf32 = self.before["cudnn_tf32"]
+        torch.set_float32_matmul_precision(self.before["matmul_precision"])
+        torch.set_num_threads(self.before["threads"])
+        clean = self.drop_module()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        held = self._held_bytes()
+        return {"clean": clean, **{name: held[name] - self._base[name] for name in held}}
+
+    def _held_bytes(self) -> dict[str, int]:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        on_device = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+        return {"resident_bytes": resident, "device_bytes": on_device}
+
+
+def harness(config: dict[str, Any], files: list[int]) -> ScreeningHarness:
+    """The harness of a screening process, for the server of workers."""
+    return ScreeningHarness(config, files)
+
+
+def _refused(reason: Reason, detail: str) -> dict[str, Any]:
+    return {"reason": str(reason), "detail": detail[:2000]}
+
+
+def _copied(inputs: list[Any]) -> list[Any]:
+    skeleton, tensors = flatten(inputs)
+    return cast(list[Any], unflatten(skeleton, [tensor.clone() for tensor in tensors]))
+
+
+def _kind(skeleton: Any) -> Any:
+    """A skeleton without its plain numbers, which rounding may change."""
+    if not isinstance(skeleton, dict):
+        return [_kind(part) for part in skeleton] if isinstance(skeleton, list) else None
+    return {key: _kind(value) for key, value in skeleton.items()}

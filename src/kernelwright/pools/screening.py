@@ -1,0 +1,279 @@
+"""Screens candidates of one task: several contained processes build and check them, one at a time is timed.
+
+A screening process holds the task and takes one candidate after another. It is started anew after a crash, a hang, a leak,
+and after a candidate that left settings or libraries changed. What it says is an estimate (`records.screened`).
+
+Compiled files stay in the screening processes' own folder. The judge compiles a screened winner again: it must not trust
+files that a candidate could have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import queue
+import signal
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.files import remove_tree
+from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
+from kernelwright.judge.isolation.zygote import Zygote, signal_each
+from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.timing_core import on_core, timing_core
+from kernelwright.pools.local import spread
+from kernelwright.records import Candidate, Reason, Task
+from kernelwright.records.screened import Screened, screened_of
+
+PROGRAM = "kernelwright.judge.worker.screening"
+SCREENS_PER_GPU = 4
+"""Processes that screen one task on a GPU: compilers of three work while one is timed. Our choice."""
+SCREENS_PER_CPU = 2
+BUILD_LIMIT_S, RUN_LIMIT_S = 120.0, 20.0
+"""Limits of a build or first call and of a later request; the judge's own, where they are lower. Our choice."""
+LEFT_BYTES_MAX = {"resident_bytes": 3 << 30, "device_bytes": 1 << 30}
+"""Memory that a process may have gained beyond its task before it is started anew. torch.compile takes 1 GiB of the host's.
+Our choice."""
+_POLL_S = 0.05
+
+
+class ScreeningProcess:
+    """One process that screens candidates of one task, one after another; not for several threads at once."""
+
+    def __init__(self, pool: ScreeningPool) -> None:
+        self._pool = pool
+        self._worker: Worker | None = None
+        self._least_us: float | None = None
+
+    @property
+    def worker(self) -> Worker | None:
+        """The process that is alive; None before the first candidate and after one that ended it."""
+        return self._worker
+
+    def screen(self, candidate: Candidate) -> Screened:
+        """Look at one candidate. Its failure is data.
+
+        Raises:
+            KernelwrightError: the task or the machine failed.
+        """
+        pool, start_s = self._pool, time.monotonic()
+        spent_s: defaultdict[str, float] = defaultdict(float)
+        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with _counted(spent_s, "task"):
+            worker = self._started()
+        found: dict[str, Any] = {}
+        try:
+            found = self._look(worker, candidate, spent_s)
+        except WorkerError as failure:
+            found = {"correct": False, "reason": failure.reason, "detail": failure.detail.strip()[:2000]}
+        with _counted(spent_s, "next"):
+            self._make_ready(worker)
+        return screened_of(
+            pool.task,
+            candidate,
+            **found,
+            least_us=self._least_us,
+            device=pool.device,
+            started=began,
+            elapsed_s=round(time.monotonic() - start_s, 3),
+            spent_s={name: round(seconds, 4) for name, seconds in spent_s.items()},
+        )
+
+    def _look(self, worker: Worker, candidate: Candidate, spent_s: defaultdict[str, float]) -> dict[str, Any]:
+        pool = self._pool
+        with _counted(spent_s, "build"):
+            answer = worker.request("build", pool.build_limit_s, source=candidate.source)
+        if "reason" not in answer:
+            with _counted(spent_s, "first call"):
+                worker.request("call", pool.build_limit_s)
+            with pool.sharing(spent_s), _counted(spent_s, "check"):
+                answer = worker.request("check", pool.run_limit_s)
+        if "reason" in answer:
+            return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
+        if not pool.settings.timed:
+            return {"correct": True}
+        with pool.timing(worker, spent_s), _counted(spent_s, "time"):
+            timed = worker.request("time", pool.run_limit_s)
+        names = ("estimate", "spread", "reference_us", "candidate_us")
+        numbers = {name: _number(timed.get(name)) for name in names}
+        return {"correct": True, "pairs": int(_number(timed.get("pairs"))), **numbers}
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            pool = self._pool
+            spec = WorkerSpec(
+                role="screening",
+                source="",
+                class_name="ModelNew",
+                device=pool.device,
+                directory=pool.directory,
+                build=pool.directory / "build",
+                arena_bytes={},
+                program=PROGRAM,
+            )
+            if pool.closing:
+                raise InfrastructureError(f"Wanted to screen candidates of {pool.task.id}; the search was ended.")
+            self._worker = worker = Worker(pool.zygote, spec, pool.settings)
+            try:
+                answer = worker.request(
+                    "task", pool.build_limit_s, task=pool.task.model_dump_json(), settings=pool.settings.model_dump_json()
+                )
+            except WorkerError as failure:
+                self.close()
+                if failure.reason is Reason.OUT_OF_MEMORY:
+                    raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
+                raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
+            self._least_us = answer.get("least_us")
+        return self._worker
+
+    def _make_ready(self, worker: Worker) -> None:
+        """Have the process drop the candidate; end it where it is not as it was before."""
+        try:
+            answer = {} if worker.ended else worker.request("next", self._pool.run_limit_s)
+            ready = answer.get("clean") is True and all(
+                _number(answer.get(name)) <= most for name, most in LEFT_BYTES_MAX.items()
+            )
+        except WorkerError:
+            ready = False
+        if not ready:
+            self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.discard()
+
+
+class ScreeningPool:
+    """Screens candidates of one task in `slots` processes, each started when it is first needed.
+
+    Args:
+        task: The task.
+        device: Resolved name: `cpu`, `cuda:0` ...
+        settings: Settings of the judge whose limits and labels hold here too.
+        slots: Processes; by default `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
+        zygote: Process to fork from, which stays open; by default one of its own.
+    """
+
+    def __init__(
+        self, task: Task, device: str, settings: Settings, slots: int | None = None, zygote: Zygote | None = None
+    ) -> None:
+        self.task, self.device, self.settings = task, device, settings
+        on_gpu = device.startswith("cuda")
+        self.slots = slots or (SCREENS_PER_GPU if on_gpu else SCREENS_PER_CPU)
+        self.build_limit_s = min(settings.build_limit_s, BUILD_LIMIT_S)
+        self.run_limit_s = min(settings.run_limit_s, RUN_LIMIT_S)
+        where = torch.device(device)
+        self._core = timing_core(where)
+        self._gate = where
+        self._owns_zygote = zygote is None
+        self.zygote = zygote or Zygote(off=self._core)
+        self.directory = Path(tempfile.mkdtemp(prefix="kernelwright-screening-"))
+        self._one_timed = threading.Lock()
+        self._processes = [ScreeningProcess(self) for _ in range(self.slots)]
+        self._free: queue.SimpleQueue[ScreeningProcess] = queue.SimpleQueue()
+        for process in self._processes:
+            self._free.put(process)
+        self._threads = ThreadPoolExecutor(self.slots)
+        self._begun: list[Future[Screened | KernelwrightError]] = []
+        self.closing = False
+        """Whether no further process may start."""
+
+    def screen(
+        self, candidates: Iterable[Candidate | None], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[Candidate, Screened | KernelwrightError]]:
+        """Look at candidates, taken as processes become free; yields each as it ends, in any order.
+
+        None among them says that the next one depends on one at work, as in `Evaluator.evaluate`.
+        """
+        return spread(candidates, self.slots, self._submit, stop)
+
+    def _submit(self, candidate: Candidate) -> Future[Screened | KernelwrightError]:
+        self._begun = [one for one in self._begun if not one.done()]
+        self._begun.append(self._threads.submit(self._screen, candidate))
+        return self._begun[-1]
+
+    def _screen(self, candidate: Candidate) -> Screened | KernelwrightError:
+        process = self._free.get()
+        try:
+            return process.screen(candidate)
+        except KernelwrightError as error:
+            return error
+        finally:
+            self._free.put(process)
+
+    @contextlib.contextmanager
+    def sharing(self, spent_s: defaultdict[str, float]) -> Iterator[None]:
+        """Use the device beside others that measure nothing."""
+        with contextlib.ExitStack() as stack:
+            with _counted(spent_s, "wait"):
+                stack.enter_context(DeviceGate(self._gate)(shared=True))
+            yield
+
+    @contextlib.contextmanager
+    def timing(self, worker: Worker, spent_s: defaultdict[str, float]) -> Iterator[None]:
+        """Use the device alone, on the core for timing. On a processor the other processes of this pool are stopped."""
+        with contextlib.ExitStack() as stack:
+            with _counted(spent_s, "wait"):
+                stack.enter_context(self._one_timed)
+                stack.enter_context(DeviceGate(self._gate)())
+            stack.enter_context(on_core(self._core, [worker]))
+            if self._gate.type == "cpu":
+                for other in [one.worker for one in self._processes]:
+                    if other is not None and other is not worker:
+                        other.pause()
+                        stack.callback(other.resume)
+            yield
+
+    def close(self) -> None:
+        """End the processes, those at work too, and remove their files."""
+        self.closing = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while wait(self._begun, timeout=_POLL_S).not_done:
+            # The thread that waits for an answer finds its process dead, and ends.
+            alive = [one.worker.pid for one in self._processes if one.worker is not None and not one.worker.ended]
+            signal_each(alive, signal.SIGKILL)
+        for process in self._processes:
+            process.close()
+        if self._owns_zygote:
+            self.zygote.close()
+        remove_tree(self.directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _counted(spent_s: defaultdict[str, float], phase: str) -> Iterator[None]:
+    start_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent_s[phase] += time.perf_counter() - start_s
+
+
+def _reason(text: Any) -> Reason:
+    """A reason that an untrusted process named."""
+    return Reason(text) if text in set(Reason) else Reason.PROTOCOL_VIOLATION
+
+
+def _number(value: Any) -> float:
+    """A number that an untrusted process named; raises WorkerError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
+        raise WorkerError(Reason.PROTOCOL_VIOLATION, "an answer's number is not one")
+    return float(value)

@@ -1,0 +1,71 @@
+"""Records what a quick look estimates of a candidate. It may be fooled, so it is no verdict, no result and no reward."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelwright.records.models import Candidate, Reason, Task
+
+
+class Screened(BaseModel):
+    """Estimate of one candidate by a process that the candidate ran in, and could have forged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["screened"] = "screened"
+    task: str
+    task_sha256: str
+    candidate_sha256: str
+    correct: bool
+    """Whether its outputs were right on the few inputs that were tried."""
+    reason: Reason | None = None
+    """Reason for not being correct."""
+    detail: str = ""
+    estimate: float | None = None
+    """Reference latency / candidate latency, the median of paired calls in one process; None where it was not timed."""
+    spread: float | None = None
+    """Half the distance between the quartiles of the pairs' logarithmic ratios."""
+    pairs: int = 0
+    """Number of paired calls."""
+    reference_us: float | None = None
+    candidate_us: float | None = None
+    """Median latency per call, microseconds."""
+    least_us: float | None = None
+    """Time that the device takes to move the task's inputs and outputs once, microseconds."""
+    policy: str = "file"
+    techniques: tuple[str, ...] = ()
+    parent: str | None = None
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    """Values of the knobs that its source declares."""
+    source: str = ""
+    device: str = "cpu"
+    started: str = ""
+    """UTC, ISO 8601."""
+    elapsed_s: float = 0.0
+    spent_s: dict[str, float] = Field(default_factory=dict)
+    """Seconds by phase: start, task, build, check, time, wait, end."""
+
+    @property
+    def is_beyond_roofline(self) -> bool:
+        """Whether it claims less time than moving the inputs and outputs takes."""
+        return self.candidate_us is not None and self.least_us is not None and self.candidate_us < self.least_us
+
+    def candidate(self) -> Candidate:
+        """The candidate that was looked at, for the judge."""
+        return Candidate(source=self.source, policy=self.policy, techniques=self.techniques, parent=self.parent)
+
+
+def screened_of(task: Task, candidate: Candidate, **found: Any) -> Screened:
+    """A record of one candidate of a task with what was found."""
+    return Screened(
+        task=task.id,
+        task_sha256=task.sha256,
+        candidate_sha256=candidate.sha256,
+        policy=candidate.policy,
+        techniques=candidate.techniques,
+        parent=candidate.parent,
+        source=candidate.source,
+        **found,
+    )

@@ -1,0 +1,98 @@
+"""Screening processes: what they estimate, and that a candidate that dies, hangs or leaks costs nothing but itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.errors import TaskError
+from kernelwright.judge import Settings
+from kernelwright.pools.screening import ScreeningPool
+from kernelwright.records import Candidate, Reason, Task
+from tests.samples import module
+
+TASK = Task(
+    id="diagonal",
+    source="""import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.diag(a) @ b
+
+
+def get_inputs():
+    return [torch.randn(512), torch.randn(512, 512)]
+
+
+def get_init_inputs():
+    return []
+""",
+)
+SETTINGS = Settings.quick(threads=1, run_limit_s=3.0)
+
+RIGHT = module()
+WRONG = module("a[:, None] + b")
+TRANSPOSED = module("(a[:, None] * b).mT.contiguous().mT")
+RAISES = module("a @ b.nowhere")
+DIES = module("__import__('os').kill(__import__('os').getpid(), 11)")
+HANGS = module("__import__('time').sleep(1000)")
+CHANGES_FLAGS = module("torch.use_deterministic_algorithms(True) or a[:, None] * b")
+NO_MODULE = "class ModelNew: pass"
+NO_PYTHON = "def broken(:"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
+        yield pool
+
+
+def look(pool: ScreeningPool, *sources: str):
+    found = {candidate.source: one for candidate, one in pool.screen(Candidate(source=source) for source in sources)}
+    return [found[source] for source in sources]
+
+
+def test_a_right_candidate_is_estimated_and_a_wrong_one_is_not(pool):
+    right, wrong = look(pool, RIGHT, WRONG)
+    assert (right.correct, right.reason) == (True, None)
+    assert right.estimate > 0
+    assert right.spread >= 0
+    assert right.pairs >= 7
+    assert right.candidate().sha256 == right.candidate_sha256 == Candidate(source=RIGHT).sha256
+    assert (wrong.correct, wrong.reason, wrong.estimate) == (False, Reason.WRONG_OUTPUT, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (TRANSPOSED, Reason.WRONG_STRIDES),
+        (RAISES, Reason.RUNTIME_ERROR),
+        (NO_MODULE, Reason.NO_MODEL_NEW),
+        (NO_PYTHON, Reason.SYNTAX_ERROR),
+        (module("b * 1"), Reason.WRONG_OUTPUT),
+        (module("(a[:, None] * b).half()"), Reason.WRONG_DTYPE),
+        (module("(a[:, None] * b)[0]"), Reason.WRONG_SHAPE),
+        (module("[a[:, None] * b]"), Reason.WRONG_TYPE),
+        (module("b.mul_(a[:, None])"), Reason.INPUT_MUTATED),
+    ],
+)
+def test_what_is_wrong_has_a_reason_code(pool, source, reason):
+    (found,) = look(pool, source)
+    assert (found.correct, found.reason) == (False, reason), found.detail
+
+
+@pytest.mark.parametrize(("source", "reason"), [(DIES, Reason.CRASHED), (HANGS, Reason.RUN_TIMEOUT), (CHANGES_FLAGS, None)])
+def test_after_a_crash_a_hang_or_changed_settings_the_next_candidate_has_a_fresh_process(source, reason):
+    settings = SETTINGS.model_copy(update={"build_limit_s": 5.0})
+    with ScreeningPool(TASK, "cpu", settings, slots=1) as pool:
+        before, bad, after = look(pool, RIGHT, source, RIGHT + "\n")
+    assert bad.reason == reason
+    assert (before.correct, after.correct) == (True, True)
+    assert [one.spent_s["task"] > 0.02 for one in (before, bad, after)] == [True, False, True]
+
+
+def test_a_task_that_does_not_run_is_the_tasks_fault():
+    broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
+    with ScreeningPool(broken, "cpu", SETTINGS, slots=1) as pool:
+        (found,) = look(pool, RIGHT)
+    assert isinstance(found, TaskError)

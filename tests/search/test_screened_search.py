@@ -1,0 +1,182 @@
+"""A search that screens: cheats that fool its quick look win nothing, and a kill loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.judge import Settings
+from kernelwright.records import Candidate, RunDirectory
+from kernelwright.search.optimize import optimize
+from kernelwright.search.selection import next_to_judge, ranked, too_good
+from tests.pools.test_screening import DIES, TASK, WRONG
+from tests.samples import accepted, module, rejected
+
+HEAD = "import torch\n\n"
+CACHES = (
+    HEAD
+    + """KEPT = {}
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        key = a.data_ptr(), b.data_ptr(), float(b[0, 0]), float(b[-1, -1])
+        if key not in KEPT:
+            KEPT[key] = torch.diag(a) @ b
+        return KEPT[key]
+"""
+)
+STALE_MEMORY = (
+    HEAD
+    + """CALLS, KEPT = [0], []
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        CALLS[0] += 1
+        if CALLS[0] <= 3:
+            KEPT[:] = [torch.diag(a) @ b]
+        return KEPT[0]
+"""
+)
+PATCHES_THE_CLOCK = (
+    HEAD
+    + """import sys
+
+CLOCK = sys.modules["kernelwright.judge.worker.clocks"].HostClock
+MINE = [False]
+elapsed = CLOCK.elapsed_us
+
+
+def patched(self):
+    mine, MINE[0] = MINE[0], False
+    return 1.0 if mine else elapsed(self)
+
+
+CLOCK.elapsed_us = patched
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        MINE[0] = True
+        return torch.diag(a) @ b
+"""
+)
+LAZY_TENSOR = (
+    HEAD
+    + """CALLS = [0]
+
+
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        made = [torch.diag(one.made[0]) @ one.made[1] if isinstance(one, cls) else one for one in args]
+        return func(*made, **(kwargs or {}))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        CALLS[0] += 1
+        if CALLS[0] <= 3:
+            return torch.diag(a) @ b
+        found = torch.empty_like(b).as_subclass(Lazy)
+        found.made = a, b
+        return found
+"""
+)
+WRONG_ON_OTHER_INPUTS = module("torch.where(b.abs() < 50, a[:, None] * b, 0.0)")
+CHEATS = {
+    "caches": CACHES,
+    "stale-memory": STALE_MEMORY,
+    "patches-the-clock": PATCHES_THE_CLOCK,
+    "lazy-tensor": LAZY_TENSOR,
+    "wrong-on-other-inputs": WRONG_ON_OTHER_INPUTS,
+}
+HONEST = module(note="honest")
+
+
+class Proposes:
+    """Gives its candidates in order, and learns from estimates."""
+
+    name = "scripted"
+    look = "screened"
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self.sources = sources
+
+    def propose(self, context, count):
+        named = [Candidate(source=text, policy=self.name, techniques=(name,)) for name, text in self.sources.items()]
+        return [one for one in named if one.sha256 not in context.seen][:count]
+
+
+def search(out, sources, **given):
+    settings = Settings.quick(threads=1)
+    return optimize(TASK, policy=Proposes(sources), device="cpu", budget=20, out=out, settings=settings, **given)
+
+
+def test_cheats_that_fool_the_quick_look_win_nothing(tmp_path):
+    result = search(tmp_path, CHEATS | {"honest": HONEST, "wrong": WRONG, "dies": DIES})
+    run = RunDirectory(tmp_path)
+    screened = {found.techniques[0]: found for found in run.screened()}
+    assert len(screened) == result.screened == 8
+    assert [name for name in CHEATS if screened[name].correct] == list(CHEATS), "each of them fools it"
+    assert (screened["wrong"].correct, screened["dies"].correct) == (False, False)
+    judged = list(run.evaluations())
+    assert {found.techniques[0] for found in judged} == {*CHEATS, "honest"}
+    # The cache is right, and of no use on inputs that never come again.
+    assert {found.techniques[0] for found in judged if found.accepted} <= {"caches", "honest"}
+    assert {found.techniques[0] for found in judged if found.is_improvement} <= {"honest"}
+    assert result.best is None or result.best.techniques == ("honest",)
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def test_after_a_kill_nothing_is_screened_or_judged_twice(tmp_path, judge_pool):
+    sources = {"honest": HONEST, "other": module("a.unsqueeze(1) * b"), "wrong": WRONG}
+
+    def stop_at_first(kind):
+        def hear(event):
+            if getattr(event, kind) is not None:
+                raise Killed
+
+        return hear
+
+    for kind in ("screened", "evaluation"):
+        with pytest.raises(Killed):
+            search(tmp_path, sources, evaluator=judge_pool, on_event=stop_at_first(kind))
+    result = search(tmp_path, sources, evaluator=judge_pool)
+    run = RunDirectory(tmp_path)
+    looks = [found.candidate_sha256 for found in run.screened()]
+    verdicts = [found.candidate_sha256 for found in run.evaluations() if not found.confirms]
+    assert len(looks) == len(set(looks)) == 3
+    assert len(verdicts) == len(set(verdicts)) == result.evaluations == 2
+
+
+def estimates(*speedups, **changes):
+    from kernelwright.records.screened import screened_of
+
+    return [
+        screened_of(TASK, Candidate(source=f"# {number}"), correct=True, estimate=speedup, spread=0.01, **changes)
+        for number, speedup in enumerate(speedups)
+    ]
+
+
+def verdicts(screened, make):
+    return {one.candidate_sha256: make(source=one.source) for one in screened}
+
+
+def test_the_judge_takes_the_best_few_and_what_looks_too_good():
+    found = estimates(1.2, 9.0, 1.3, 0.8, 1.5, 1.4)
+    assert [one.estimate for one in next_to_judge(found, {}, 2)] == [9.0, 1.5, 1.4]
+    assert too_good(ranked(found)) == {found[1].candidate_sha256}
+    beyond = estimates(1.2, candidate_us=1.0, least_us=2.0)
+    assert too_good(beyond) == {beyond[0].candidate_sha256}
+
+
+def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
+    found = estimates(*[1.1 + number / 100 for number in range(20)])
+    best = found[::-1]
+    assert next_to_judge(found, verdicts(best[:2], rejected), 2) == best[2:4]
+    assert next_to_judge(found, verdicts(best[:2], accepted), 2) == []
+    assert next_to_judge(found, verdicts(best[:6], rejected), 2) == []
