@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import queue
 import signal
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ import torch
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.files import remove_tree
-from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.gate import DeviceGate, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
@@ -53,6 +53,7 @@ class ScreeningProcess:
 
     def __init__(self, pool: ScreeningPool) -> None:
         self._pool = pool
+        self._gate = DeviceGate(pool.where)
         self._worker: Worker | None = None
         self._least_us: float | None = None
 
@@ -95,15 +96,17 @@ class ScreeningProcess:
         with _counted(spent_s, "build"):
             answer = worker.request("build", pool.build_limit_s, source=candidate.source)
         if "reason" not in answer:
-            with _counted(spent_s, "first call"):
-                worker.request("call", pool.build_limit_s)
-            with pool.sharing(spent_s), _counted(spent_s, "check"):
-                answer = worker.request("check", pool.run_limit_s)
+            # Whoever judges on this device stops these requests while it measures.
+            with self._gate(shared=True):
+                with _counted(spent_s, "first call"):
+                    worker.request("call", pool.build_limit_s)
+                with _counted(spent_s, "check"):
+                    answer = worker.request("check", pool.run_limit_s)
         if "reason" in answer:
             return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
         if not pool.settings.timed:
             return {"correct": True}
-        with pool.timing(worker, spent_s), _counted(spent_s, "time"):
+        with pool.timing(worker, spent_s), self._gate(shared=True), _counted(spent_s, "time"):
             timed = worker.request("time", pool.run_limit_s)
         names = ("estimate", "spread", "reference_us", "candidate_us")
         numbers = {name: _number(timed.get(name)) for name in names}
@@ -113,13 +116,14 @@ class ScreeningProcess:
         if self._worker is None:
             pool = self._pool
             spec = WorkerSpec(
-                role="screening",
+                role="candidate",
                 source="",
                 class_name="ModelNew",
                 device=pool.device,
                 directory=pool.directory,
                 build=pool.directory / "build",
                 arena_bytes={},
+                gate=self._gate,
                 program=PROGRAM,
             )
             if pool.closing:
@@ -175,13 +179,12 @@ class ScreeningPool:
         self.slots = slots or (SCREENS_PER_GPU if on_gpu else SCREENS_PER_CPU)
         self.build_limit_s = min(settings.build_limit_s, BUILD_LIMIT_S)
         self.run_limit_s = min(settings.run_limit_s, RUN_LIMIT_S)
-        where = torch.device(device)
-        self._core = timing_core(where)
-        self._gate = where
+        self.where = torch.device(device)
+        self._core = timing_core(self.where)
+        self._turn = lock_path(self.where, "screening")
         self._owns_zygote = zygote is None
         self.zygote = zygote or Zygote(off=self._core)
         self.directory = Path(tempfile.mkdtemp(prefix="kernelwright-screening-"))
-        self._one_timed = threading.Lock()
         self._processes = [ScreeningProcess(self) for _ in range(self.slots)]
         self._free: queue.SimpleQueue[ScreeningProcess] = queue.SimpleQueue()
         for process in self._processes:
@@ -215,25 +218,19 @@ class ScreeningPool:
             self._free.put(process)
 
     @contextlib.contextmanager
-    def sharing(self, spent_s: defaultdict[str, float]) -> Iterator[None]:
-        """Use the device beside others that measure nothing."""
-        with contextlib.ExitStack() as stack:
-            with _counted(spent_s, "wait"):
-                stack.enter_context(DeviceGate(self._gate)(shared=True))
-            yield
-
-    @contextlib.contextmanager
     def timing(self, worker: Worker, spent_s: defaultdict[str, float]) -> Iterator[None]:
-        """Use the device alone, on the core for timing. On a processor the other processes of this pool are stopped."""
+        """Be the only one that screening times on the device, on the core for timing.
+
+        Compilers of the others go on meanwhile, on other cores: estimates are medians of pairs. On a processor they would be
+        on the same cores, so the other processes of this pool are stopped.
+        """
         with contextlib.ExitStack() as stack:
             with _counted(spent_s, "wait"):
-                stack.enter_context(self._one_timed)
-                stack.enter_context(DeviceGate(self._gate)())
+                fcntl.flock(stack.enter_context(self._turn.open("a")), fcntl.LOCK_EX)
             stack.enter_context(on_core(self._core, [worker]))
-            if self._gate.type == "cpu":
+            if self.where.type == "cpu":
                 for other in [one.worker for one in self._processes]:
-                    if other is not None and other is not worker:
-                        other.pause()
+                    if other is not None and other is not worker and other.stop():
                         stack.callback(other.resume)
             yield
 

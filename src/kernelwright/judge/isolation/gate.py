@@ -219,6 +219,11 @@ class DeviceMemory:
             yield
 
 
+def lock_path(device: torch.device, what: str) -> Path:
+    """A lock file of a device for all processes of this machine."""
+    return Path(tempfile.gettempdir()) / f"kernelwright-{_name(device)}.{what}.lock"
+
+
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"gpu-{torch.cuda.get_device_properties(device).uuid}"

@@ -31,7 +31,7 @@ from kernelwright.judge.worker.operators import operators_of
 from kernelwright.judge.worker.outputs import OutputMetadata, walk
 from kernelwright.judge.worker.process_state import global_state, library_functions
 from kernelwright.judge.worker.structure import flatten, unflatten
-from kernelwright.records import Candidate, Label, Reason, Task
+from kernelwright.records import Candidate, Contract, Label, Reason, Task
 from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life
 
 SETS = ("own", "signs")
@@ -156,7 +156,7 @@ class ScreeningHarness(Harness):
         if "missing" in built:
             return _refused(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
         assert self.model is not None
-        if built["training"] != facts.oracle.training:
+        if built["training"] != facts.oracle.training and self._trial.settings.contract is Contract.DROP_IN:
             return _refused(Reason.MODE_MISMATCH, f"built with training={built['training']}")
         wanted = {key: (spec.dtype, list(spec.shape)) for key, spec in facts.shapes.state}
         if {key: (dtype, shape) for key, dtype, shape in built["state"]} != wanted:
