@@ -1,4 +1,4 @@
-"""The command line's verbs as functions that take names, paths or records."""
+"""Offers the command line's verbs as functions that take names, paths or records."""
 
 from __future__ import annotations
 

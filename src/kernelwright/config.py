@@ -1,4 +1,4 @@
-"""Settings from a TOML file and from options, checked against the pydantic model that documents them.
+"""Reads settings from a TOML file and from options, and checks them against the pydantic model that documents them.
 
 An unknown key fails with its dotted path and the nearest known name; a value out of range fails with what was
 wanted.

@@ -1,4 +1,4 @@
-"""Every exception of the package in one tree, each with the exit status that the command line gives it.
+"""Draws every exception of the package in one tree, each with the exit status that the command line gives it.
 
     KernelwrightError
     ├── UsageError                        2  an argument, option or input file is wrong

@@ -1,4 +1,4 @@
-"""Files that users name: whether a name can be recorded, reading them, and replacing them in one step.
+"""Handles files that users name: tells whether a name can be recorded, reads them, and replaces them in one step.
 
 Reading and replacing raise nothing but `OSError`, whose `strerror` says what was found, so that each caller can say what it
 wanted.

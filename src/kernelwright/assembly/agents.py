@@ -1,4 +1,4 @@
-"""Searches that play the assembly game, and one interface for all agents; PPO is in `kernelwright.assembly.ppo`.
+"""Plays the assembly game by search, and gives all agents one interface; PPO is in `kernelwright.assembly.ppo`.
 
 An agent plays until its budget is spent. What it does follows from its seed and the costs alone, so a run that is repeated
 on the same records repeats itself.

@@ -1,4 +1,4 @@
-"""Measurement cache and budget of a search.
+"""Keeps the measurement cache and the budget of a search.
 
 The unit of a budget is one measured schedule. No schedule is measured twice, and a measurement is written before its cost is
 used. An agent follows from its seed and the costs alone, so a search that is run again goes on where it was.

@@ -1,4 +1,4 @@
-"""PPO with masked actions on the assembly game: CuAsmRL's network and hyper-parameters as defaults.
+"""Plays the assembly game by PPO with masked actions; CuAsmRL's network and hyper-parameters are the defaults.
 
 Every number below that names CuAsmRL is the one in the authors' published code; where the paper or its code
 is silent, it says "our choice". The package that does the learning is sb3-contrib's MaskablePPO.

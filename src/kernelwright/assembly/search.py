@@ -1,4 +1,4 @@
-"""Tunes the schedule of one kernel: play, re-measure, prove, say what was learnt.
+"""Tunes the schedule of one kernel: plays, measures again, proves, and explains the winner.
 
 A search ends with a maximum over noise. So its best schedules are weighed side by side, the most promising are
 measured again in fresh processes, and a winner is only one whose interval's lower end is above 1 + the A/A

@@ -1,4 +1,4 @@
-"""Options of `optimize` that say which language model proposes candidates, and how it is asked."""
+"""Defines the options of `optimize` for language models that propose candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every judged candidate of every task, in one SQLite file: what a contrastive prompt draws from.
+"""Stores every judged candidate of every task in one SQLite file, from which contrastive prompts draw.
 
 An entry is one candidate of one task on one kind of device. Candidates judged more than once are merged so that the
 order of arrival does not matter, and so that nothing gets better by being measured often: re-measurements that confirm

@@ -1,4 +1,4 @@
-"""A language model as a policy: contrastive prompts in, parsed candidates out.
+"""Makes a language model a policy: contrastive prompts in, parsed candidates out.
 
 With a frozen model this is CUDA-L1's fixed-parameter search (section 2.4): the evolutionary loop without a gradient.
 """

@@ -1,4 +1,4 @@
-"""Suspicious speedups are measured again before they count (CUDA-L1, section 2.4.4)."""
+"""Measures suspicious speedups again before they count (CUDA-L1, section 2.4.4)."""
 
 from __future__ import annotations
 

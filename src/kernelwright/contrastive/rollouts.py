@@ -1,4 +1,4 @@
-"""Rollouts on disk: every answer of a model with what it was asked and what became of it, one JSON line each.
+"""Keeps rollouts on disk: every answer of a model with its prompt and its outcome, one JSON line each.
 
 With the evaluations they are all that a reward needs.
 """

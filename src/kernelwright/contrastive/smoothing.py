@@ -1,4 +1,4 @@
-"""Reward smoothing: normalise and clip rewards by their recent statistics (CUDA-L1, section 3.2)."""
+"""Smooths rewards: normalises and clips them by their recent statistics (CUDA-L1, section 3.2)."""
 
 from __future__ import annotations
 

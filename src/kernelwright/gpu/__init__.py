@@ -1,4 +1,4 @@
-"""Everything that touches a compiler, a disassembler or the CUDA driver."""
+"""Wraps everything that touches a compiler, a disassembler or the CUDA driver."""
 
 from __future__ import annotations
 

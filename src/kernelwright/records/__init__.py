@@ -1,4 +1,4 @@
-"""Typed records of everything that crosses a process or a disk."""
+"""Defines typed records of everything that crosses a process or a disk."""
 
 from __future__ import annotations
 

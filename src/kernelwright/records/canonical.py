@@ -1,4 +1,4 @@
-"""One spelling for every value, so that equal records have equal hashes on every machine."""
+"""Spells every value in one way, so that equal records have equal hashes on every machine."""
 
 from __future__ import annotations
 

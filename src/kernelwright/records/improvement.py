@@ -1,4 +1,4 @@
-"""The one rule of an improvement, for modules and for schedules of machine code.
+"""Defines the one rule of an improvement, for modules and for schedules of machine code.
 
 Asked through `Evaluation.is_improvement` and `Confirmation.is_improvement`; `rescore` computes it again.
 """

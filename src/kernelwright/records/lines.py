@@ -1,4 +1,4 @@
-"""JSON lines that survive whatever ends the process: each is on disk, whole, before the next one starts.
+"""Writes and reads JSON lines that survive whatever ends the process: each is on disk, whole, before the next one starts.
 
 A published run may have its files packed with gzip, each under its name and `.gz`: what is here reads them alike.
 """

@@ -1,4 +1,4 @@
-"""Rewards: numbers computed from an evaluation's record and nothing else, so that any run can be scored again.
+"""Computes rewards from an evaluation's record and nothing else, so that any run can be scored again.
 
 speedup      the paired speedup (CUDA-L1, section 2.4.4); failed or rejected: 0
 lower-bound  the lower end of its interval instead: what the judge is sure of

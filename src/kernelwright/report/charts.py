@@ -1,4 +1,4 @@
-"""Charts as SVG text. Colours and fonts come from the page's style sheet, through class names.
+"""Draws charts as SVG text. Colours and fonts come from the page's style sheet, through class names.
 
 Speedups are drawn on a logarithmic axis, on which 2x faster and 2x slower are equally far from 1. Every
 text that reaches an SVG is escaped here; every chart carries a title and a description, and its numbers are

@@ -1,4 +1,4 @@
-"""Line differences between two sources, as spans that the page draws from the texts it already holds."""
+"""Computes line differences between two sources, as spans that the page draws from the texts it already holds."""
 
 from __future__ import annotations
 

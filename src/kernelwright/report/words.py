@@ -1,4 +1,4 @@
-"""Every code in a sentence fragment for people. The long descriptions are in `docs/verdicts.md`."""
+"""Puts every code into a sentence fragment for people. The long descriptions are in `docs/verdicts.md`."""
 
 from __future__ import annotations
 

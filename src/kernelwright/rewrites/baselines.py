@@ -1,4 +1,4 @@
-"""The baselines of `bench`: the reference behind a wrapper, in the form a user would get it.
+"""Writes the baselines of `bench`: the reference behind a wrapper, in the form a user would get it.
 
 They are the built-in policy's wrappers without the copies that make those safe drop-ins: a baseline is given every
 advantage, such as an output that the next call overwrites.

@@ -1,4 +1,4 @@
-"""Functions whose source is copied into candidates. Each stands alone: `torch` is all it needs."""
+"""Holds functions whose source is copied into candidates. Each stands alone: `torch` is all it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of recurrent layers without walking through their time steps.
+"""Infers shapes of recurrent layers without walking through their time steps.
 
 On fake tensors PyTorch decomposes an LSTM or GRU into one set of operators per step and layer, only to learn
 the shape of the result: a minute for 512 steps of 6 layers. While this context is open, a layer is one step.

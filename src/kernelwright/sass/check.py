@@ -1,4 +1,4 @@
-"""Translation validation: is one cubin a legal re-schedule of another?
+"""Proves that one cubin is a legal re-schedule of another, or says why it is not (translation validation).
 
 Nothing the game remembers is used. Both cubins are disassembled, instructions are matched by their payload, and every
 property is derived again from the bytes: order of dependent accesses, scoreboards and issue distances over all paths, and

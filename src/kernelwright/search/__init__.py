@@ -1,1 +1,1 @@
-"""Searching candidates for one task or a whole suite."""
+"""Searches candidates for one task or a whole suite."""

@@ -1,4 +1,4 @@
-"""Tasks: KernelBench-format modules, the built-in suite, and how inputs are drawn."""
+"""Loads tasks in KernelBench's format and the built-in suite, and draws inputs."""
 
 from __future__ import annotations
 

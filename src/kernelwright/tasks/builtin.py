@@ -1,4 +1,4 @@
-"""The built-in suite: the files of `data`, each one task in KernelBench's format, read as text and never imported.
+"""Loads the built-in suite: the files of `data`, each one task in KernelBench's format, read as text and never imported.
 
 The first line of a task's docstring says its class, before the colon, and what bounds it. Sizes are small enough for one
 CPU core: an eager forward takes about 0.3 to 30 ms. Inputs are signed and outputs depend on all of them, so that no constant

@@ -1,4 +1,4 @@
-"""CUDA-L1's release (arXiv 2507.14111) as a suite: 250 tasks of an older KernelBench with the kernels found.
+"""Loads CUDA-L1's release (arXiv 2507.14111) as a suite: 250 tasks of an older KernelBench with the kernels found.
 
 Each file `optimized_cuda_code/<gpu>.json` holds one JSON object a line: `ref_code` is the task as they ran
 it, whose shapes are not today's; `custom_code` is the kernel; every `score_*` is a speedup they claim.

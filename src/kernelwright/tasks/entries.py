@@ -1,4 +1,6 @@
-"""The contents of a suite: tasks, each with its level, a candidate and published numbers where the suite has them."""
+"""Defines the contents of a suite: tasks, each with its level, a candidate and published numbers where the suite has
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated tasks: a source of values, one or two pointwise parts and a tail, each wasting work in its own way or not.
+"""Generates tasks: a source of values, one or two pointwise parts and a tail, each wasting work in its own way or not.
 
 The built-in suite has one task for each idea; training needs many. A family is a combination of parts, such as
 `linear+mish+rms-norm` or `linear+mish+clamps+rms-norm`, and its tasks differ in size only. A part knows its wasteful

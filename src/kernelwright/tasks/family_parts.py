@@ -1,4 +1,4 @@
-"""The parts of generated tasks: sources, pointwise parts and tails, each with its wasteful spelling and others.
+"""Lists the parts of generated tasks: sources, pointwise parts and tails, each with its wasteful spelling and others.
 
 None of the spellings is trusted to be right: the judge decides. See `families.py`.
 """

@@ -1,4 +1,4 @@
-"""Input sets: the task's own distribution, and variations of it that catch what it would let through.
+"""Defines input sets: the task's own distribution, and variations of it that catch what it would let through.
 
 Every variation maps zero to zero, so that a structure made of zeros (triangular, banded, masked) survives it. A set on
 which the reference itself raises or is not finite lies outside the task's domain and is left out by the judge.

@@ -1,4 +1,4 @@
-"""KernelBench (Ouyang et al., arXiv 2502.10517) as a suite: from a checkout, or from the Hugging Face hub."""
+"""Loads KernelBench (Ouyang et al., arXiv 2502.10517) as a suite, from a checkout or from the Hugging Face hub."""
 
 from __future__ import annotations
 

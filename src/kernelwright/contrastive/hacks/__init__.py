@@ -1,4 +1,4 @@
-"""Known ways to cheat a judge, finding those that resemble a candidate, and asking for a second opinion.
+"""Finds known cheats that resemble a candidate, and asks for a second opinion on it.
 
 Nothing here accepts or rejects: a checker's vote only triggers deeper checks by the judge. See `docs/hacks.md`.
 """

@@ -1,4 +1,4 @@
-"""A second opinion on candidates that look too good: a model or a measure of similarity votes, and the judge decides.
+"""Gives a second opinion on candidates that look too good: a model or a measure of similarity votes, and the judge decides.
 
 A vote never accepts and never rejects. A vote other than `clean` has the candidate judged again, more strictly, and what
 the judge says then is the verdict (`deeper`). CUDA-L1 describes such a checker and found over 60 % of its hacks with it;

@@ -1,4 +1,4 @@
-"""The database of known hacks: patterns that ship with the package, and those confirmed since, in a file of the user's."""
+"""Holds the known hacks: patterns that ship with the package, and those confirmed since, in a file of the user's."""
 
 from __future__ import annotations
 

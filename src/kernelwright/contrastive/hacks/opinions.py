@@ -1,4 +1,4 @@
-"""Answers of a reviewing model, read tolerantly: what cannot be read is data, never an exception."""
+"""Parses the answers of a reviewing model tolerantly: what cannot be read is data, never an exception."""
 
 from __future__ import annotations
 

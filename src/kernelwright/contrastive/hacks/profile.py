@@ -1,4 +1,4 @@
-"""Signs of cheating in what was measured: the other half of what finds similar known hacks."""
+"""Reads signs of cheating from what was measured, to find known hacks that behave alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The known hacks nearest to a candidate, by structure and by what was measured.
+"""Finds the known hacks nearest to a candidate, by structure and by what was measured.
 
 CUDA-L1 retrieves similar hacks by "AST similarity + performance profile" and published neither. Here a candidate and a
 pattern are sets of features of their syntax trees (`structure.py`). Of a pattern only what its honest twin does not have

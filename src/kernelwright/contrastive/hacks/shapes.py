@@ -1,4 +1,4 @@
-"""Shapes that cheats have in common, seen in a syntax tree with names taken out.
+"""Finds shapes that cheats have in common in a syntax tree whose names are taken out.
 
 A shape is a fact such as "writes into something that outlives the call" or "patches a library". Each alone is often
 innocent: a workspace outlives the call too. They are features for finding similar known hacks, never a verdict.

@@ -1,4 +1,4 @@
-"""Features of a candidate's syntax tree for finding structurally similar code, and its identity under renaming."""
+"""Computes features of a candidate's syntax tree, to find structurally similar code, and its identity under renaming."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Answers of the model in training: drawn, judged, rewarded and written down."""
+"""Draws, judges, rewards and records answers of the model in training."""

@@ -1,4 +1,4 @@
-"""Drawing a batch of answers once: what was sampled is on disk before it is judged, so that a kill costs no second draw."""
+"""Draws a batch of answers once: they are on disk before they are judged, so that a kill costs no second draw."""
 
 from __future__ import annotations
 

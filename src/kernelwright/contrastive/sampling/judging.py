@@ -1,4 +1,4 @@
-"""Judging many candidates of a run, each once: what a run directory already holds is not judged again."""
+"""Judges many candidates of a run, each once: what a run directory already holds is not judged again."""
 
 from __future__ import annotations
 

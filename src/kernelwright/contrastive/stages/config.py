@@ -1,4 +1,4 @@
-"""Everything that can be set in a training run, read from TOML.
+"""Defines every setting of a training run, read from TOML.
 
 A constant of the paper names its section, by way of the digest in docs/training.md; where the paper is silent it says "our
 choice", or whose choice it was. An unknown key is a `ConfigError` that names the nearest known one.

@@ -1,4 +1,4 @@
-"""Stage 3, contrastive RL (paper 2.4), and its two special cases.
+"""Runs stage 3, contrastive RL (paper 2.4), and its two special cases.
 
 The same score is used twice: it is the reward of a GRPO step, and it stands beside the code in later prompts. Without
 exemplars that is vanilla GRPO; without the step it is evolutionary search with a frozen model (paper 2.4, first paragraphs).

@@ -1,4 +1,4 @@
-"""A stage of training from its configuration file to its result: what the command and the recipes call."""
+"""Runs a stage of training from its configuration file to its result; the command and the recipes call it."""
 
 from __future__ import annotations
 

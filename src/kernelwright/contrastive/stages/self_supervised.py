@@ -1,4 +1,4 @@
-"""Stage 2, self-supervised (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
+"""Runs stage 2, self-supervised (paper 2.3, Table 1): sample, judge, keep the successes, train on them, repeat.
 
 The paper's REINFORCE has reward 1 for success and 0 otherwise and no baseline, because failures dominate at first; its
 gradient is that of the likelihood of the successes sampled, each as often as it was sampled. Examples of stage 1 may be

@@ -1,4 +1,4 @@
-"""Stage 1, supervised (paper 2.2): teachers' correct code, and a model fine-tuned on it."""
+"""Runs stage 1, supervised (paper 2.2): collects teachers' correct code and fine-tunes a model on it."""
 
 from __future__ import annotations
 

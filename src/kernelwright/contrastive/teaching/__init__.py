@@ -1,1 +1,1 @@
-"""Data of the supervised stage: what teachers write, and how it becomes examples to learn from."""
+"""Makes the data of the supervised stage: what teachers write, and the examples that follow from it."""

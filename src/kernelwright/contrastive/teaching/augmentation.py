@@ -1,4 +1,6 @@
-"""Stage 1's data (paper 2.2): teachers write variations of every training task until each has a few that are correct."""
+"""Collects stage 1's data (paper 2.2): teachers write variations of every training task until each has a few that are
+correct.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples to learn from: a prompt and an answer that the judge accepted, with where it came from."""
+"""Defines examples to learn from: a prompt and an answer that the judge accepted, with its origin."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Candidates in few words, so that a small model can learn to write them: cut to what differs from the reference, and a CUDA
-graph that fits into an answer. The result is judged like any other."""
+"""Shortens candidates so that a small model can learn to write them: cuts them to what differs from the reference, and
+writes a CUDA graph that fits into an answer. The result is judged like any other.
+"""
 
 from __future__ import annotations
 

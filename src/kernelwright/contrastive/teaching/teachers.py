@@ -1,4 +1,4 @@
-"""Teachers of the supervised stage: policies whose answers are put in the form that the model is to learn."""
+"""Defines the teachers of the supervised stage: policies whose answers take the form that the model is to learn."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Gradient steps: fine-tuning on accepted answers, GRPO, and the model that both change."""
+"""Takes gradient steps: fine-tuning on accepted answers, GRPO, and the model that both change."""

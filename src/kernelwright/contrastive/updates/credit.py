@@ -1,4 +1,4 @@
-"""Token-level credit: masks the tokens of a failed answer that lie in lines which accepted answers share.
+"""Assigns credit to tokens: masks those of a failed answer that lie in lines which accepted answers share.
 
 A policy gradient moves each token in proportion to 1 - p(token). The model is less sure of failed answers, also of the form
 that they share with accepted ones, so that failed answers push that form down by more than accepted ones push it up. In one

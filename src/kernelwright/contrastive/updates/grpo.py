@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation (paper 2.4.5, Eq. 4-5), on PyTorch alone.
+"""Optimises a policy relative to groups of answers (GRPO, paper 2.4.5, Eq. 4-5), on PyTorch alone.
 
 A group is the answers to one prompt. An answer's advantage is its reward less the mean of its group; each token is pushed by
 its answer's advantage within PPO's clip, and held to the reference model by a KL term.

@@ -1,4 +1,4 @@
-"""The model that is trained: from a hub id, a folder or a GGUF file, whole or with a LoRA adapter."""
+"""Loads the model that is trained: from a hub id, a folder or a GGUF file, whole or with a LoRA adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten kernels to play on: the six of CuAsmRL and four more, with the configuration of each.
+"""Collects ten kernels to play on: the six of CuAsmRL and four more, with the configuration of each.
 
 Importing this package does not import Triton; `KernelSpec.function` does.
 """

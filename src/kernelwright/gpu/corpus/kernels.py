@@ -1,4 +1,4 @@
-"""Triton kernels whose machine code the assembly game is played on and tested with.
+"""Defines the Triton kernels whose machine code the assembly game is played on and tested with.
 
 The first six are the kernels of CuAsmRL (arXiv 2501.08071); the rest add an fp32 kernel bound by the
 CUDA cores, a normalisation with two reductions, a plain reduction, and attention for both kinds of

@@ -1,4 +1,4 @@
-"""The float64 truth, computed in the judge's own process from the task's own code."""
+"""Computes the float64 truth, in the judge's own process and from the task's own code."""
 
 from __future__ import annotations
 

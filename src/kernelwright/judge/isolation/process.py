@@ -1,4 +1,4 @@
-"""The parent's handle on one worker process: start it, ask it, clock it from outside, end it."""
+"""Handles one worker process in the parent: starts it, asks it, clocks it from outside, ends it."""
 
 from __future__ import annotations
 

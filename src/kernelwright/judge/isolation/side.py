@@ -1,4 +1,4 @@
-"""One side of a comparison: a worker with its arenas, fed inputs and read from memory."""
+"""Holds one side of a comparison: a worker with its arenas, fed inputs and read from memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that has imported torch and does nothing but fork workers, watch them and end them.
+"""Forks workers quickly: a process that has imported torch and only forks workers, watches them and ends them.
 
 Importing torch takes seconds and a judge needs a dozen fresh processes for every candidate; a fork takes milliseconds.
 The zygote is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the

@@ -1,1 +1,1 @@
-"""The verdict on schedules of machine code: run contained, compared, timed."""
+"""Judges schedules of machine code: runs them contained, compares their outputs, times them."""

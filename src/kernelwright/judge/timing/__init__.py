@@ -1,1 +1,1 @@
-"""Is the candidate faster? Paired measurements in fresh processes."""
+"""Times a candidate against its reference by paired measurements in fresh processes."""

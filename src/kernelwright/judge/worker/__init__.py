@@ -1,1 +1,1 @@
-"""The harness beside a candidate and the formats it shares with the judge; not trusted in that process."""
+"""Runs beside a candidate: the harness and the formats it shares with the judge. It is not trusted in that process."""

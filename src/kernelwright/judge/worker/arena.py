@@ -1,4 +1,4 @@
-"""Memory that the parent owns and one worker can see: inputs go in, outputs come out.
+"""Shares memory between the parent, which owns it, and one worker: inputs go in, outputs come out.
 
 On the CPU an arena is an anonymous file (memfd) mapped by both sides; on CUDA it is one cudaMalloc of its own, shared
 by handle, so that nothing else of the parent's lies beside it. Tensors are laid out by `TensorSpec`s that the parent

@@ -1,4 +1,4 @@
-"""Nested inputs and outputs as a JSON skeleton plus a flat list of tensors."""
+"""Takes nested inputs and outputs apart into a JSON skeleton and a flat list of tensors, and puts them together again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of the reward service. Unknown fields are refused: a misspelt one would silently change nothing.
+"""Defines the messages of the reward service. Unknown fields are refused: a misspelt one would silently change nothing.
 
 This module needs neither torch nor FastAPI, so that a client can be light.
 """

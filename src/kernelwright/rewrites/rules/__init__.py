@@ -1,4 +1,4 @@
-"""Exact rewrite rules on operator graphs, each with its side conditions in its description.
+"""Collects exact rewrite rules on operator graphs, each with its side conditions in its description.
 
 To add a rule, write a function in one of these files and name it in `_ALWAYS` or `_ALTERNATIVES`: `merge_pools` is the rule
 `merge-pools`. A new file needs its import too.

@@ -1,4 +1,4 @@
-"""Multiplication and addition of constants: reading them, merging them, and folding them into linear operators."""
+"""Reads and merges multiplications and additions of constants, and folds them into linear operators."""
 
 from __future__ import annotations
 

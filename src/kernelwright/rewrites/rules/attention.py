@@ -1,4 +1,4 @@
-"""Attention with materialised scores, replaced by the one operator that need not store them."""
+"""Replaces attention with materialised scores by the one operator that need not store them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composites written out in elementary operators, recognised and replaced by the one operator that means the same."""
+"""Recognises composites written out in elementary operators, and replaces each by the one operator that means the same."""
 
 from __future__ import annotations
 

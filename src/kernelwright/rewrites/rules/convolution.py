@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions as something smaller: another convolution, a product, or sums."""
+"""Rewrites convolutions and transposed convolutions as something smaller: another convolution, a product, or sums."""
 
 from __future__ import annotations
 

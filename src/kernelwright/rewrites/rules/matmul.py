@@ -1,4 +1,4 @@
-"""Matrix products with structure: diagonal or identity operands, triangular or diagonal results, chains."""
+"""Rewrites matrix products with structure: diagonal or identity operands, triangular or diagonal results, chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that do nothing, are done twice, or are done to be undone."""
+"""Removes operators that do nothing, are done twice, or are done to be undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shifts that a normalisation removes anyway."""
+"""Removes shifts that a normalisation takes out anyway."""
 
 from __future__ import annotations
 

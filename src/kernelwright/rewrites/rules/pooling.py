@@ -1,4 +1,4 @@
-"""Pools and extrema: before increasing functions instead of after them, and two in a row as one."""
+"""Moves pools and extrema before increasing functions, and merges two in a row."""
 
 from __future__ import annotations
 

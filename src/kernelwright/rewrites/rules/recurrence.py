@@ -1,4 +1,4 @@
-"""Recurrent layers of which only the last step is read."""
+"""Shortens recurrent layers of which only the last step is read."""
 
 from __future__ import annotations
 

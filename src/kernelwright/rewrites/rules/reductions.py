@@ -1,4 +1,4 @@
-"""Sums, means and extrema: over nothing, over one another, and through matrix products."""
+"""Rewrites sums, means and extrema: over nothing, over one another, and through matrix products."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Kernel templates: modules that emit self-contained source for an operator, with knobs that a search can tune."""
+"""Emits self-contained source for an operator from kernel templates, whose knobs a search can tune."""

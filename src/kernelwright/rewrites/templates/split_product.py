@@ -1,4 +1,4 @@
-"""Products of float32 matrices at float32's accuracy on tensor cores, as a template that emits Triton source.
+"""Multiplies float32 matrices at float32's accuracy on tensor cores: a template that emits Triton source.
 
 Each row of A and each column of B is scaled by a power of two, then each value is written as a sum of two float16:
 `high = f16(x)` and `low = f16((x - high) * gain)`. The product is `high*high + (high*low + low*high) / gain`, with the

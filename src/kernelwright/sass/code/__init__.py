@@ -1,1 +1,1 @@
-"""Machine code as typed data: containers, listings, instructions, control words, programs."""
+"""Represents machine code as typed data: containers, listings, instructions, control words, programs."""

@@ -1,1 +1,1 @@
-"""Timing and dependence rules of the hardware that every legal schedule respects."""
+"""States the hardware's rules of timing and dependence that every legal schedule respects."""

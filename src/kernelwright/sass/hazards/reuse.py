@@ -1,4 +1,4 @@
-"""Rules of the operand cache: how long a `.reuse` bit may matter, and where one may be set.
+"""States the rules of the operand cache: how long a `.reuse` bit may matter, and where one may be set.
 
 A reuse bit keeps one source register of an instruction in a small cache for a later instruction that
 reads the same register in the same operand slot. Dropping a bit is always correct. A bit stands where
