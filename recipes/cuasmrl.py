@@ -1,10 +1,10 @@
-"""CuAsmRL (He and Yoneki, CGO 2025, arXiv 2501.08071), from top to bottom.
+"""Reproduces CuAsmRL (He and Yoneki, CGO 2025, arXiv 2501.08071), from top to bottom.
 
     python recipes/cuasmrl.py recipes/cuasmrl.toml runs/cuasmrl
 
 The paper's steps in its order: choose a kernel's configuration by autotuning, play the assembly game on the machine
 code of the winner, train PPO on it, verify the best schedule, deploy it, and compare. What differs from the paper is
-said where it differs. Run again with the same folder, it goes on where it was.
+said where it differs. The same command with the same folder resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA-L1 (arXiv 2507.14111) from the first example to the table, on tasks and a model of your own.
+"""Reproduces CUDA-L1 (arXiv 2507.14111), from the first example to the table, on tasks and a model of your own.
 
     python recipes/cuda_l1.py --base models/Qwen2.5-Coder-0.5B-Instruct --out runs/cuda-l1
 
@@ -81,22 +81,22 @@ Equip = Callable[[JudgeSection, CheckerSection], AbstractContextManager[StageCon
 
 Config = TypeVar("Config", SupervisedConfig, SelfSupervisedConfig, ContrastiveConfig)
 Step = Callable[[], bool]
-"""A step of the paper; False when the time was up before its end."""
+"""Step of the paper; returns False when the time was up before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One reproduction: where it lies, what it trains, and its settings as tables."""
+    """One reproduction: its folder, the model it trains, and its settings as tables."""
 
     base: str
     out: Path
     tables: dict[str, dict[str, Any]]
     equip: Equip
     tasks: TaskSplit | None = None
-    """Instead of those that the settings name."""
+    """Tasks in place of those that the settings name."""
 
     def steps(self) -> dict[str, Step]:
-        """The paper from top to bottom."""
+        """Steps of the paper in its order, by name."""
         return {
             # 2.2: teachers write variations of every task, and the judge keeps the correct ones.
             "augment:sft": self.augment,
@@ -120,7 +120,7 @@ class Recipe:
             return examples_of(config, self.split(), self.run("sft"), context) is not None
 
     def fine_tune(self) -> bool:
-        """Learn the correct variations."""
+        """Fine-tune on the correct variations."""
         config = self.settings(SupervisedConfig)
         with self.equip(config.judge, config.checker) as context:
             return train_supervised(config, self.split(), self.run("sft"), context).finished
@@ -128,7 +128,7 @@ class Recipe:
     # ---- Stage 2 (2.3): self-supervised. Reward 1 for success, else 0, no baseline: the likelihood of its successes.
 
     def self_supervise(self) -> bool:
-        """Each round: sample answers, judge them, learn the accepted ones."""
+        """Run the rounds; each samples answers, judges them, and trains on the accepted ones."""
         config = self.settings(SelfSupervisedConfig, start="sft")
         if config.exemplars_share:
             shown = config.exemplars.model_copy(update={"seeds": (self.out / "sft",)})
@@ -177,7 +177,7 @@ class Recipe:
             return evaluate_held_out(arm, chat, tasks, config, stage.prompt, self.run("held-out"), context) is not None
 
     def summarise(self) -> dict[str, object]:
-        """Write `summary.json` and `table.md` from what is finished; returns the summary."""
+        """Write `summary.json` and `table.md` from the finished parts; return the summary."""
         run = self.run("held-out")
         results = {arm: found for arm in MEASURED if (found := read_result(run, arm)) is not None}
         done = [arm for arm in ("self-supervised", *REINFORCED) if self.final(arm).is_dir()]
@@ -193,7 +193,7 @@ class Recipe:
         return told
 
     def _training_speedup(self, sampler: str) -> float:
-        """Geometric mean over all training tasks of the best lower bound found, 1.0 where none: what chooses a sampler."""
+        """Geometric mean over all training tasks of the best lower bound found, 1.0 where none; it chooses a sampler."""
         database = ExemplarDatabase(self.out / f"contrastive-{sampler}" / "exemplars.sqlite")
         found = [
             database.best(task.sha256, device="cuda") or database.best(task.sha256, device="cpu")
@@ -204,7 +204,7 @@ class Recipe:
     # ---- Settings and places
 
     def settings(self, kind: type[Config], start: str | None = None) -> Config:
-        """A stage's settings, to go on from what another stage trained, or from the base.
+        """A stage's settings, with the model that another stage trained, or the base, to start from.
 
         Raises:
             ConfigError: a setting does not exist or is out of range.
@@ -225,7 +225,7 @@ class Recipe:
         return config.model_copy(update={"model": config.model.model_copy(update=trained)})
 
     def require(self, steps: Sequence[str]) -> None:
-        """See that all settings and the model are there, before the first step takes hours."""
+        """Check that all settings and the model are there, before the first step takes hours."""
         first = self.settings(SupervisedConfig)
         self.settings(SelfSupervisedConfig)
         self.settings(ContrastiveConfig)
@@ -242,12 +242,12 @@ class Recipe:
         return RunDirectory(self.out / name)
 
     def final(self, name: str) -> Path:
-        """Folder of what a stage or arm trained."""
+        """Folder of the model that a stage or arm trained."""
         return self.out / name / "final"
 
 
 def table(results: dict[str, HeldOutResult]) -> str:
-    """Our numbers beside the paper's, as Markdown. The two were not measured alike: read the columns' heads."""
+    """Our numbers beside the paper's, as Markdown. The two were not measured alike, as the columns' heads say."""
     lines = [
         "| model | correct | geomean of verified speedup, held out | 95 % interval | tasks | paper: mean, trained on |",
         "|---|---|---|---|---|---|",
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe; 0 when everything asked for is done, 4 when the time was up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", required=True, help="hub id, folder or GGUF file of the model to begin with")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the whole reproduction; the same one goes on")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the whole reproduction; the same one resumes")
     parser.add_argument("--recipes", type=Path, default=HERE, help="folder with the four TOML files")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="PART", help="such as train:sft or measure:contrastive-bucket"
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="STAGE.KEY=VALUE", help="change a setting"
     )
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="save and end after so long")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="save and end after this time")
     given = parser.parse_args(arguments)
     deadline = None if given.time_limit is None else time.monotonic() + given.time_limit
 

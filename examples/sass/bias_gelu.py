@@ -1,4 +1,4 @@
-"""A Triton kernel to tune, and how it is run while it is tuned.
+"""Defines a Triton kernel to tune, and its launch while it is tuned.
 
     kernelwright sass optimize examples/sass/bias_gelu.py --out run
     kernelwright sass deploy run

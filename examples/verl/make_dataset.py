@@ -1,4 +1,4 @@
-"""Write built-in tasks, or Python files in KernelBench's format, as a data set for verl.
+"""Writes built-in tasks, or Python files in KernelBench's format, as a data set for verl.
 
 python make_dataset.py train.parquet diag_matmul rms_norm_composite my_task.py
 """

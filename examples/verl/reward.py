@@ -1,10 +1,10 @@
-"""A reward function for verl that asks `kernelwright serve`.
+"""Rewards verl's rollouts by asking `kernelwright serve`.
 
 verl calls `compute_score` for each rollout, many at a time; each call waits without blocking the others. The service's
 queue is the limit on how many are judged at once, and equal answers of a group are judged once.
 
-A rollout's failure is a reward: the floor. A failure of the machine is not: it is tried again, and raised in the end,
-since a policy must not learn from a broken judge.
+A rollout's failure is a reward: the floor. A failure of the machine is none: the request is repeated, and the error finally
+raised, because a policy must not learn from a broken judge.
 """
 
 from __future__ import annotations
