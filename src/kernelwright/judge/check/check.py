@@ -17,7 +17,7 @@ from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.similar_inputs import check_similar_inputs
 from kernelwright.judge.check.trial import RejectionError
-from kernelwright.judge.check.weights import check_buffers, check_default_buffers, check_reloading
+from kernelwright.judge.check.weights import check_buffers, check_default_buffers, check_moved_buffers, check_reloading
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
@@ -154,9 +154,12 @@ def _ask_in_both_modes(examiner: Examiner) -> None:
         # The other mode alone may draw random numbers, as dropout does.
         draws = trial.facts.stochastic or (mode != oracle.training and trial.facts.draws_in(mode, trial.state))
         try:
-            examiner.ask(own, slot=1, state=_present_state(examiner), training=mode, draws=draws)
+            for _ in range(2 if draws else 1):  # random numbers that were drawn once may have been kept
+                examiner.ask(own, slot=1, state=_present_state(examiner), training=mode, draws=draws)
         except OutOfDomainError as error:
             trial.findings.skip(name, error)
+        else:
+            check_moved_buffers(examiner, "train" if mode else "eval", draws)
 
 
 def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], output_follows_input: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, distance, farthest
 from kernelwright.judge.check.examiner import Examiner
+from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.check.trial import RejectionError
 from kernelwright.records import Label, Reason
@@ -41,6 +42,29 @@ def check_buffers(examiner: Examiner) -> None:
                 continue
         what = "parameter" if is_parameter else "buffer"
         trial.findings.miss(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
+
+
+_SEVERAL = 3
+
+
+def check_moved_buffers(examiner: Examiner, mode: str, draws: bool) -> None:
+    """Several calls in the present mode must move both modules' buffers alike, or leave them alone."""
+    trial, facts = examiner.trial, examiner.trial.facts
+    if not facts.has_buffers or not trial.reloads_state:
+        return
+    calls = [(facts.draw(), secret_seed() if draws else None) for _ in range(_SEVERAL)]
+    states = []
+    with trial.gate(shared=True):
+        for side in examiner.sides:
+            side.load_state(facts.weights)
+            for inputs, seed in calls:
+                examiner.call(side, inputs, slot=0, seed=seed)
+            states.append(side.read_state())
+    wanted, found = states
+    for key in sorted(wanted.keys() - facts.oracle.parameter_names):
+        if not buffer_has_kept_up(found[key], wanted[key], facts.weights[key]):
+            detail = f"buffer `{key}` differs from the reference's after {_SEVERAL} calls in {mode} mode"
+            trial.findings.miss(Reason.BUFFER_MISMATCH, detail)
 
 
 def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:
