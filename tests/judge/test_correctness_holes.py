@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, Contract, Evaluation, Reason, Task
+from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task
 from tests.judge.snippets import task
 
 CHECK = Settings.quick(threads=1, timed=False)
@@ -74,3 +74,58 @@ def test_a_mask_is_drawn_in_every_call(judge, kept):
     found = judge.evaluate(DROPOUT, like(DROPOUT, "return self.drop(self.linear(inputs[0]))", MASK.format(kept=kept)))
     assert found.accepted is (kept == ""), why(found)
     assert found.reason is (Reason.MODE_MISMATCH if kept else None)
+
+
+# --- weights -------------------------------------------------------------------------------------------------------------
+
+TIED = task(
+    "return self.second(torch.relu(self.first(inputs[0])))",
+    init="self.first, self.second = (torch.nn.Linear(16, 16) for _ in 'ab'); self.second.weight = self.first.weight",
+    name="tied",
+)
+
+
+def test_tied_parameters_stay_tied(judge):
+    found = judge.evaluate(TIED, like(TIED, "torch.relu(", "torch.nn.functional.relu("), settings=CHECK)
+    assert found.accepted, why(found)
+
+
+def test_tied_parameters_that_were_split_are_no_drop_in(judge):
+    found = judge.evaluate(TIED, like(TIED, "; self.second.weight = self.first.weight", ""), settings=CHECK)
+    assert found.reason is Reason.STATE_MISMATCH, why(found)
+    assert "one parameter" in found.detail
+
+
+LINEAR = task("return self.linear(inputs[0])", init="self.linear = torch.nn.Linear(16, 16)", name="linear")
+BY_VERSION = """w = self.linear.weight
+        key = (w.data_ptr(), w._version)
+        if getattr(self, "key", None) != key:
+            self.key, self.folded = key, w.t().contiguous()
+        return inputs[0] @ self.folded + self.linear.bias"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "how"),
+    [
+        (
+            "return inputs[0] @ self.kept[0].t() + self.linear.bias",
+            "self.kept = [self.linear.weight.detach()]",
+            "data replaced",
+        ),
+        ("return inputs[0] @ self.kept[0].t() + self.linear.bias", "self.kept = [self.linear.weight]", "assigned"),
+        (BY_VERSION, "pass", "data in place"),
+        ("return inputs[0] @ self.linear.weight.t() + self.linear.bias", "pass", None),
+        ("return torch.nn.functional.linear(inputs[0], *self.linear.parameters())", "pass", None),
+    ],
+    ids=["memory kept", "parameter kept", "folded by version", "fair", "fair by iterator"],
+)
+def test_weights_that_are_kept_from_the_constructor_are_labelled(judge, forward, init, how):
+    proposed = like(LINEAR, "return self.linear(inputs[0])", forward)
+    proposed = Candidate(source=proposed.source.replace("Linear(16, 16)", f"Linear(16, 16); {init}"))
+    found = judge.evaluate(LINEAR, proposed, settings=CHECK)
+    assert found.accepted, why(found)
+    assert (Label.PREPACKED_WEIGHTS in found.labels) is (how is not None)
+    forbidden = CHECK.model_copy(update={"forbid": frozenset({Label.PREPACKED_WEIGHTS})})
+    found = judge.evaluate(LINEAR, proposed, settings=forbidden)
+    assert found.accepted is (how is None), why(found)
+    assert how is None or (found.reason is Reason.STALE_WEIGHTS and f"({how})" in found.detail), why(found)

@@ -121,7 +121,7 @@ class Label(StrEnum):
     CONTIGUOUS_ONLY = "contiguous-only"
     """It refuses inputs that lie otherwise in memory than the task makes them, with an error of its own."""
     PREPACKED_WEIGHTS = "prepacked-weights"
-    """It prepares weights when they are loaded, and does not notice when a parameter is changed where it is."""
+    """It prepares weights when they are loaded, and does not notice when a parameter is changed or replaced later."""
     STRIDES_DIFFER = "strides-differ"
     STOCHASTIC_TASK = "stochastic-task"
     """The reference draws random numbers in `forward`; both sides were seeded alike before each call."""

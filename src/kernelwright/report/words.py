@@ -56,7 +56,7 @@ LABELS: dict[Label, str] = {
     Label.STRIDES_DIFFER: "an output's strides differ from the reference's",
     Label.STOCHASTIC_TASK: "the reference draws random numbers; both sides were seeded alike",
     Label.VACUOUS_TASK: "a trivial output passes this task's check, so being right proves little",
-    Label.PREPACKED_WEIGHTS: "prepares weights when they are loaded; a change in place goes unnoticed",
+    Label.PREPACKED_WEIGHTS: "prepares weights when they are loaded; a later change goes unnoticed",
     Label.UNCALIBRATED_PRECISION: "no input tells the reference's precision from the next lower one",
     Label.SUSPICIOUS_SOURCE: "static analysis found patterns known from cheats; advice only",
     Label.NOT_RETIMED: "checked but not timed, by request",

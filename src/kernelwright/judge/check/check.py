@@ -17,7 +17,13 @@ from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.similar_inputs import check_similar_inputs
 from kernelwright.judge.check.trial import RejectionError
-from kernelwright.judge.check.weights import check_buffers, check_default_buffers, check_moved_buffers, check_reloading
+from kernelwright.judge.check.weights import (
+    check_buffers,
+    check_default_buffers,
+    check_moved_buffers,
+    check_reloading,
+    check_replaced_weights,
+)
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
@@ -98,6 +104,8 @@ def check_late(examiner: Examiner) -> None:
         examiner.load(trial.facts.weights)
     own = InputSet("own-late", INPUT_SETS[0].vary, "drifting with age")
     examiner.ask(own, slot=0, state=_present_state(examiner))
+    if trial.reloads_state and trial.facts.oracle.parameter_names:
+        check_replaced_weights(examiner)
 
 
 def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:

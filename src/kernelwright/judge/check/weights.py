@@ -12,6 +12,7 @@ from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.check.trial import RejectionError
+from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
@@ -109,16 +110,55 @@ def check_reloading(examiner: Examiner) -> None:
     stepped = again
     for chosen in facts.two_parts():
         stepped = stepped | {key: weights[key] for key in chosen}
-        for side in examiner.sides:
-            side.step(stepped, chosen)
-        try:
-            _ask_with_weights(examiner, stepped, "own-stepped")
-        except RejectionError as rejection:
-            if _right_now(examiner, stepped):
-                raise  # wrong once, and not because of the weights
-            detail = f"after a change of parameters in place: {rejection.detail}"
-            examiner.trial.findings.label(Label.PREPACKED_WEIGHTS, detail)
+        _ask_after_step(examiner, stepped, chosen, "in place")
+    check_ties(examiner)
     examiner.load(facts.weights)
+
+
+def _ask_after_step(examiner: Examiner, state: State, names: set[str], how: str) -> None:
+    for side in examiner.sides:
+        side.step(state, names, how)
+    try:
+        _ask_with_weights(examiner, state, "own-stepped")
+    except RejectionError as rejection:
+        if _right_now(examiner, state):
+            raise  # wrong once, and not because of the weights
+        detail = f"after a change of parameters ({how}): {rejection.detail}"
+        examiner.trial.findings.label(Label.PREPACKED_WEIGHTS, detail)
+
+
+def check_ties(examiner: Examiner) -> None:
+    """What is one parameter under several names must change under all of them when it changes under one."""
+    facts = examiner.trial.facts
+    tied = [sorted(names) for names in facts.oracle.owners() if len(names) > 1]
+    if not tied:
+        return
+    state = facts.new_weights()
+    examiner.candidate.step(state, {names[0] for names in tied})
+    found = examiner.candidate.read_state()
+    for names in tied:
+        apart = [name for name in names if not torch.equal(found[name], state[name])]
+        if apart:
+            detail = f"`{names[0]}` and `{apart[0]}` are one parameter of the reference, and two of the candidate"
+            examiner.trial.findings.miss(Reason.STATE_MISMATCH, detail)
+
+
+_REPLACED = ("data in place", "data replaced", "assigned")
+
+
+def check_replaced_weights(examiner: Examiner) -> None:
+    """Parameters that are changed past their versions, or whose memory is another's: nothing may be asked after this, since
+    a module that keeps the old memory stays wrong."""
+    facts, findings = examiner.trial.facts, examiner.trial.findings
+    for how in _REPLACED:
+        if Label.PREPACKED_WEIGHTS in findings.labels:
+            return
+        try:
+            _ask_after_step(examiner, facts.new_weights(), facts.oracle.parameter_names, how)
+        except WorkerError as failure:
+            if failure.reason is not Reason.RUNTIME_ERROR:
+                raise
+            findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters ({how}): {failure.detail}")
 
 
 def check_default_buffers(examiner: Examiner) -> None:

@@ -81,6 +81,8 @@ class Harness:
         self.before = global_state()
         self.functions = library_functions()
         self.model: torch.nn.Module | None = None
+        self.replaced: list[torch.Tensor] = []
+        """Memory of parameters before they were replaced: a module that kept the address is to be stale and not to crash."""
         self.renamed: dict[str, torch.Tensor] = {}
         """Entries of the new module's `state_dict` whose names are registered nowhere."""
 
@@ -155,13 +157,23 @@ class Harness:
         return {}
 
     def op_step(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Change parameters where they are, as an optimiser does."""
+        """Change parameters in one of several ways: `in place`, as an optimiser does; `data in place`, which counts no
+        version; `data replaced`, as `module.to` does; or `assigned` by `load_state_dict`."""
         assert self.model is not None
+        placed, how = self._placed_state(message), message.get("how", "in place")
         own = self.registered()
+        self.replaced += [value.detach() for value in own.values()]
+        if how == "assigned":
+            self.model.load_state_dict(placed, strict=False, assign=True)
+            return {}
         with _no_grad(), _without_overrides():  # nor with a parameter's own `copy_`
-            for key, value in self._placed_state(message).items():
-                if key in own:  # an optimiser finds no others
-                    _copy_into(own[key], value)
+            for key, value in placed.items():
+                if key not in own:  # an optimiser finds no others
+                    continue
+                if how == "data replaced":
+                    own[key].data = value
+                else:
+                    _copy_into(own[key].data if how == "data in place" else own[key], value)
         return {}
 
     def _placed_state(self, message: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -262,6 +274,7 @@ class Harness:
         unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
         self.model = None
         self.renamed.clear()
+        self.replaced.clear()
         self.latest = [], []
         sys.modules.pop(self.config["role"], None)
         for views in (self.layouts, self.regions, self.held, self.held_metadata, self.lingering, self.lingering_metadata):
