@@ -261,6 +261,25 @@ def test_what_takes_too_long_is_ended(judge, proposed, reason):
     assert found.reason is reason, why(found)
 
 
+SLEEPS = "time.sleep({})\nreturn torch.relu(self.linear(x))"
+
+
+def test_one_that_is_far_slower_is_settled_after_few_calls(judge):
+    settings = Settings.quick(threads=1, processes_min=3, processes_max=6, blocks=6)
+    found = judge.evaluate(RELU, candidate(SLEEPS.format(0.06)), settings=settings)
+    assert found.accepted, why(found)
+    assert "times as long as the reference" in found.checks["settled"]
+    assert len(found.blocks) == 4
+    assert found.speedup_low < found.speedup < found.speedup_high
+    assert found.speedup < 0.1
+
+
+def test_one_that_takes_all_of_its_budget_is_ended(judge):
+    found = judge.evaluate(RELU, candidate(SLEEPS.format(0.02)), settings=CHECK.model_copy(update={"budget_s": 0.1}))
+    assert found.reason is Reason.TIMEOUT, why(found)
+    assert "an evaluation allows 0.1 s" in found.detail
+
+
 def test_what_takes_too_much_memory_is_ended(judge):
     settings = Settings.quick(threads=1, timed=False, memory_limit_bytes=600 << 20)
     hungry = candidate("held = []\nwhile True: held.append(torch.ones(1 << 20))")
@@ -818,7 +837,8 @@ def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, m
 def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, tmp_path, device):
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
-    side = SimpleNamespace(worker=worker, rest=lambda: order.append("rest"), close=lambda: order.append("close"))
+    side = SimpleNamespace(worker=worker, calls_us=[1.0])
+    side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
     monkeypatch.setattr(judge, "_trial", lambda *given: SimpleNamespace(start=lambda role: side, gate=gate))
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)

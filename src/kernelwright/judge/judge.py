@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import TypeVar
 
@@ -26,7 +27,7 @@ from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
-from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.process import CallBudget, WorkerError
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, Workers
 from kernelwright.judge.isolation.zygote import Zygote
@@ -42,6 +43,8 @@ from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing
 
 _SPENT_S = 0.01
 """Shortest time that the record mentions."""
+_SLOW_RATIO, _CALLS = 10.0, 200
+"""Ratio above which a candidate's latency need not be known well, and calls that knowing it well takes. Our choice."""
 _DISTURBANCES_MAX = 3
 """Disturbances after which a judge no longer looks whether a GPU rests: others use it too. Our choice."""
 Progress = Callable[[str], None]
@@ -310,6 +313,9 @@ class Judge:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
                 trial = replace(trial, settings=once)
+            if settings.timed and (why := _slow(sides[0], sides[1], settings.budget_s)):
+                findings.checks["settled"] = f"after few calls: {why}"
+                trial = replace(trial, settings=trial.settings.brief)
             if not settings.timed:
                 findings.label(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:
@@ -338,6 +344,7 @@ class Judge:
             workers=self._workers,
             directory=directory,
             gate=gate,
+            budget=CallBudget(settings.budget_s),
             core=self._core,
         )
 
@@ -400,6 +407,16 @@ class _EvaluationDraft:
             elapsed_s=round(elapsed_s, 3),
             **timed,
         )
+
+
+def _slow(reference: Side, candidate: Side, budget_s: float) -> str:
+    """Why many timed calls of a candidate are not worth their time, by the calls of its check; empty if they are."""
+    theirs_us, mine_us = (median(side.calls_us) for side in (reference, candidate))
+    if mine_us >= _SLOW_RATIO * theirs_us:
+        return f"in its check it took {mine_us / theirs_us:.0f} times as long as the reference"
+    if (mine_us - theirs_us) * _CALLS > budget_s * 1e6:
+        return f"each of them takes {(mine_us - theirs_us) / 1e6:.1f} s longer than the reference's"
+    return ""
 
 
 def _now() -> str:

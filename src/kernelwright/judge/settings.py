@@ -51,6 +51,8 @@ class Settings(BaseModel):
     """Any request of the candidate for which no compiler is at work, where that is less than its own limit."""
     unstoppable_limit_s: float = Field(default=10.0, gt=0, le=LIMIT_MAX_S)
     """Kernels of a stopped process that keep a GPU from other evaluations."""
+    budget_s: float = Field(default=120.0, gt=0, le=LIMIT_MAX_S)
+    """All requests of an evaluation's candidate together, beyond those of its reference and without compiling."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
     """Anonymous memory of a worker's whole process group."""
     device_memory_limit_bytes: int = Field(default=32 * GIB, gt=0)
@@ -106,6 +108,12 @@ class Settings(BaseModel):
     @field_serializer("forbid", when_used="json")
     def _in_order(self, labels: frozenset[Label]) -> list[str]:
         return sorted(labels)
+
+    @property
+    def brief(self) -> Settings:
+        """The same with at most as many timed calls as an interval needs."""
+        few = {"processes_min": 2, "processes_max": 2, "blocks": 2, "triple_s": 0.0, "audits": 2, "warmup_calls": 1}
+        return self.model_copy(update={name: min(getattr(self, name), most) for name, most in few.items()})
 
     @classmethod
     def quick(cls, **changes: object) -> Settings:

@@ -10,6 +10,7 @@ HINTS: dict[Reason, str] = {
     Reason.BUILD_FAILED: "mend the first error above; ModelNew takes what get_init_inputs() returns",
     Reason.BUILD_TIMEOUT: "build less at import, or raise --build-timeout",
     Reason.RUNTIME_ERROR: "mend the error above; forward must take other values of the task's inputs too",
+    Reason.TIMEOUT: "make calls faster, or raise budget_s",
     Reason.RUN_TIMEOUT: "end every wait, and move long work into the first call, or raise --timeout",
     Reason.CRASHED: "check pointers, bounds and alignment of the kernel; compute-sanitizer finds most such errors",
     Reason.EXITED: "return from forward instead of ending the process",

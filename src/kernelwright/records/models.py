@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """Importing and constructing took longer than the limit."""
     RUNTIME_ERROR = "runtime-error"
     """A call raised an exception."""
+    TIMEOUT = "timeout"
+    """All calls together took longer than an evaluation may."""
     RUN_TIMEOUT = "run-timeout"
     """A call did not finish within the limit."""
     CRASHED = "crashed"

@@ -10,6 +10,7 @@ REASONS: dict[Reason, str] = {
     Reason.BUILD_FAILED: "importing it or constructing ModelNew raised an exception",
     Reason.BUILD_TIMEOUT: "importing and constructing it took longer than the limit",
     Reason.RUNTIME_ERROR: "a call raised an exception",
+    Reason.TIMEOUT: "all calls together took longer than an evaluation may",
     Reason.RUN_TIMEOUT: "a call did not finish within the limit",
     Reason.CRASHED: "its process died of a signal",
     Reason.EXITED: "its process ended before it had answered",

@@ -12,7 +12,7 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation import process
-from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
+from kernelwright.judge.isolation.process import CallBudget, Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Ending
 from kernelwright.judge.worker.channel import ChannelClosedError, ChannelGarbageError, ChannelTimeoutError, decode, encode
 from kernelwright.records import Reason
@@ -275,6 +275,16 @@ def test_a_worker_is_stopped_once_with_all_that_it_starts_meanwhile(made, monkey
     assert not worker.stop()
     worker.resume()
     assert signals[-2:] == [([18], signal.SIGSTOP), ([worker.pid, 17, 18], signal.SIGCONT)]
+
+
+def test_a_budget_counts_what_the_candidate_takes_beyond_the_reference_and_ends_once():
+    budget = CallBudget(10.0)
+    budget.charge("reference", 5.0)
+    budget.charge("candidate", 14.0)
+    budget.charge("baseline", 100.0)
+    with pytest.raises(WorkerError, match="its calls took 11 s more than the reference's; an evaluation allows 10 s"):
+        budget.charge("candidate", 2.0)
+    budget.charge("candidate", 2.0)
 
 
 class FakeGate:

@@ -170,7 +170,7 @@ def test_a_compiler_at_work_has_its_limit_too(judge):
     settings = HURRIED.model_copy(update={"build_limit_s": 2.0})
     found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=settings)
     assert found.reason is Reason.BUILD_TIMEOUT
-    assert found.detail == "no answer to `build` within 2 s"
+    assert found.detail.startswith("no answer to `build` within 2 s")
 
 
 # --- beside others --------------------------------------------------------------------------------

@@ -538,6 +538,28 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
         assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
 
 
+@pytest.mark.parametrize("measured", [1, 2, 4])
+def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(monkeypatch, measured):
+    trial, made = FakeTrial(), one_process(0.2, noise=0.01)
+    trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9)
+    trial.checks = {}
+
+    def spends(trial, check, flush, odd, process, given):
+        if process == measured:
+            raise WorkerError(Reason.TIMEOUT, "spent")
+        return made(trial, check, flush, odd, process, given)
+
+    monkeypatch.setattr(timing, "_PROCESSES_TO_BE_SURE", 100)
+    monkeypatch.setattr(timing, "_time_process", spends)
+    if measured == 1:
+        with pytest.raises(WorkerError):
+            timing.time_candidate(trial, trial.check, None)
+        return
+    found, _ = timing.time_candidate(trial, trial.check, None)
+    assert len(found.blocks) == measured
+    assert trial.checks["settled"] == f"after {measured} process triples: spent"
+
+
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
     trial = FakeTrial()
     trial.gate.held_s = 100.0  # of checks before

@@ -13,7 +13,7 @@ from kernelwright.errors import InternalError
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.gate import DeviceGate
-from kernelwright.judge.isolation.process import WorkerError, WorkerSpec
+from kernelwright.judge.isolation.process import CallBudget, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.replies import BuiltModule
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import Workers
@@ -122,6 +122,8 @@ class Trial:
     """Folder of this evaluation's files."""
     gate: DeviceGate
     """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
+    budget: CallBudget | None = None
+    """Time that the candidate may take; None does not count it."""
     core: int | None = None
     """Processor core on which calls are timed."""
 
@@ -170,6 +172,7 @@ class Trial:
             build=self.directory / f"build-{sha256_of(kept_as or source)[:12]}",
             arena_bytes=facts.shapes.arena_bytes,
             gate=self.gate,
+            budget=self.budget,
             kept_as=kept_as,
         )
         side = Side(self.workers, self.settings, facts.shapes, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import secrets
 import signal
@@ -43,6 +44,24 @@ class WorkerError(InternalError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+@dataclass
+class CallBudget:
+    """Time that one evaluation's candidate may take beyond its reference, seconds."""
+
+    limit_s: float
+    spent_s: float = 0.0
+
+    def charge(self, role: str, seconds: float) -> None:
+        """Count a request; raises WorkerError, once, where the candidate has spent it all: it may be settled then."""
+        self.spent_s += {"candidate": seconds, "reference": -seconds}.get(role, 0.0)
+        if self.spent_s > self.limit_s:
+            limit_s, self.limit_s = self.limit_s, math.inf
+            raise WorkerError(
+                Reason.TIMEOUT,
+                f"its calls took {self.spent_s:.0f} s more than the reference's; an evaluation allows {limit_s:g} s",
+            )
 
 
 _FORGET_LIMIT_S = 20.0
@@ -85,6 +104,8 @@ class WorkerSpec:
     arena_bytes: dict[str, int]
     gate: DeviceGate | None = None
     """Access to the device of the evaluation that it serves."""
+    budget: CallBudget | None = None
+    """Time that is left to that evaluation."""
     kept_as: str | None = None
     """Kind of process that may take over this worker for another task; None where none may."""
     program: str | None = None
@@ -202,7 +223,7 @@ class Worker:
                 self._channel.send_encoded(data)
                 if handles is not None:
                     self._channel.send_files(handles)
-                body, stopped_s = self._receive(timeout_s, lock)
+                body, stopped_s, compiled_s = self._receive(timeout_s, lock)
                 stop_ns = time.perf_counter_ns()
             answer = decode(body)
         except ChannelTimeoutError:
@@ -220,6 +241,8 @@ class Worker:
             self.pause()
         outer_us = (stop_ns - start_ns) / 1e3 - stopped_s * 1e6
         self.spent_us[op] += outer_us
+        if self.spec.budget is not None:
+            self.spec.budget.charge(self.spec.role, outer_us / 1e6 - compiled_s)
         if "error" in answer:
             raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
         idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
@@ -229,11 +252,11 @@ class Worker:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
         return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
 
-    def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float]:
-        """An answer, and the seconds for which the worker was stopped in favour of others meanwhile."""
+    def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float, float]:
+        """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
         gate = self.spec.gate
         if gate is None or gate.alone:
-            return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0
+            return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
         watch = None if self.is_trusted else CompilerWatch(self.pid, self._stack, self._settings.stall_limit_s)
         came_s, stopped_s = time.monotonic(), 0.0
         while not self._channel.pending(_POLL_S):
@@ -244,7 +267,8 @@ class Worker:
                 raise ChannelTimeoutError
             if watch is not None and watch.is_stuck(ran_s):
                 raise StuckError(f"no progress within {self._settings.stall_limit_s:g} s; {watch.detail()}")
-        return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s
+        compiled_s = 0.0 if watch is None else watch.compiled_s
+        return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s, compiled_s
 
     @property
     def ended(self) -> bool:

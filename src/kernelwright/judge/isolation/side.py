@@ -113,8 +113,8 @@ class Side:
         self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
         self._called = False
-        self._longest_s = 0.0
-        """Longest answer of a call by the judge's clock."""
+        self.calls_us: list[float] = []
+        """Times of the calls after the first by the judge's clock, microseconds."""
         self._latest: tuple[int, int | None] | None = None
         """Layout and seed of the latest call."""
         self.latency_us = math.inf
@@ -233,7 +233,8 @@ class Side:
         """
         self._settle()
         answer, clocks = self._exchange("call", self._limit_s(), layout=layout, seed=seed)
-        self._longest_s = max(self._longest_s, clocks.outer_us / 1e6)
+        if self._called:
+            self.calls_us.append(clocks.outer_us)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
@@ -248,7 +249,7 @@ class Side:
             return self._settings.build_limit_s
         limit_s = self._settings.run_limit_s * calls
         if self.role == "candidate" and self._gate is not None and self._gate.alone:
-            return min(limit_s, _ALONE_LIMIT_S + _ALONE_RATIO * self._longest_s * calls)
+            return min(limit_s, _ALONE_LIMIT_S + _ALONE_RATIO * max(self.calls_us, default=0.0) / 1e6 * calls)
         return limit_s
 
     def _hold(self) -> None:

@@ -19,6 +19,8 @@ from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason, TimingBlock, TimingSeries
 from kernelwright.records.scoring import charge_of, outside_us, whole_ns
 
+_OWN_SHARE = 0.02
+"""Share of the candidate's own latency that may be missing from it: for one that is ten times slower it decides nothing."""
 _HELPERS_SHARE = 0.1
 """Share of the time in which a candidate's processes run that may be its children's."""
 _QUIET_RATIO, _QUIET_SLACK_US = 1.5, 100.0
@@ -99,13 +101,14 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
 def reject_hidden_time(triples: Sequence[TripleClocks], settings: Settings) -> None:
     """Over all processes together: a busy machine disturbs one of them, a candidate that hides time hides it in all."""
     latency_us = median(median(value for block in one.blocks for value in block.reference_us) for one in triples)
+    own_us = median(median(value for block in one.blocks for value in block.candidate_us) for one in triples)
     found = {
         "single": (settings.excess_limit_us, [one.harness_us for one in triples]),
         "series": (settings.audit_limit_us, [outside_us(one.series) for one in triples]),
     }
     for kind, (limit_us, sides) in found.items():
         candidate, reference = ([value for side in sides for value in side[index]] for index in (0, 1))
-        if certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us):
+        if certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us, _OWN_SHARE * own_us):
             raise RejectionError(
                 Reason.CLOCK_DISAGREEMENT,
                 f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the "

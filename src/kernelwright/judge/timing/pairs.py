@@ -27,7 +27,7 @@ from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import TripleClocks
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple
-from kernelwright.records import Label, Scoring
+from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score
 from kernelwright.tasks.input_sets import InputSet
@@ -41,7 +41,7 @@ others 12 of 33 s, with a wait for each tenth of a second (results/2026-11-22-ju
 _LONG_S = 10.0
 """Once timing has had the device for so long, no process beyond the least is begun. Without it a task of 22 ms took half a
 minute on two cores; our choice."""
-_PROCESSES_TO_BE_SURE = 3
+_PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
 
 
 def time_candidate(
@@ -72,14 +72,21 @@ def time_candidate(
     before_s = trial.gate.held_s
     while True:
         given = {} if triples or checked is None else checked
-        triples.append(_time_process(trial, check, flush, odd, len(triples), given))
+        spent = False
+        try:
+            triples.append(_time_process(trial, check, flush, odd, len(triples), given))
+        except WorkerError as failure:
+            spent = failure.reason is Reason.TIMEOUT
+            if not spent or len(triples) < _PROCESSES_TO_SETTLE:
+                raise
+            trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
         process = len(triples)
         if on_process is not None:
             on_process(process, max(process, settings.processes_max))
-        if process < settings.processes_min:
+        if process < settings.processes_min and not spent:
             continue
         # What ends here whatever was seen may miss with all of the probability that is left.
-        last = process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
+        last = spent or process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
         scoring = Scoring(miss_probability=left if last else early)
         left = left if last else left - early
         found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
@@ -93,7 +100,7 @@ def time_candidate(
                     clocks.reject_hidden_time(triples, settings)
             except RejectionError:
                 # A busy machine may disturb a whole process. What hides time hides it in the next two as well.
-                if process >= settings.processes_max + _SECOND_CHANCES:
+                if spent or process >= settings.processes_max + _SECOND_CHANCES:
                     raise
                 continue
             break

@@ -220,7 +220,9 @@ class ProcessTriple:
 
     def _series_calls(self) -> int:
         """Calls of one series: long calls drown the noise by themselves; only short ones need company."""
-        latency_us = median(clock.inner_us for clock in self._samples["reference"].clocks)
+        latency_us = max(
+            median(clock.inner_us for clock in self._samples[name].clocks) for name in ("reference", "candidate")
+        )
         return min(self._trial.facts.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
 
     def verify_held(self) -> None:
