@@ -94,8 +94,9 @@ def test_a_run_directory_knows_its_configuration_but_lets_it_be_taken_further(tm
 TABLES = {"sft": SupervisedConfig, "self-supervised": SelfSupervisedConfig, "contrastive": ContrastiveConfig}
 HEAD = """# Settings of the training stages
 
-A stage's TOML file has its own keys at the top and a table for each section, such as `[optimiser]`. Sources are named where
-there are any; the rest is our choice. What the stages do is in [training.md](training.md).
+Look up here every key of a stage's TOML file. A file has the stage's own keys at the top and a table for each section,
+such as `[optimiser]`. Sources are named where there are any; the rest is our choice. [Training](training.md) explains the
+stages.
 """
 
 

@@ -33,7 +33,7 @@ class LoraSection(_SettingsTable):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the adapter."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get one."""
+    """Names of the layers that get an adapter."""
 
 
 class ModelSection(_SettingsTable):
@@ -42,11 +42,12 @@ class ModelSection(_SettingsTable):
     base: str = Field(min_length=1)
     """A hub id, a folder of a Hugging Face model, or a GGUF file."""
     adapter: Path | None = None
-    """A LoRA adapter to go on from: the previous stage's `final` folder."""
+    """LoRA adapter to start from: the previous stage's `final` folder."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of the weights; an adapter is kept in float32."""
     tuning: Literal["lora", "full"] = "lora"
-    """The paper trains DeepSeek-V3 in full; LoRA is our choice, so that what is learnt fits beside a result."""
+    """Weights that are trained. The paper trains DeepSeek-V3 in full; LoRA is our choice, so that an adapter can be
+    published beside a result."""
     lora: LoraSection = LoraSection()
 
 
@@ -54,39 +55,39 @@ class TasksSection(_SettingsTable):
     """Tasks to train on, and the split from those held out."""
 
     suites: tuple[Literal["builtin", "families"], ...] = ("builtin",)
-    """`builtin`: the suite of 100; `families`: generated tasks."""
+    """Suites of tasks. `builtin`: the suite of 100; `families`: generated tasks."""
     directory: Path | None = None
-    """More tasks: every `*.py` in KernelBench's format in this folder."""
+    """Folder with more tasks: every `*.py` in KernelBench's format."""
     exclude: tuple[str, ...] = ()
-    """Ids to leave out altogether."""
+    """Ids of tasks to leave out."""
     families_count: int = Field(default=140, ge=1)
     """Number of tasks in the suite `families`. Our choice."""
     families_seed: int = 0
-    """Seed of the families drawn, and of their sizes."""
+    """Seed of the tasks drawn from `families`, and of their sizes."""
     held_out: int = Field(default=30, ge=0)
-    """Tasks (at least) set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
+    """Fewest tasks set aside for the evaluation. The paper trains and evaluates on the same 250 tasks (2.4);
     holding tasks out is our choice."""
     split_seed: int = 0
     """Seed of the split."""
     similarity: float = Field(default=0.8, gt=0, le=1)
-    """Tasks whose models share this much of their token 4-grams are near-duplicates and go to one side. Our choice."""
+    """Share of common token 4-grams from which two tasks are near-duplicates and stay on one side. Our choice."""
 
 
 class JudgeSection(_SettingsTable):
     """The judge: its devices, processes and settings."""
 
     device: str = "auto"
-    """`auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
+    """Device of the judges: `auto`, `cpu`, `cuda` (every visible GPU) or `cuda:N`."""
     per_device: int = Field(default=2, ge=1)
     """Judges for each GPU: building and checking overlap with another's timing. A CPU gets one."""
     shared: Path | None = None
-    """A file of evaluations that runs on one machine share, so that no candidate is judged twice. Its folder is made."""
+    """File of evaluations that runs on one machine share, so that no candidate is judged twice. Its folder is created."""
     quick: bool = True
-    """Start from `Settings.quick()`: the reward may be noisy, what is reported is confirmed with the full settings."""
+    """Start from `Settings.quick()`: rewards may be noisy, since reported results are confirmed with the full settings."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Changes to the judge's settings for rewards, as in docs/cli.md."""
     confirm_settings: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the judge's defaults for the re-measurement of what is reported."""
+    """Changes to the judge's defaults for measuring reported results again."""
 
     def judge_settings(self) -> Settings:
         """The settings for rewards.
@@ -98,7 +99,7 @@ class JudgeSection(_SettingsTable):
         return config.build(Settings, base | self.settings)
 
     def confirming_settings(self) -> Settings:
-        """The settings for the re-measurement of what is reported.
+        """The settings for measuring reported results again.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
@@ -110,8 +111,8 @@ class PromptSection(_SettingsTable):
     """The form of a prompt."""
 
     answer: Literal["module", "subclass"] = "subclass"
-    """`module`: the answer is a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above the
-    answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
+    """Form of an answer. `module`: a whole module, as in the paper (Table 3). `subclass`: the reference's text stands above
+    the answer, which is `class ModelNew(Model)` alone. Short answers are our choice for small models."""
     limit_characters: int = Field(default=12_000, ge=500)
     """Limit of a whole prompt; exemplars that do not fit are left out. Our choice, about 3,000 tokens."""
     hardware: str = ""
@@ -122,15 +123,15 @@ class SamplingSection(_SettingsTable):
     """The sampling of completions."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the sampling; 1, so that what is sampled is what is trained. Not in the paper; field practice."""
+    """Sampling temperature; at 1 the sampled distribution is the trained one. Not in the paper; field practice."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Share of the probability that is drawn from."""
+    """Share of the probability mass that is sampled from."""
     max_tokens: int = Field(default=512, ge=1)
     """Most tokens of an answer. Our choice; the built-in teacher's subclass answers have 60 to 500."""
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
     backend: Literal["local", "generate"] = "local"
-    """`local`: the package's own batched sampler. `generate`: transformers' method of that name, in the contrastive stage
+    """Sampler. `local`: the package's own, batched. `generate`: transformers' method of that name, in the contrastive stage
     only; the other stages then use `local`."""
 
     def of(self, seed: int) -> Sampling:
@@ -147,15 +148,15 @@ class OptimiserSection(_SettingsTable):
     micro_batch: int = Field(default=4, ge=1)
     """Examples on the device at once; must divide those of a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Longer gradients are scaled down to it."""
+    """Norm to which longer gradients are scaled down."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up. Only a constant one lets a finished run be taken further unchanged."""
+    """Learning rate after the warm-up. Only under `constant` can a finished run be extended unchanged."""
     gradient_checkpointing: bool = False
-    """Less memory for more time."""
+    """True trades time for memory."""
 
 
 class FittingSection(OptimiserSection):
@@ -180,9 +181,9 @@ class CheckerSection(_SettingsTable):
     decide."""
 
     kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
-    """`structural` compares with known hacks; the others ask a model of that kind as well."""
+    """Kind of the checker. `structural` compares with known hacks; the others also ask a model of that kind."""
     confirmed: str = ""
-    """A file of hacks found before, such as an earlier run's `hacks.jsonl`, to be known besides the packaged ones."""
+    """File of hacks found before, such as an earlier run's `hacks.jsonl`, which are known besides the packaged ones."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model, as in docs/models.md."""
 
@@ -204,22 +205,24 @@ class AugmentationSection(_SettingsTable):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
     teachers: tuple[str, ...] = ("builtin", "templates")
-    """`builtin`, the package's own policy, and `templates`, the generated families' own variations; each is judged."""
+    """Teachers besides language models: `builtin`, the package's own policy, and `templates`, the generated families' own
+    variations. Every answer is judged."""
     models: tuple[TeacherSection, ...] = ()
     """Language models as teachers. Paper 2.2: six of them."""
     attempts: int = Field(default=20, ge=1)
     """Attempts for each task and teacher. Paper 2.2: up to 20."""
     successes: int = Field(default=2, ge=1)
-    """Stop a teacher on a task after so many correct ones. Paper 2.2: 2."""
+    """Correct answers after which a teacher stops on a task. Paper 2.2: 2."""
     seconds: float | None = Field(default=None, gt=0)
-    """Take what has been judged after so long. None: until every teacher is done with every task."""
+    """Time limit of the augmentation; it keeps what has been judged by then. None: until every teacher is done with every
+    task."""
     timed: bool = False
     """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
     answer_chars: int = Field(default=2400, ge=50)
-    """Longer answers are not tried. Our choice, about 600 tokens."""
+    """Longest answer that is tried. Our choice, about 600 tokens."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
-    paper's stage 1 has none (Table 2); a small model needs to have seen the form."""
+    paper's stage 1 has none (Table 2); a small model must have seen the form."""
 
 
 class _StageSettings(_SettingsTable):
@@ -251,7 +254,7 @@ class ExemplarSection(_SettingsTable):
     """The exemplar database's sampler (paper 2.4.3, Eq. 1)."""
 
     sampler: Annotated[str, AfterValidator(_sampler)] = "bucket"
-    """`none` makes it vanilla GRPO."""
+    """Sampler of exemplars; `none` gives vanilla GRPO."""
     count: int = Field(default=2, ge=1)
     """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
     temperature: float = Field(default=0.5, gt=0)
@@ -271,43 +274,43 @@ class SelfSupervisedConfig(_StageSettings):
     rounds: int = Field(default=4, ge=1)
     """Rounds of sampling and training. Not in the paper; our choice."""
     tasks_per_round: int = Field(default=32, ge=1)
-    """Tasks of a round. Our choice; every task comes up once before any comes up again."""
+    """Tasks of a round. Our choice; every task is drawn once before any is drawn again."""
     samples_per_task: int = Field(default=8, ge=1)
     """Answers to each task of a round. Our choice."""
     timed: bool = False
     """Measure speed as well; the stage ignores it (paper 2.3)."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers; answers that repeat one are
-    not learnt. The paper's stage 2 has none; a small model that sees plain prompts only forgets the other form before stage
-    3 asks for it. Our choice."""
+    """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers. Answers that repeat an
+    exemplar are not trained on. The paper's stage 2 shows none. A small model that sees plain prompts only forgets the other
+    form before stage 3 asks for it. Our choice."""
     rehearsal: float = Field(default=0.0, ge=0)
-    """Teachers' examples that are learnt again beside each success: from its own successes alone a small model forgets what
-    it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
+    """Teachers' examples that are trained on again beside each success. From its own successes alone a small model forgets
+    what it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
     rehearse: Path | None = None
-    """Run directory of stage 1, where those examples are."""
+    """Run directory of stage 1, which holds those examples."""
 
 
 class RewardSection(_SettingsTable):
     """The reward that an evaluation earns (paper 2.4.4 and 3.2)."""
 
     name: str = "speedup"
-    """`speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
+    """Name of the reward: `speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
     smoothing: bool = True
     """Rolling normalisation and clip (Eq. 6)."""
     copies: Literal["score", "floor"] = "score"
     """Reward of an answer that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
     floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
     floor: float | None = None
-    """Reward of a failure, and the least that anything earns, instead of the reward's own floor. With `log`, -5 (the
-    default) makes most of an advantage say whether an answer was right; so did -1, under which a model learnt to repeat the
-    reference (`docs/log.md`). A copy of that earns 0."""
+    """Reward of a failure and lowest reward of all, in place of the reward's own floor. With `log`, at -5 (the default) most
+    of an advantage says whether an answer was right. So it did at -1, where a model learnt to repeat the reference, a copy
+    of which earns 0 (`docs/log.md`)."""
     reverify: bool = True
     """Measure suspicious speedups once more. Paper 2.4.4."""
     suspicious_speedup: float = Field(default=3.0, gt=1)
-    """A speedup above it is suspicious. Paper 2.4.4. Tasks from which honest work wins more need a higher one."""
+    """Speedup above which one is suspicious. Paper 2.4.4. Tasks on which honest work wins more need a higher one."""
     suspicious_leap: float = Field(default=2.0, gt=1)
-    """A speedup so many times the task's best so far is suspicious as well. Paper 2.4.4."""
+    """Multiple of the task's best speedup so far above which one is suspicious as well. Paper 2.4.4."""
 
 
 class GrpoSection(_SettingsTable):
@@ -321,21 +324,22 @@ class GrpoSection(_SettingsTable):
     """PPO's clip (PPO, arXiv 1707.06347)."""
     delta: float | None = Field(default=None, gt=1)
     """Bound of the ratio of probabilities where the clip has none: where a bad answer has become likelier since it was
-    sampled. Without it one token can be all of an update's gradient. INTELLECT-2 (arXiv 2505.07291): 4; the paper: None."""
+    sampled. Without it one token can dominate an update's gradient. INTELLECT-2 (arXiv 2505.07291): 4; the paper: None."""
     beta: float = Field(default=1e-3, ge=0)
-    """Weight of the KL to the model that the stage began with. The paper has the term; the value is our choice."""
+    """Weight of the KL to the model that the stage started with. The paper has the term; the value is our choice."""
     iterations: int = Field(default=1, ge=1)
     """Passes over each batch of rollouts."""
     minibatches: int = Field(default=1, ge=1)
-    """Updates in each pass. Where judging takes most of the time, several learn more from it; the clip bounds how far they
-    go. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
+    """Updates in each pass. Where judging takes most of the time, several learn more from the same answers; the clip bounds
+    their steps. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divisor of advantages: the deviation within the group, as in the paper, or of the whole batch, or nothing. A
-    group whose rewards differ by noise alone gets as large advantages as any other under `group`."""
+    """Divisor of advantages: the deviation within the group, as in the paper, or of the whole batch, or nothing. Under
+    `group`, a group whose rewards differ by noise alone gets as large advantages as any other."""
     mask_truncated: bool = False
     """Leave answers that reached `max_tokens` out of the loss."""
     spare_shared_lines: bool = False
-    """Push a failed answer's tokens down only in lines that accepted answers do not hold (`credit.py`). Paper: False."""
+    """Lower the probability of a failed answer's tokens only in lines that no accepted answer shares (`credit.py`). Paper:
+    False."""
 
 
 class ContrastiveConfig(_StageSettings):
@@ -348,22 +352,22 @@ class ContrastiveConfig(_StageSettings):
     sampling: SamplingSection = SamplingSection()
     exemplars: ExemplarSection = ExemplarSection()
     exemplars_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of prompts that show exemplars. The paper's is 1. Where every prompt shows one, a small model learns to copy the
-    form from there and its weights forget it, which shows on new tasks, where there is none to copy. Our choice."""
+    """Share of prompts that show exemplars. The paper's is 1. At 1 a small model learns to copy the form from the prompt,
+    and its weights forget it. That shows on new tasks, which have no exemplar to copy. Our choice."""
     reward: RewardSection = RewardSection()
     grpo: GrpoSection = GrpoSection()
     optimiser: OptimiserSection = OptimiserSection()
     update: bool = True
     """False leaves the gradient step out: evolutionary search with a frozen model."""
     steps: int = Field(default=40, ge=1)
-    """Batches of rollouts. Our choice."""
+    """Batches of rollouts, one for each step. Our choice."""
     seconds: float | None = Field(default=None, gt=0)
-    """End as if all steps were done before one that would go beyond so much time, restarts included: arms that are compared
-    get the same. None: no limit."""
+    """Time limit of training, restarts included: the stage ends before a step that would exceed it. Arms that are compared
+    get the same limit. None: no limit."""
     save_steps: int = Field(default=1, ge=1)
     """Steps between checkpoints; 1 loses the least when killed."""
     checkpoints_kept: int = Field(default=2, ge=1)
-    """Checkpoints that stay: the newest."""
+    """Number of newest checkpoints that stay."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
@@ -386,13 +390,13 @@ class HeldOutConfig(_SettingsTable):
     samples: int = Field(default=8, ge=1)
     """Judged candidates for each task; the best of them counts."""
     rounds: int = Field(default=1, ge=1)
-    """With exemplars: `samples` are drawn in so many rounds, later ones seeing the earlier ones' scores. Must divide it."""
+    """Rounds in which `samples` are drawn, with exemplars; later rounds see the scores of earlier ones. Must divide it."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     sampling: SamplingSection = SamplingSection(temperature=0.8)
     confirm: bool = True
-    """Measure each best again, independently; only what that confirms counts as faster."""
+    """Measure the best candidate of each task again, independently; only one that this confirms counts as faster."""
     confirm_tries: int = Field(default=2, ge=1)
-    """Candidates of a task to confirm, best first, until one holds."""
+    """Candidates of a task that are measured again, best first, until one is confirmed."""
 
     @model_validator(mode="after")
     def _rounds_divide(self) -> Self:
