@@ -62,8 +62,8 @@ def model_options(function: Function) -> Function:
             metavar="FILE",
             help="Where candidates are kept; several searches may share one. Default: in DIR.",
         ),
-        click.option("--temperature", type=FiniteRange(0, 5), metavar="X", help="Of sampling.  [default: 1]"),
-        click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Of one answer.  [default: 4096]"),
+        click.option("--temperature", type=FiniteRange(0, 5), metavar="X", help="Sampling temperature.  [default: 1]"),
+        click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of an answer.  [default: 4096]"),
         click.option("--samples", type=click.IntRange(1), metavar="N", help="Answers to one prompt.  [default: 1]"),
         click.option(
             "--patience",

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     default="greedy",
     show_default=True,
     metavar="NAME",
-    help="Who plays it: ppo, anneal, greedy, guided, random, sweeps.",
+    help="Agent of that game: ppo, anneal, greedy, guided, random, sweeps.",
 )
 @click.option(
     "--sass-budget",
@@ -84,7 +84,7 @@ def command(
     winner is measured once more. Those of a language model are judged one by one.
 
     Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, screened.jsonl, config.json
-    and environment.json into DIR. Interrupt it at any moment: the same command goes on where it stopped.
+    and environment.json into DIR. Interrupt it at any moment: the same command resumes.
     """
     options.require_together("--then-sass", then_sass, "sass_agent", "sass_budget")
     asked = {name: further.pop(name) for name in model_options.NAMES}

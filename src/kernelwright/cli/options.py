@@ -101,8 +101,8 @@ def judge_options(function: Function) -> Function:
             help="Contract that decides the verdict and the exit status; both are answered. Default: drop-in.",
         ),
         click.option("--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."),
-        click.option("--allow", multiple=True, metavar="LABEL", help="Accept what carries this label. Repeatable."),
-        click.option("--forbid", multiple=True, metavar="LABEL", help="Reject what carries this label. Repeatable."),
+        click.option("--allow", multiple=True, metavar="LABEL", help="Accept candidates with this label. Repeatable."),
+        click.option("--forbid", multiple=True, metavar="LABEL", help="Reject candidates with this label. Repeatable."),
         click.option(
             "--timeout",
             type=FiniteRange(0, min_open=True),
@@ -115,7 +115,7 @@ def judge_options(function: Function) -> Function:
             metavar="SECONDS",
             help="Limit of importing and constructing the candidate, compilers included, and of its first call.",
         ),
-        click.option("--check-only", is_flag=True, help="Check that it is right; do not time it."),
+        click.option("--check-only", is_flag=True, help="Check correctness only; do not time."),
     ]
     for option in reversed(options):
         function = option(function)

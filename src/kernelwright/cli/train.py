@@ -28,14 +28,14 @@ STAGES = ("sft", "self-supervised", "contrastive")
     "limit_s",
     type=options.FiniteRange(0, min_open=True),
     metavar="SECONDS",
-    help="Save and end after so long; the same command goes on.",
+    help="Save and end after this time; the same command resumes.",
 )
 @options.json_option
 def command(stage: str, config_file: Path, out: Path | None, limit_s: float | None, as_json: bool) -> None:
     """Train one of the three stages after CUDA-L1, under the judge.
 
     Writes evaluations.jsonl, rollouts.jsonl, metrics.jsonl, TensorBoard events, checkpoints and, when finished, the trained
-    adapter or model in DIR/final. Interrupt or kill it at any moment: the same command goes on, and judges nothing twice.
+    adapter or model in DIR/final. Interrupt or kill it at any moment: the same command resumes, and judges nothing twice.
     """
     from kernelwright.config import in_file
     from kernelwright.contrastive.stages.config import read_stage

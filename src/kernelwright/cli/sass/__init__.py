@@ -206,13 +206,13 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
     "agents",
     multiple=True,
     metavar="ppo|anneal|greedy|guided|random|sweeps",
-    help="Who plays; ppo by default. Several, each with the whole budget, by repeating it.",
+    help="Agent that plays; ppo by default. Repeat it for several, each with the whole budget.",
 )
 @click.option(
     "--budget", type=click.IntRange(min=1), default=1000, show_default=True, help="Schedules to measure, for each agent."
 )
 @click.option("--out", type=_cubin, metavar="DIR", help="Run directory; the same one resumes. Default: a new one in runs/.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where chance starts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
 @click.option(
     "--moves", type=click.Choice(["beyond", "paper"]), default="beyond", show_default=True, help="Which moves are allowed."
 )
