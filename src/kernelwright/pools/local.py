@@ -234,13 +234,7 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     sandbox.die_with_parent()  # a run that was killed must not go on holding the device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
-    local = device
-    if device.startswith("cuda:"):
-        # This process and all it forks see one GPU only: a candidate cannot borrow another.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        index = int(device.removeprefix("cuda:"))
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
-        local = "cuda:0"
+    local = see_one_gpu(device)
     judge: Judge | None = None
     try:
         if ready:
@@ -260,6 +254,16 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     finally:
         if judge is not None:
             judge.close()
+
+
+def see_one_gpu(device: str) -> str:
+    """Have this process and all it forks see one GPU only, so that no candidate can borrow another; its name in here."""
+    if not device.startswith("cuda:"):
+        return device
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = int(device.removeprefix("cuda:"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+    return "cuda:0"
 
 
 def _do(

@@ -174,7 +174,14 @@ class ScreeningPool:
     def __init__(
         self, task: Task, device: str, settings: Settings, slots: int | None = None, zygote: Zygote | None = None
     ) -> None:
-        self.task, self.device, self.settings = task, device, settings
+        self.task, self.device = task, device
+        # One process holds what a judge, its reference and its candidate hold in three.
+        self.settings = settings.model_copy(
+            update={
+                "memory_limit_bytes": 2 * settings.memory_limit_bytes,
+                "device_memory_limit_bytes": 2 * settings.device_memory_limit_bytes,
+            }
+        )
         on_gpu = device.startswith("cuda")
         self.slots = slots or (SCREENS_PER_GPU if on_gpu else SCREENS_PER_CPU)
         self.build_limit_s = min(settings.build_limit_s, BUILD_LIMIT_S)

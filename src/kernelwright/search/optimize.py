@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kernelwright
-from kernelwright.errors import KernelwrightError, NothingUsableError
+from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.policy import Context, Policy, look_of
+from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.report.page import write_report
 from kernelwright.search import then_sass
+from kernelwright.search.proposals import Proposals
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed
 
@@ -167,59 +168,38 @@ class TaskSearch:
         seed: int,
         tell: Callable[[SearchEvent], None],
     ) -> None:
-        self._run, self._task, self._policy, self._device = run, task, policy, device
-        self._budget, self._seed, self._tell = budget, seed, tell
-        self.judged = list(history_of(run, task))
-        self.screened = [found for found in run.screened() if found.task_sha256 == task.sha256]
+        self._run, self._task, self._device, self._tell = run, task, device, tell
+        self._proposals = Proposals(
+            task,
+            policy,
+            device,
+            budget,
+            seed,
+            list(history_of(run, task)),
+            [found for found in run.screened() if found.task_sha256 == task.sha256],
+            lambda text, lasting: tell(SearchEvent(text, number=self.done, lasting=lasting)),
+        )
 
     @property
     def done(self) -> int:
         """Proposals that were looked at."""
-        return len(self._context.seen)
+        return self._proposals.done
 
     @property
-    def _context(self) -> Context:
-        return Context(
-            task=self._task,
-            device=self._device,
-            history=tuple(self.judged),
-            seed=self._seed,
-            screened=tuple(self.screened),
-        )
+    def judged(self) -> list[Evaluation]:
+        """Verdicts so far, confirmations left out."""
+        return self._proposals.judged
 
-    def proposals(self, slots: int) -> Iterator[Candidate | None]:
-        """Candidates to look at, one after the other; None where the next depends on one that is being looked at.
-
-        The policy is asked for as many as there are slots, when none is left of those that it gave before.
-        """
-        taken = self._context.seen
-        while len(taken) < self._budget:
-            busy = len(taken) - self.done
-            self._tell(SearchEvent("proposing", number=self.done))
-            try:
-                # It does not know of those at work, and may name them again.
-                proposed = self._policy.propose(self._context, min(slots + busy, self._budget - self.done))
-            except NothingUsableError as error:
-                if not taken:
-                    raise
-                self._tell(SearchEvent(str(error), number=self.done, lasting=True))
-                return
-            fresh = {one.sha256: one for one in proposed if one.sha256 not in taken}
-            for sha256, candidate in list(fresh.items())[: self._budget - len(taken)]:
-                taken.add(sha256)
-                yield candidate
-            if fresh:
-                continue
-            if not busy:
-                self._tell(SearchEvent("the policy has nothing more to try", number=self.done, lasting=True))
-                return
-            yield None
+    @property
+    def screened(self) -> list[Screened]:
+        """Estimates so far."""
+        return self._proposals.screened
 
     def screen(self, settings: Settings) -> bool:
         """Estimate every proposal; False where this task cannot be screened here."""
         pool = ScreeningPool(self._task, self._device, settings)
         try:
-            for _, outcome in pool.screen(self.proposals(pool.slots)):
+            for _, outcome in pool.screen(self._proposals.candidates(pool.slots)):
                 if isinstance(outcome, KernelwrightError):
                     self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
                     return False
@@ -239,7 +219,7 @@ class TaskSearch:
 
     def judge_all(self, pool: Evaluator) -> None:
         """Have the judge take every proposal."""
-        self._judge(pool, self.proposals(pool.slots))
+        self._judge(pool, self._proposals.candidates(pool.slots))
 
     def _judge(self, pool: Evaluator, candidates: Iterator[Candidate | None]) -> None:
         def jobs() -> Iterator[Job | None]:

@@ -1,0 +1,190 @@
+"""Screens the proposals of many tasks at once, in processes that each propose for one task and screen for it.
+
+Proposing is Python that holds its interpreter's lock: in processes of their own many tasks are traced at a time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Self
+
+import torch
+
+from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.timing_core import timing_core
+from kernelwright.pools.local import see_one_gpu
+from kernelwright.pools.screening import ScreeningPool
+from kernelwright.records import Task
+from kernelwright.records.screened import Screened
+from kernelwright.search.policies import policy_named
+from kernelwright.search.proposals import Proposals
+
+SEARCHERS_PER_GPU = 8
+"""Tasks that are screened at once on a GPU: one is timed while the others trace, compile and start. Our choice."""
+SEARCHERS_PER_CPU = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenJob:
+    """Proposals for one task to screen."""
+
+    task: Task
+    budget: int
+    """Proposals to look at, those in `earlier` included."""
+    earlier: tuple[Screened, ...] = ()
+    seed: int = 0
+    slots: int = 1
+    """Screening processes for this task."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A process that searches, and the thread that speaks with it."""
+
+    device: str
+    thread: threading.Thread | None = None
+    process: multiprocessing.process.BaseProcess | None = field(default=None)
+
+
+class Searchers:
+    """Processes that screen, several to a device; each is started when its first task comes.
+
+    Args:
+        devices: Resolved names.
+        settings: Settings of the judge, whose limits and labels hold here too.
+        at_once: Tasks at once on each device; by default `SEARCHERS_PER_GPU` or `SEARCHERS_PER_CPU`.
+        policy: Name of a policy that a name alone describes.
+    """
+
+    def __init__(self, devices: list[str], settings: Settings, at_once: int | None = None, policy: str = "builtin") -> None:
+        count = at_once or (SEARCHERS_PER_GPU if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
+        self._settings, self._policy = settings, policy
+        self._members = [_Member(device) for _ in range(count) for device in devices]
+        self._closing = threading.Event()
+
+    def screen(
+        self, jobs: Iterable[ScreenJob], stop: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[ScreenJob, Screened | KernelwrightError | None]]:
+        """Estimates as they are made, in any order; None says that a job is done, an error that it cannot be.
+
+        `stop` is asked before each job; True leaves it and all that follow undone. One thread may call this at a time.
+        """
+        waiting, lock = iter(jobs), threading.Lock()
+        found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
+
+        def take() -> ScreenJob | None:
+            with lock:
+                if self._closing.is_set() or (stop is not None and stop()):
+                    return None
+                return next(waiting, None)
+
+        for member in self._members:
+            member.thread = threading.Thread(target=self._serve, args=(member, take, found), daemon=True)
+            member.thread.start()
+        at_work = len(self._members)
+        while at_work:
+            one = found.get()
+            if one is None:
+                at_work -= 1
+            else:
+                yield one
+
+    def _serve(
+        self,
+        member: _Member,
+        take: Callable[[], ScreenJob | None],
+        found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None],
+    ) -> None:
+        connection: Connection | None = None
+        try:
+            while (job := take()) is not None:
+                if connection is None:
+                    connection = self._start(member)
+                try:
+                    connection.send(job)
+                    while True:
+                        answer = connection.recv()
+                        found.put((job, answer))
+                        if not isinstance(answer, Screened):
+                            break
+                except (EOFError, OSError) as error:
+                    found.put((job, InfrastructureError(f"Wanted to screen {job.task.id}; its process died ({error!r}).")))
+                    self._end(member, connection)
+                    connection = None
+        finally:
+            if connection is not None:
+                self._end(member, connection)
+            found.put(None)
+
+    def _start(self, member: _Member) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        connection, theirs = context.Pipe()
+        # Not a daemon: it starts processes of its own.
+        member.process = context.Process(
+            target=_run, args=(theirs, member.device, self._settings.model_dump_json(), self._policy)
+        )
+        member.process.start()
+        theirs.close()
+        return connection
+
+    @staticmethod
+    def _end(member: _Member, connection: Connection) -> None:
+        connection.close()
+        if member.process is not None:
+            member.process.join(timeout=20)
+            member.process.kill()
+            member.process.join()
+
+    def close(self) -> None:
+        """End the processes in the middle of their work; a `screen` at work ends too."""
+        self._closing.set()
+        for member in self._members:
+            if member.process is not None:
+                member.process.kill()  # what it started dies with it
+        for member in self._members:
+            if member.thread is not None:
+                member.thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _run(connection: Connection, device: str, settings_json: str, policy_name: str) -> None:
+    """Screen tasks in a process of its own until the other side hangs up."""
+    sandbox.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    local, settings = see_one_gpu(device), Settings.model_validate_json(settings_json)
+    policy = policy_named(policy_name)
+    zygote = Zygote(off=timing_core(torch.device(local)))
+    try:
+        while True:
+            try:
+                job: ScreenJob = connection.recv()
+            except EOFError:
+                return
+            try:
+                proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
+                with ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
+                    for _, outcome in pool.screen(proposals.candidates(pool.slots)):
+                        if isinstance(outcome, KernelwrightError):
+                            raise outcome
+                        proposals.screened.append(outcome)
+                        connection.send(outcome.model_copy(update={"device": device}))
+            except KernelwrightError as error:
+                connection.send(type(error)(*error.args))
+            else:
+                connection.send(None)
+    finally:
+        zygote.close()
