@@ -7,7 +7,7 @@ Each agent on each kernel has a run directory and a process of its own. Several 
 schedules one at a time, since most of an agent's time goes into choosing what to measure. A run that is finished is
 not repeated, and one that was cut short when the call's time was up goes on where it was, so that budgets end up equal.
 When a kernel's agents are done, the best confirmed winner goes through `deploy`, which proves it and times it again in
-fresh processes: that is the number in `summary.json`, and a kernel without a confirmed gain counts as 1. What fails
+fresh processes: that is the number in `summary.json`, and a kernel without a confirmed improvement counts as 1. What fails
 leaves the rest alone. With `--backend` naming a model, nothing is deployed and every number is marked as simulated.
 """
 
