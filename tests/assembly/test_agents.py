@@ -25,6 +25,7 @@ from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureErr
 from kernelwright.gpu import disassemble
 from kernelwright.sass import Move, MoveError, Schedule, check, move_from_json
 from tests.assembly.support import WrongWhenMovedFar, program_of
+from tests.quick import exhaustive_but
 
 SEARCHES = tuple(agent for agent in AGENTS if agent != "ppo")
 
@@ -54,8 +55,13 @@ def program():
     return program_of()
 
 
-@pytest.mark.parametrize("agent", SEARCHES)
-@pytest.mark.parametrize("moves", ["paper", "beyond"])
+@pytest.mark.parametrize(
+    ("moves", "agent"),
+    exhaustive_but(
+        [(moves, agent) for moves in ("paper", "beyond") for agent in SEARCHES],
+        *(("paper" if agent in ("random", "greedy") else "beyond", agent) for agent in SEARCHES),
+    ),
+)
 def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agent, moves):
     counting = Counting()
     schedules = 60 if agent == "guided" else 150
@@ -71,7 +77,7 @@ def test_a_search_spends_exactly_its_budget_and_improves_the_model(program, agen
     assert check(program.image.data, schedule.cubin(program), disassemble) == []
 
 
-@pytest.mark.parametrize("agent", SEARCHES)
+@pytest.mark.parametrize("agent", exhaustive_but(SEARCHES, "anneal"))
 def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, agent):
     found = []
     for seed in (1, 1, 2):
@@ -81,7 +87,7 @@ def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, 
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("agent", SEARCHES)
+@pytest.mark.parametrize("agent", exhaustive_but(SEARCHES, "anneal"))
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, tmp_path, monkeypatch):
     # What was paid for is played again without paying, for longer than a search looks in vain.
     monkeypatch.setattr(assembly_agents, "_IDLE_ROUNDS", 20)
@@ -149,7 +155,7 @@ def test_records_say_what_happened_and_repeat_no_moves(program, tmp_path):
         assert schedule_digest(budget.schedule_of(entry)) == entry.digest
 
 
-@pytest.mark.parametrize("agent", SEARCHES)
+@pytest.mark.parametrize("agent", exhaustive_but(SEARCHES, "anneal"))
 def test_a_schedule_that_fails_is_on_record_and_never_the_best(program, agent):
     budget = budget_of(program, 80, agent, [WrongWhenMovedFar()])
     play(agent, AgentContext(program, None, budget, seed=0))
@@ -296,6 +302,7 @@ def test_ppos_network_goes_where_it_is_told(program, monkeypatch):
     assert told == ["cuda:1"]
 
 
+@pytest.mark.exhaustive
 def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
     from kernelwright.assembly import ppo as assembly_ppo
 
@@ -372,7 +379,7 @@ def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program,
     assert asked[-1] < 0.8 * asked[1]
 
 
-@pytest.mark.parametrize("agent", SEARCHES)
+@pytest.mark.parametrize("agent", exhaustive_but(SEARCHES, "anneal"))
 def test_a_search_begins_where_it_is_told(program, agent):
     first = budget_of(program, 150)
     play("greedy", AgentContext(program, None, first, seed=0))

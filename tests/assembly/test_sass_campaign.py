@@ -70,7 +70,7 @@ def test_the_recipe_of_the_paper_in_small(tmp_path):
     for name, value in {
         "kernels": '["softmax"]',
         "agents": '["greedy"]',
-        "budget": "15",
+        "budget": "6",
         "backend": '"simulated-issue"',
     }.items():
         lines = [f"{name} = {value}" if line.startswith(f"{name} =") else line for line in text.splitlines()]

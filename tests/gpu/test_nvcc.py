@@ -18,6 +18,7 @@ from kernelwright.gpu.nvcc import compile_cuda, find_nvcc
 from kernelwright.gpu.target import load_target
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
+from tests.quick import exhaustive_but
 
 SOURCE = Path(__file__).with_name("cuda") / "kernels.cu"
 KERNELS = {"sgemm", "row_sum", "histogram", "pipelined_scale", "tensor_gemm", "double_norm", "calls", "jumps"}
@@ -41,7 +42,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[80, 90])
+@pytest.fixture(scope="module", params=exhaustive_but([80, 90], 90))
 def cubin(request):
     return compile_cuda(SOURCE.read_text(), request.param)
 

@@ -20,6 +20,7 @@ from kernelwright.gpu import Disassembler, compile_triton, disassemble, installe
 from kernelwright.gpu.corpus import CORPUS
 from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
 from kernelwright.sass.code.listing import parse_listing
+from tests.quick import exhaustive_but
 from tests.sass.support import build, compiled
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "sass-h200"
@@ -115,7 +116,7 @@ READ_BY_NVDISASM_12_8 = {
 """Instructions of published cubins of ptxas 12.8, and a digest of what nvdisasm 12.8 says of each."""
 
 
-@pytest.mark.parametrize("name", READ_BY_NVDISASM_12_8)
+@pytest.mark.parametrize("name", exhaustive_but(READ_BY_NVDISASM_12_8, "sgemm"))
 def test_every_disassembler_reads_the_same_in_an_older_cubin(name):
     cubin = (PUBLISHED / name / "original.cubin").read_bytes()
     for tool in (tool for tool in installed_disassemblers() if tool.fits(cubin)):

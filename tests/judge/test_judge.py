@@ -27,6 +27,7 @@ from kernelwright.judge.timing.rotation import Rotated
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
 from tests.judge.snippets import HEAD, LOCKS, RELU, candidate, task
+from tests.quick import exhaustive_but
 
 CHECK = Settings.quick(threads=1, timed=False)
 TIME = Settings.quick(threads=1, processes_min=1, processes_max=1)
@@ -62,6 +63,7 @@ def test_an_honest_candidate_is_accepted_and_timed(judge):
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.exhaustive
 def test_what_is_too_large_for_a_series_is_timed_as_well(judge, monkeypatch):
     monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
     settings = TIME.model_copy(update={"audit_limit_us": 1e6})  # a series of one is noisy, large calls are long
@@ -470,7 +472,13 @@ os.close(here)
 
 
 @pytest.mark.parametrize(
-    "folder", [".", "os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])"], ids=["its own", "of its builds"]
+    "folder",
+    [
+        pytest.param(".", id="its own"),
+        pytest.param(
+            "os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])", id="of its builds", marks=pytest.mark.exhaustive
+        ),
+    ],
 )
 def test_folders_in_folders_are_cleaned_up(judge, tmp_path, monkeypatch, folder):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -494,7 +502,7 @@ GONE = {
 """What PyTorch does to an output that its CUDA graphs overwrote, in ways that need no GPU."""
 
 
-@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("gone", exhaustive_but(GONE, "cannot be read"))
 def test_an_output_that_a_cuda_graph_takes_back_is_a_label(judge, gone):
     text = f"if hasattr(self, 'y'): {GONE[gone]}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
     found = judge.evaluate(RELU, candidate(text, top="NAME = torch.cuda.CUDAGraph if 0 else None"), settings=TIME)
@@ -615,7 +623,13 @@ def stateful() -> Candidate:
     return Candidate(source=STATEFUL.source.replace("Model(", "ModelNew("))
 
 
-@pytest.mark.parametrize("settings", [TIME, TIME.model_copy(update={"fresh_processes": False})], ids=["fresh", "kept"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(TIME, id="fresh"),
+        pytest.param(TIME.model_copy(update={"fresh_processes": False}), id="kept", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_reference_that_keeps_a_state_and_its_copy_stay_in_step(judge, settings):
     found = judge.evaluate(STATEFUL, stateful(), settings=settings)
     assert found.accepted, why(found)
@@ -1093,6 +1107,7 @@ def test_the_snippets_are_what_they_claim():
     ast.parse(candidate().source)
 
 
+@pytest.mark.exhaustive
 def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(judge):
     """A threshold at four standard deviations: some draws have one positive element, which is nearly all cancellation."""
     sparse = task(
@@ -1128,7 +1143,10 @@ def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
 
 @pytest.mark.parametrize(
     ("raised", "becomes"),
-    [(torch.OutOfMemoryError("CUDA out of memory. Tried much.\nMore."), DeviceError), (RuntimeError("other"), RuntimeError)],
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried much.\nMore."), DeviceError),
+        pytest.param(RuntimeError("other"), RuntimeError, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raised, becomes):
     def fail(device):

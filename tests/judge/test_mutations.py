@@ -26,6 +26,7 @@ from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
 from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, source_in_mode
+from tests.quick import exhaustive_but
 
 Patch = pytest.MonkeyPatch
 HACKS = {case.name: case for folder in ("hacks", "unseen") for case in load_cases(folder)}
@@ -307,6 +308,7 @@ def get_init_inputs():
 )
 ONCE = """
 import torch
+from tests.quick import exhaustive_but
 CALLS = [0]
 class ModelNew(torch.nn.Module):
     def __init__(self, features):
@@ -365,7 +367,10 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["?", "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_late"]
+    "name",
+    exhaustive_but(
+        ["?", "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_late"], "check_late"
+    ),
 )
 def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Patch, calls: list[str], name: str) -> None:
     number = len(calls) - calls[::-1].index(name)

@@ -391,6 +391,7 @@ def test_actors_that_die_while_idle_cost_no_job_a_try(pool):
     assert not pids(found) & first
 
 
+@pytest.mark.exhaustive
 def test_outcomes_come_as_they_end_and_jobs_are_taken_as_slots_become_free(pool, tmp_path):
     os.mkfifo(tmp_path / "gate")
     taken = []
@@ -457,6 +458,7 @@ def test_a_job_for_which_there_is_no_place_is_an_infrastructure_error(cluster):
     assert "no place" in str(outcome)
 
 
+@pytest.mark.exhaustive
 def test_an_actor_that_cannot_start_is_tried_twice(cluster, monkeypatch):
     def broken(self, *arguments):
         raise ImportError("no kernelwright on this machine")
@@ -473,6 +475,7 @@ def test_an_actor_that_cannot_start_is_tried_twice(cluster, monkeypatch):
     assert "no kernelwright on this machine" in str(found["0"])
 
 
+@pytest.mark.exhaustive
 def test_ending_at_once_ends_what_is_running(cluster, tmp_path):
     os.mkfifo(tmp_path / "pid")
     handles = []

@@ -98,6 +98,7 @@ def test_the_filter_shows_only_that_verdict(page):
     ]
 
 
+@pytest.mark.exhaustive
 def test_words_narrow_the_table(page):
     found = outcome_of(
         page,
@@ -134,6 +135,7 @@ def test_opening_a_row_shows_checks_processes_and_both_differences(page):
     assert found["lines"] == len(candidate_source("a.view(-1, 1) * b").splitlines())
 
 
+@pytest.mark.exhaustive
 def test_closing_a_row_hides_its_detail_and_filtering_hides_it_too(page):
     found = outcome_of(
         page,
@@ -147,6 +149,7 @@ def test_closing_a_row_hides_its_detail_and_filtering_hides_it_too(page):
     assert found == [False, True, False, True]
 
 
+@pytest.mark.exhaustive
 def test_a_link_to_an_evaluation_opens_it(page):
     found = outcome_of(
         page,
@@ -242,6 +245,7 @@ def test_text_is_readable_in_light_and_dark(page):
     assert outcome_of(page, measure, with_policy=False)["low"] == []
 
 
+@pytest.mark.exhaustive
 def test_every_control_has_a_name(page):
     found = outcome_of(
         page,

@@ -11,6 +11,7 @@ from kernelwright.judge import Judge
 from kernelwright.judge.worker.diagnostics import LINES_MAX, first_errors, triton_errors
 from kernelwright.records import Reason
 from tests.judge.snippets import RELU, candidate
+from tests.quick import exhaustive_but
 
 CPP = "int f() {\\n  return y;\\n}\\n"
 EXTENSION = f"""
@@ -27,6 +28,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from tests.quick import exhaustive_but
 
 @triton.jit
 def scale(x, n: tl.constexpr):
@@ -60,7 +62,7 @@ def test_errors_of_nvcc_are_told_with_their_lines(tmp_path) -> None:
     assert told.splitlines()[:2] == ["Error building extension 'x'", 'cuda.cu(3): error: identifier "factor" is undefined']
 
 
-@pytest.mark.parametrize("statements", [1, 100], ids=["short", "long"])
+@pytest.mark.parametrize("statements", exhaustive_but([1, 100], 100))
 def test_a_triton_kernel_that_does_not_compile_tells_place_and_message(judge: Judge, statements: int) -> None:
     pytest.importorskip("triton")
     fill = "\n".join(f"    y{index} = tl.arange(0, n)" for index in range(statements))

@@ -7,6 +7,7 @@ import pytest
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, Reason
 from tests.judge.snippets import RELU, candidate
+from tests.quick import exhaustive_but
 
 SETTINGS = Settings.quick(threads=1, timed=False)
 
@@ -49,7 +50,7 @@ def test_an_answer_of_another_form_is_a_rejection(judge, what):
     assert found.reason is usual.get(what, Reason.PROTOCOL_VIOLATION), found.detail
 
 
-@pytest.mark.parametrize("answers", ["[]", "3", "[{}]"])
+@pytest.mark.parametrize("answers", exhaustive_but(["[]", "3", "[{}]"], "[]"))
 def test_a_series_must_be_answered_call_by_call(judge, answers):
     forger = candidate(
         top="from kernelwright.judge.worker import harness\n"
@@ -84,7 +85,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("where", LIES)
+@pytest.mark.parametrize("where", exhaustive_but(LIES, "in single calls"))
 def test_a_clock_that_lies_wins_nothing_on_a_short_task(judge, where):
     liar = candidate(top=f"from kernelwright.judge.worker import harness\n{LIES[where]}")
     found = judge.evaluate(RELU, liar, settings=Settings.quick(threads=1, processes_max=3))
