@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelwright.judge.check.compare import round_mantissa
 from kernelwright.tasks import INPUT_SETS, InputSet
 
 BY_NAME = {one.name: one for one in INPUT_SETS}
@@ -144,3 +145,22 @@ def test_the_same_seed_varies_alike():
 def test_a_set_of_ones_own():
     doubled = InputSet("doubled", lambda x, g: x * 2, "nothing")
     assert float(doubled.apply([torch.tensor(1.5)], generator())[0]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float32, 10), (torch.float32, 7), (torch.float64, 23), (torch.float16, 3)]
+)
+def test_lower_precisions_round_all_biased_elements_towards_zero(dtype, bits):
+    (x,) = apply("biased", normal(64, 64, dtype=dtype))
+    lost = 1 - round_mantissa(x.double(), bits) / x.double()
+    assert lost.min() > 2.0 ** -(bits + 3)
+    assert lost.max() < 2.0 ** -(bits + 1)
+
+
+def test_biased_elements_stay_near_what_was_drawn():
+    before = normal(64, 64)
+    (after,) = apply("biased", before)
+    assert ((after - before).abs() / before.abs()).max() < 2.0**-7
+    special = torch.tensor([0.0, float("inf"), -float("inf")])
+    assert torch.equal(apply("biased", special)[0], special)
+    assert apply("biased", torch.view_as_complex(normal(4, 2)))[0].dtype == torch.complex64

@@ -67,6 +67,21 @@ def _constant(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (x != 0).to(x.dtype) * 0.75
 
 
+_KEPT_BITS = {torch.float64: 20, torch.float32: 7}
+"""Mantissa bits that `_biased` keeps; three of other types. The precisions below keep these bits or three more."""
+
+
+def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Below the first bits of each mantissa comes 0.425 of a unit. Lower precisions then round all elements down, so that a
+    long sum does not average their errors away."""
+    if x.is_complex():
+        return torch.view_as_complex(_biased(torch.view_as_real(x.resolve_conj()), generator))
+    mantissa, exponent = torch.frexp(x)
+    unit = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1)
+    moved = torch.ldexp(mantissa.sign() * ((mantissa.abs() / unit).floor() + 0.425) * unit, exponent)
+    return torch.where(torch.isfinite(x) & (x != 0), moved, x).to(x.dtype)
+
+
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Scale rows by powers of two from 2^-6 to 2^6."""
     if x.dim() == 0:
@@ -101,6 +116,7 @@ def _skewed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("own", lambda x, g: x, "anything wrong on the task's own distribution"),
     InputSet("own-again", lambda x, g: x, "results kept from an earlier call"),
+    InputSet("biased", _biased, "lower precision whose errors a long sum averages away"),
     InputSet("negative", lambda x, g: -x, "relying on the sign of the inputs"),
     InputSet("signs", _shuffled_sign, "errors hidden by sums of one sign; lower precision"),
     InputSet("zero-one", _zero_one, "wrong integer arithmetic"),

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
-from kernelwright.judge.check.oracle import OutOfDomainError
+from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
 from kernelwright.judge.check.similar_inputs import _change, _swap
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.check.weights import buffer_has_kept_up
@@ -281,6 +282,76 @@ def test_where_another_layout_says_nothing_the_tolerance_stays(forward):
     judged(one)
     question = posed(one, INPUT_SETS[1])
     assert one.bounds.summed_otherwise(question) is question
+
+
+# --- sums in another order ------------------------------------------------------------------------------
+
+MEAN_LOSS = task("return ((inputs[0] - inputs[1]) ** 2).mean(-1)", "[torch.randn(8, 32768), torch.randn(8, 32768)]")
+(BIASED,) = (one for one in INPUT_SETS if one.name == "biased")
+
+
+def in_series(first, second):
+    """One term after the other."""
+    running = np.cumsum(((first - second) ** 2).numpy(), axis=-1, dtype=np.float32)
+    return torch.from_numpy(running[:, -1].copy()) / first.shape[-1]
+
+
+def in_tf32(first, second):
+    return ((round_mantissa(first, 10) - round_mantissa(second, 10)) ** 2).mean(-1)
+
+
+def test_a_loss_that_sums_in_series_is_accepted_on_every_set(monkeypatch):
+    one = checker(MEAN_LOSS, in_series)
+    judged(one)
+    judged(one, BIASED)
+    monkeypatch.setattr(Bounds, "summed_in_any_order", lambda self, question: question)
+    with pytest.raises(RejectionError):
+        judged(one)
+
+
+def test_the_same_loss_in_tf32_is_rejected_where_its_errors_do_not_average_away():
+    one = checker(MEAN_LOSS, in_tf32)
+    with pytest.raises(RejectionError) as caught:
+        judged(one, BIASED)
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+    # On random elements they do: there the loss may pass.
+    judged(one)
+
+
+def test_where_no_set_tells_precisions_half_of_the_lower_ones_error_is_the_limit(monkeypatch):
+    one = checker(MEAN_LOSS)
+    question = posed(one)
+    one.bounds._tells_reordered.clear()
+    monkeypatch.setattr(Bounds, "_ask_biased", lambda self, question: None)
+    told = replace(
+        question, tolerance=replace(question.tolerance, lower=Distance(1e-6, 1e-6), calibrated_outputs=frozenset({0}))
+    )
+    assert one.bounds.summed_in_any_order(told).tolerance.allowed.rms == pytest.approx(
+        max(5e-7, question.tolerance.allowed.rms)
+    )
+    one.bounds._tells_reordered.add(0)
+    assert one.bounds.summed_in_any_order(told).tolerance.allowed.rms == pytest.approx(0.5 * 2**-24 * 32768**0.5)
+
+
+@pytest.mark.parametrize(
+    ("forward", "shape", "terms"),
+    [
+        ("x.mean()", (8, 16), 128),
+        ("x.sum(-1)", (8, 16), 16),
+        ("x.relu()[0]", (8, 16), 1),
+        ("torch.nn.functional.layer_norm(x, (16,))", (8, 16), 16),
+        ("torch.nn.functional.group_norm(x, 2)", (2, 4, 6), 12),
+        ("torch.softmax(x, 0)", (8, 16), 8),
+        ("x.cumsum(1)", (8, 16), 16),
+        ("x @ x.T", (8, 16), 16),
+        ("torch.nn.functional.mse_loss(x, x + 1)", (8, 16), 128),
+        ("torch.conv2d(x, x[:2])", (4, 3, 5, 5), 75),
+    ],
+)
+def test_the_longest_sum_of_a_module_is_found(forward, shape, terms):
+    with SumLength() as sums:
+        eval(forward, {"torch": torch, "x": torch.randn(shape)})
+    assert sums.longest == terms
 
 
 # --- convolutions, which PyTorch lets use TF32 -----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +22,11 @@ from kernelwright.judge.check.compare import (
     farthest,
     lower_precisions,
     of_outputs,
+    reordered,
 )
-from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, State, SumLength, tensors_of
 from kernelwright.judge.check.trial import Trial
-from kernelwright.tasks import is_inexact
+from kernelwright.tasks import INPUT_SETS, is_inexact
 
 _UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
 """Operators that may name any of several equal elements, by PyTorch's documentation."""
@@ -75,6 +77,11 @@ class Bounds:
         """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
         self._calibrated = Counter[int]()
         """Number of input sets that told the task's precision from the next lower one, by output."""
+        self._terms: int | None = None
+        """Terms of the reference's longest sum; None while it is not known."""
+        self._tells_reordered = set[int]()
+        """Outputs of which some input set tells sums in another order from the next lower precision."""
+        self._asked_biased = False
 
     @property
     def is_calibrated(self) -> bool:
@@ -96,7 +103,10 @@ class Bounds:
         if not self.has_float64:
             return None
         try:
-            found = self._oracle.truth(drawn, state, training=training)
+            with SumLength() if self._terms is None else contextlib.nullcontext() as sums:
+                found = self._oracle.truth(drawn, state, training=training)
+            if sums is not None:
+                self._terms = sums.longest
         except OutOfDomainError as error:
             if self._has_answered or "NaN" in str(error):
                 raise
@@ -155,7 +165,19 @@ class Bounds:
             )
             tolerance = replace(tolerance, allowed=allowed)
         self._calibrated.update(tolerance.calibrated_outputs)
+        for index in tolerance.calibrated_outputs:
+            if self._reordered(index).rms <= self._half_lower(tolerance, index):
+                self._tells_reordered.add(index)
         return replace(question, tolerance=tolerance)
+
+    def _reordered(self, index: int) -> Distance:
+        """Error of an output that another order of its sums explains."""
+        return reordered(self._terms or 1, self._trial.facts.output_dtypes[index])
+
+    def _half_lower(self, tolerance: Tolerance, index: int) -> float:
+        """What of the next lower precision's error is allowed at most, where it is known."""
+        assert tolerance.lower is not None
+        return self._trial.settings.lower_precision_share * tolerance.lower.of(index).rms
 
     def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
         """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
@@ -207,6 +229,40 @@ class Bounds:
             (wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(question.truth))
         ]
         return question.allowing(combined(_never_narrower, question.tolerance.allowed, of_outputs(limits)))
+
+    def summed_in_any_order(self, question: Question) -> Question:
+        """The question with a tolerance for the same sums in another order.
+
+        The reference's own error may be far below what a good program makes: a tree of sums over a million elements, against
+        block sums that are added as they come. The errors of lower precisions average away there as well. Where some set,
+        such as `biased`, tells those from sums in another order, the others need not; where none does, this one allows at
+        most half of what lower precision would make of it.
+        """
+        if not question.has_float64:
+            return question
+        told = question.tolerance.calibrated_outputs
+        self._ask_biased(question)
+        limits = []
+        for index in range(len(question.truth)):
+            old, new = question.tolerance.allowed.of(index), self._reordered(index)
+            if index in told and index not in self._tells_reordered:
+                new = replace(new, rms=min(new.rms, self._half_lower(question.tolerance, index)))
+            limits.append(_never_narrower(old, new))
+        return question.allowing(of_outputs(limits))
+
+    def _ask_biased(self, question: Question) -> None:
+        """Learn of which outputs the set `biased` tells precisions, from the reference alone; once."""
+        if self._asked_biased:
+            return
+        self._asked_biased = True
+        biased = next(one for one in INPUT_SETS if one.name == "biased")
+        inputs, training = self._trial.facts.draw(biased, question.inputs), question.training
+        try:
+            truth = self.truth(inputs, question.state, training)
+            outputs = self._oracle.own_precision(inputs, question.state, training=training, seed=0)
+            self.around(inputs, question.state, training, truth, outputs)
+        except OutOfDomainError:
+            return
 
     def conditioned(self, question: Question) -> Question:
         """The question with a tolerance for single elements that takes the task's condition into account: what rounding the
@@ -261,6 +317,8 @@ class Bounds:
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
             question = self.summed_otherwise(question)
+        if not found.within(question.tolerance.allowed):
+            question = self.summed_in_any_order(question)
         if only_worst_exceeds(found, question.tolerance.allowed):
             question = self.conditioned(question)
         return question
@@ -297,7 +355,7 @@ class Bounds:
         return Tolerance(
             of_outputs([one.allowed for one in found]),
             reference,
-            replace(of_outputs(lowers), each=()) if lowers else None,
+            of_outputs([one.lower or Distance(0.0, 0.0) for one in found]) if lowers else None,
             calibrated=all(one.calibrated for one, dtype in zip(found, dtypes, strict=True) if dtype.is_floating_point)
             and bool(lowers),
             calibrated_outputs=frozenset(index for index, one in enumerate(found) if one.calibrated),

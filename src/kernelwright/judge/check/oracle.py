@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -281,6 +282,49 @@ class _NormsWithChannelsLast(_OtherArguments):  # type: ignore[no-untyped-call]
         if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
             return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
         return None
+
+
+_SUMMING = re.compile(r"sum|mean|var|std|norm|loss|kl_div|prod|mm|mv|dot|conv|softmax|cum|avg_pool|cdist|attention|einsum")
+"""Names of operators whose outputs are sums of many terms."""
+
+
+class SumLength(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds how many terms the longest sum of a module has: for each operator that sums, elements that it reads for each one
+    of its smallest output."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.longest = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if _SUMMING.search(name):
+            self.longest = max(self.longest, _terms(name, args, found))
+        return found
+
+
+def _terms(name: str, args: Sequence[Any], found: Any) -> int:
+    """Terms of each sum that one operator takes, from its arguments and result."""
+    read, made = ([x for x in _flat(values) if isinstance(x, torch.Tensor) and x.numel()] for values in (args, found))
+    if not read or not made:
+        return 1
+    if re.search(r"mm|mv|dot|attention", name):
+        return max(x.shape[-1] if x.dim() else 1 for x in read)
+    if "conv" in name:
+        return read[1].numel() // max(1, read[1].shape[0])
+    if re.search(r"softmax|cum", name):
+        return read[0].shape[args[1]] if read[0].dim() else 1
+    # A normalisation also returns its statistics, which are fewer than its outputs.
+    return max(x.numel() for x in read) // min(x.numel() for x in made)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield values
 
 
 def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
