@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import datetime
 import re
@@ -291,7 +290,7 @@ class Judge:
         findings = draft.findings
         live = self._live_task(task)
         try:
-            ast.parse(candidate.source)
+            guard.parse(candidate.source)
         except guard.PARSE_ERRORS as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
         trial = self._trial(live, candidate, directory, settings, findings)

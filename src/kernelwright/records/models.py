@@ -9,10 +9,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.improvement import clears_noise_floor
+from kernelwright.records.lines import encodable
 
 
 class _Record(BaseModel):
@@ -173,6 +174,11 @@ class Candidate(_Record):
     parent: str | None = None
     """`sha256` of the candidate it was derived from."""
     note: str = ""
+
+    @field_validator("source", "note", mode="before")
+    @classmethod
+    def _encodable(cls, text: object) -> object:
+        return encodable(text) if isinstance(text, str) else text
 
     @cached_property
     def sha256(self) -> str:

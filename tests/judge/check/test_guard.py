@@ -250,3 +250,38 @@ def test_performance_settings_are_labels(name, value, labels):
 def test_settings_that_a_drop_in_leaves_alone_are_named(name):
     (found,) = side_effects.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
     assert found == f"{name}: {SETTINGS[name]} -> other"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 0x" + "f" * 5000,
+        "x = " + "+".join(["1"] * 900),
+        "x = " + "-" * 30_000 + "1",
+        "x = " + "(" * 5000,
+        "x = a" + ".b" * 50_000,
+        "x = 1\0",
+        "x = 1;" * 100_000,
+        "\ufeffx = 1",
+        "# coding: nonesuch\nx = 1",
+        "",
+    ],
+    ids=["digits", "sum", "minuses", "parentheses", "attributes", "null", "long", "mark", "coding", "empty"],
+)
+def test_no_text_ends_the_analysis(source):
+    assert guard.static_labels(source, REFERENCE) == set()
+    assert guard.advice(source + "\nimport ctypes") in (("uses other processes or raw memory",), ())
+
+
+@pytest.mark.parametrize("seed", ["open(", "getattr(a,", "perf_counter", "cudaSt", "triton ", "@jit ", "a = b.to(float16 "])
+def test_the_time_of_a_pattern_does_not_grow_with_the_square_of_the_text(seed):
+    """The slowest of these took hours."""
+    text = (seed * guard.READ_CHARACTERS)[: guard.READ_CHARACTERS]
+    assert guard.advice(f"x = {text!r}") is not None
+
+
+def test_a_file_is_read_as_python_reads_it():
+    assert guard.parse("\ufeffx = 1").body
+    assert not guard.parse("x = (" + "\n" * guard.READ_CHARACTERS).body
+    with pytest.raises(guard.PARSE_ERRORS):
+        guard.parse("x = '\ud800'")

@@ -19,12 +19,15 @@ from kernelwright.records import Label
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors of Python's parser; the last two where a text is nested too deeply."""
+READ_CHARACTERS = 1 << 18
+"""Characters of a candidate that are read here, since a tree of more may take gigabytes. Patterns look at most a few hundred
+characters ahead, since otherwise their time grows with the square of a text."""
 _CUSTOM = re.compile(
-    r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.*triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel"
+    r"__global__|extern\s+\"C\"|@triton\.jit|@jit\b.{0,200}triton|load_inline\s*\(|cpp_extension\.load\s*\(|\bcupy\b|RawKernel"
 )
 _GRAPH = re.compile(r"CUDAGraph|make_graphed_callables|reduce-overhead|cudaGraph|mode\s*=\s*['\"]max-autotune['\"]")
 _WRAPPER = re.compile(r"torch\.compile|CUDAGraph|make_graphed_callables|torch\.jit\.(trace|script|freeze)")
-_TO_16_BITS = r"(?:half\(\)|bfloat16\(\)|(?:to|type)\((?:dtype=)?(?:\w+\.)*b?float16\b[^)]*\))"
+_TO_16_BITS = r"(?:half\(\)|bfloat16\(\)|(?:to|type)\((?:dtype=)?(?:\w+\.)*b?float16\b[^)]{0,200}\))"
 _SPLIT = re.compile(
     # What rounding to 16 bits left of a value: in PyTorch or Triton, in one expression or two, and in CUDA C++.
     rf"\b(?P<a>\w+) - (?P=a)\.{_TO_16_BITS}"
@@ -37,21 +40,21 @@ _SPLIT = re.compile(
 
 _ADVICE: Mapping[str, re.Pattern[str]] = {
     "reads stack frames": re.compile(r"\b_getframe\b|inspect\.(stack|currentframe)|\bgc\.get_(objects|referrers)"),
-    "patches a clock or an event": re.compile(r"(perf_counter\w*|elapsed_time|synchronize|time\.time)\s*=[^=]"),
+    "patches a clock or an event": re.compile(r"(perf_counter\w{0,20}|elapsed_time|synchronize|time\.time)\s*=[^=]"),
     "uses other processes or raw memory": re.compile(r"\bctypes\b|/proc/|\bptrace\b|os\.(kill|fork|_exit)|\bsubprocess\b"),
-    "writes files or descriptors": re.compile(r"os\.(write|dup2)|\bopen\s*\([^)]*['\"][wa]"),
+    "writes files or descriptors": re.compile(r"os\.(write|dup2)|\bopen\s*\([^)]{0,400}['\"][wa]"),
     "starts threads or streams": re.compile(
-        r"\bthreading\b|concurrent\.futures|cudaSt\w*##?\w*|cuda\.Stream|cudaStreamCreate"
+        r"\bthreading\b|concurrent\.futures|cudaSt\w{0,40}##?|cuda\.Stream|cudaStreamCreate"
     ),
     "keeps results by pointer or identity": re.compile(r"\bdata_ptr\s*\(\)|\bid\s*\("),
     "builds names at run time": re.compile(
-        r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]+,\s*['\"][^'\"]*['\"]\s*\+"
+        r"\bexec\s*\(|\beval\s*\((?!\s*\))|__import__|getattr\([^,]{1,200},\s*['\"][^'\"]{0,200}['\"]\s*\+"
     ),
     "subclasses torch.Tensor": re.compile(r"class\s+\w+\s*\(\s*(torch\.)?Tensor\s*\)|__torch_(function|dispatch)__"),
     "lowers precision": re.compile(
         r"\.half\s*\(|\bfloat16\b|\bbfloat16\b|autocast|allow_tf32\s*=\s*True|set_float32_matmul"
     ),
-    "hides a failed kernel": re.compile(r"(?s)(load_inline|triton|cpp_extension).*\bexcept\b"),
+    "hides a failed kernel": re.compile(r"(?s)\A(?>.*?(?:load_inline|triton|cpp_extension)).*\bexcept\b"),
     "depends on the training flag": re.compile(r"if\s+(not\s+)?self\.training|\.training\s*=\s*False|self\.eval\s*\("),
 }
 
@@ -95,11 +98,23 @@ def _same_operators(source: str, reference: str) -> bool:
     )
 
 
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a file with this text; that of an empty one where it is too long to look at.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python (`PARSE_ERRORS`).
+    """
+    # As bytes: a file may begin with a byte-order mark, or name another encoding.
+    return ast.parse(source.encode() if len(source) <= READ_CHARACTERS else b"")
+
+
 @lru_cache(maxsize=8)
 def _code_only(source: str) -> str:
     """The source without comments and docstrings; other strings stay, since CUDA code is one."""
+    if len(source) > READ_CHARACTERS:
+        return source[:READ_CHARACTERS]
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except PARSE_ERRORS:
         return source
     for node in ast.walk(tree):
@@ -110,7 +125,7 @@ def _code_only(source: str) -> str:
                 body[0] = ast.Pass()
     try:
         text = ast.unparse(tree)
-    except RecursionError:  # it takes three frames for each term of a sum
+    except PARSE_ERRORS:  # it takes three frames for each term of a sum, and writes no integer of 4,300 digits
         return source
     # It escapes newlines in strings; regular expressions over C++ code need them as they were.
     return text.replace("\\n", "\n")
@@ -166,7 +181,7 @@ _ARITHMETIC = frozenset({"abs", "divmod", "max", "min", "pow", "round", "sum"})
 def _operators(source: str) -> Counter[str] | None:
     """Names called inside the classes of a module, as a measure of which operators it runs."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except PARSE_ERRORS:
         return None
     names: Counter[str] = Counter()
