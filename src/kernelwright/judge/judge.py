@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import TypeVar
 import torch
 
 from kernelwright.errors import DeviceError
-from kernelwright.files import remove_tree
 from kernelwright.gpu.device_state import device_state
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
@@ -25,6 +23,7 @@ from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
 from kernelwright.judge.isolation.process import CallBudget, WorkerError
 from kernelwright.judge.isolation.side import Side
@@ -96,6 +95,7 @@ class Judge:
 
     def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
         self.device = resolve_device(device)
+        remove_left_folders()
         self._core = timing_core(self.device)
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
@@ -268,10 +268,10 @@ class Judge:
     @contextlib.contextmanager
     def _workplace(self, task: Task) -> Iterator[Path]:
         """A directory of one evaluation; whatever it used is given back afterwards."""
-        directory = Path(tempfile.mkdtemp(prefix="kernelwright-"))
+        folder = JudgeFolder()
         try:
             with _one_thread(self.device), printing_aside():
-                yield directory
+                yield folder.path
         except RuntimeError as error:
             if not device_is_full(error):
                 raise
@@ -280,7 +280,7 @@ class Judge:
                 f"{str(error).splitlines()[0]} Let fewer judges share the GPU."
             ) from error
         finally:
-            remove_tree(directory)
+            folder.remove()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -155,5 +155,5 @@ def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
         made._workers = Workers(made._zygote, keep=3)
         made.evaluate(RELU, candidate(RELU))
-        assert len(list(tmp_path.glob("kernelwright-kept-*/*"))) > 0
+        assert len(list(tmp_path.glob("kernelwright-judge-*/*"))) > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS

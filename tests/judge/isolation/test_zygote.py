@@ -232,8 +232,30 @@ def test_the_parent_side_of_a_fork_closes_what_was_handed_over(ends, monkeypatch
     hand_over(ours, [0, 0])
     monkeypatch.setattr(zygote.os, "fork", lambda: 4242)
     before = len(os.listdir("/proc/self/fd"))
-    assert zygote._fork(theirs, {"files": 2, "spawn": {}}) == 4242
+    assert zygote._fork(theirs, {"files": 2, "spawn": {}}, {}) == 4242
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("refusals", [3, zygote._FORK_TRIES])
+def test_a_fork_is_tried_again_while_processes_that_are_in_the_way_are_ended(ends, monkeypatch, refusals):
+    _, theirs = ends
+    outcomes, looks = [BlockingIOError()] * refusals + [4242], []
+
+    def fork():
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(zygote.os, "fork", fork)
+    monkeypatch.setattr(zygote, "_watch", looks.append)
+    monkeypatch.setattr(zygote.time, "sleep", lambda seconds: None)
+    if refusals == zygote._FORK_TRIES:
+        with pytest.raises(BlockingIOError):
+            zygote._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"})
+    else:
+        assert zygote._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"}) == 4242
+        assert looks == ["other"] * refusals
 
 
 class Left(Exception):
@@ -259,7 +281,7 @@ def test_the_child_side_of_a_fork_never_returns(ends, monkeypatch, fails, status
     monkeypatch.setattr(zygote.os, "_exit", leave)
     monkeypatch.setattr(zygote, "_become_worker", become)
     with pytest.raises(Left, match=str(status)):
-        zygote._fork(theirs, {"files": 1, "spawn": {"x": 1}})
+        zygote._fork(theirs, {"files": 1, "spawn": {"x": 1}}, {})
     assert became == [(theirs, {"x": 1}, 1)]
 
 
@@ -295,7 +317,7 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     channel = Channel(ours)
     pids, watched, ended = [11, 12], [], []
 
-    def fork(channel, message):
+    def fork(channel, message, watched):
         return pids.pop(0)
 
     monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
@@ -327,7 +349,7 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
             ours.shutdown(socket.SHUT_WR)
 
     monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
-    monkeypatch.setattr(zygote, "_fork", lambda channel, message: 11)
+    monkeypatch.setattr(zygote, "_fork", lambda channel, message, watched: 11)
     monkeypatch.setattr(zygote, "_watch", look)
     monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: {})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)

@@ -10,14 +10,12 @@ On a processor a fork costs milliseconds, and every process is fresh.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
-from kernelwright.files import remove_tree
+from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
@@ -37,16 +35,16 @@ class Workers:
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Seconds that stopped workers have taken, by role and request."""
         self._waiting: list[Worker] = []
-        self._directory: Path | None = None
+        self._folder: JudgeFolder | None = None
 
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
         """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
         if not self._keep or spec.kept_as is None:
             return Worker(self._zygote, spec, settings)
         with self._lock:
-            if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="kernelwright-kept-"))
-            spec = replace(spec, directory=self._directory, build=self._directory / spec.build.name)
+            if self._folder is None:
+                self._folder = JudgeFolder()
+            spec = replace(spec, directory=self._folder.path, build=self._folder.path / spec.build.name)
         return self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
 
     def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
@@ -83,6 +81,6 @@ class Workers:
         """End those that wait."""
         while self._waiting:
             self._waiting.pop().discard()
-        if self._directory is not None:
-            remove_tree(self._directory)
-            self._directory = None
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None

@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.worker import serving  # imports torch once, for all workers that are forked off
-from kernelwright.judge.worker.channel import Channel, ChannelClosedError
+from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 
 _WATCH_S = 0.05
 _SESSION_WATCH_EVERY = 10
 """Looking through all processes takes longer the more of them the machine has."""
 _KILL_ROUNDS = 100
+_FORK_TRIES = 200
+"""Tries for ten seconds: a watch needs half a second to end the processes that are in the way. Our choice."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 INHERITED_VARIABLES = (
@@ -96,7 +98,7 @@ class Zygote:
                 self._channel.send({"spawn": config, "files": len(files)})
                 self._channel.send_files(files)
                 answer = self._channel.receive(time.monotonic() + 120)
-        except (ChannelClosedError, OSError) as error:
+        except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
             raise self._gone(error) from error
         return int(answer["pid"])
 
@@ -106,7 +108,7 @@ class Zygote:
             with self._turn:
                 self._channel.send({"end": pid, "grace_s": grace_s})
                 answer = self._channel.receive(time.monotonic() + 60)
-        except (ChannelClosedError, OSError) as error:
+        except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
             raise self._gone(error) from error
         return Ending(**answer)
 
@@ -152,7 +154,7 @@ def main(handle: int) -> None:
             if ready:
                 message = channel.receive()
                 if "spawn" in message:
-                    pid = _fork(channel, message)
+                    pid = _fork(channel, message, watched)
                     watched[pid] = _Watched(pid, message["spawn"])
                     channel.send({"pid": pid})
                 else:
@@ -166,9 +168,18 @@ def main(handle: int) -> None:
             _end(one)
 
 
-def _fork(channel: Channel, message: dict[str, Any]) -> int:
+def _fork(channel: Channel, message: dict[str, Any], watched: dict[int, _Watched]) -> int:
     files = channel.receive_files(message["files"])
-    pid = os.fork()
+    for tries_left in reversed(range(_FORK_TRIES)):
+        try:
+            pid = os.fork()
+            break
+        except OSError:  # a candidate has started more processes than the machine has room for
+            if not tries_left:
+                raise
+            for one in watched.values():
+                _watch(one)
+            time.sleep(_WATCH_S)
     if pid:
         for handle in files:
             os.close(handle)
