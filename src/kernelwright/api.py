@@ -134,6 +134,8 @@ def bench(
 ) -> BenchResult:
     """Judge a suite's candidates and time its baselines, in one run that resumes in `out`.
 
+    `kernelwright.search.suite.search_suite` searches every task of a suite instead.
+
         result = kernelwright.bench("cuda-l1", path="h100.json", out="cuda-l1-run", baselines=["compile", "cudagraph"])
         print((result.run / "table.md").read_text())
 

@@ -12,7 +12,7 @@ from tests.samples import TASK, accepted, rejected
 class Doubting:
     """An evaluator by which nothing holds."""
 
-    def evaluate(self, jobs):
+    def evaluate(self, jobs, stop=None):
         for job in jobs:
             yield job, rejected(source=job.candidate.source)
 
@@ -25,5 +25,5 @@ def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_
         run.append(accepted(1.9, "# first", confirms=True))
     for number in range(search.CONFIRMATIONS_TRIED):
         run.append(accepted(5.0 + number))
-    best = search._confirm(run, Doubting(), TASK, lambda event: None)
+    best = search.confirm(run, Doubting(), TASK, lambda event: None)
     assert (best and best.speedup) == (1.9 if confirmed else None)

@@ -1,4 +1,4 @@
-"""`kernelwright bench SUITE`: a suite's candidates and baselines, judged in one run."""
+"""`kernelwright bench SUITE`: a suite's candidates and baselines judged, or its tasks searched, in one run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelwright.cli import options
-from kernelwright.cli.optimize import evaluation_line
+from kernelwright.cli import model_options, options
+from kernelwright.cli.optimize import evaluation_line, screened_line
 from kernelwright.cli.output import emit_json, printable, progress_console, results_only, say, says_what_was_kept
 
 if TYPE_CHECKING:
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from kernelwright.search.bench import BenchEvent
     from kernelwright.search.bench_summary import BenchResult
+    from kernelwright.search.suite import SuiteEvent
 
 BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 
 
-@click.command("bench", short_help="Judge a suite's candidates and baselines in one run.")
+@click.command("bench", short_help="Judge a suite's candidates and baselines, or search its tasks, in one run.")
 @click.argument("suite")
 @click.option(
     "--path",
@@ -34,9 +35,25 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 @click.option("--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="Search every task instead of judging what the suite brings. What proposes: builtin, api, local.",
+)
+@click.option(
+    "--budget", type=click.IntRange(min=1), default=24, show_default=True, metavar="N", help="Proposals for a task."
+)
+@options.judge_option
+@click.option(
+    "--minutes",
+    type=options.FiniteRange(0, min_open=True),
+    metavar="M",
+    help="Limit of a search's time, spent where it still pays. Run again to go on.",
+)
 @options.device_option
 @options.out_option
 @options.json_option
+@model_options.model_options
 @options.judge_options
 def command(
     suite: str,
@@ -46,17 +63,25 @@ def command(
     baselines: str,
     limit: int | None,
     strict_fp32_too: bool,
+    policy: str | None,
+    budget: int,
+    judged: int,
+    minutes: float | None,
     device: str,
     out: Path | None,
     as_json: bool,
-    **judge: Any,
+    **further: Any,
 ) -> None:
-    """Judge the candidates of SUITE and time its baselines, in one run.
+    """Judge the candidates of SUITE and time its baselines, in one run. With --policy, search every task instead.
 
     SUITE is builtin, kernelbench or cuda-l1. Prints the table of CUDA-L1 against each baseline, and against
-    the best of each task. --device cuda uses every GPU.
+    the best of each task. --device cuda uses every GPU. Run again with the same DIR, it goes on where it stopped.
     """
-    settings = options.judge_settings(**judge)
+    options.require_together("--policy", policy is not None, "budget", "judged", "minutes", *model_options.NAMES)
+    asked = {name: further.pop(name) for name in model_options.NAMES}
+    settings = options.judge_settings(**further)
+    if policy is not None and strict_fp32_too:
+        raise click.UsageError("wanted --strict-fp32-too without --policy, whose winners are judged once; found both.")
     if settings.strict_fp32 and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     wanted = _words(baselines, "baselines")
@@ -64,7 +89,6 @@ def command(
         raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
     chosen_levels = [_level(word) for word in _words(levels, "levels")]
 
-    from kernelwright.search.bench import bench
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
@@ -76,15 +100,36 @@ def command(
         says_what_was_kept(lambda: options.kept_in(target)),
         progress_console().status("starting") as status,
     ):
-        result = bench(
-            loaded,
-            baselines=wanted,
-            device=device,
-            out=target,
-            settings=settings,
-            strict_too=strict_fp32_too,
-            on_event=lambda event: _show(status, event),
-        )
+        if policy is None:
+            from kernelwright.search.bench import bench
+
+            result = bench(
+                loaded,
+                baselines=wanted,
+                device=device,
+                out=target,
+                settings=settings,
+                strict_too=strict_fp32_too,
+                on_event=lambda event: _show(status, event),
+            )
+        else:
+            from kernelwright.search.suite import search_suite
+
+            proposer = model_options.proposer(policy, device, target, **asked)
+            result = search_suite(
+                loaded,
+                policy=proposer.policy,
+                out=target,
+                budget=budget,
+                judged=judged,
+                minutes=minutes,
+                baselines=wanted,
+                device=device,
+                settings=settings,
+                on_event=lambda event: _show_search(status, event),
+            )
+            for line in proposer.finish(target):
+                say(line)
     for what, message in result.errors.items():
         say(f"not measured: {printable(what)}: {printable(message)}")
     if as_json:
@@ -110,6 +155,24 @@ def _show(status: Status, event: BenchEvent) -> None:
     line = evaluation_line(outcome) if isinstance(outcome, Evaluation) else f"not measured  {printable(str(outcome))}"
     say(f"{event.done:>5}/{event.total}  {printable(event.task)}  {printable(event.what)}: {line}")
     status.update(f"{event.done} of {event.total} done")
+
+
+def _show_search(status: Status, event: SuiteEvent) -> None:
+    from kernelwright.records import Evaluation
+    from kernelwright.records.screened import Screened
+
+    outcome = event.outcome
+    if isinstance(outcome, Screened):
+        line = screened_line(outcome)
+    else:
+        line = evaluation_line(outcome) if isinstance(outcome, Evaluation) else f"not measured  {printable(str(outcome))}"
+    say(f"{event.settled:>4}/{event.tasks} tasks  {printable(event.task)}: {line}")
+    best = f", best {event.best[1]:.2f}x {printable(event.best[0])}" if event.best else ""
+    left = f", about {event.left_s / 60:.0f} min left" if event.left_s is not None else ""
+    errors = f", {event.errors} errors" if event.errors else ""
+    status.update(
+        f"{event.settled} of {event.tasks} tasks, {event.screened} screened, {event.judged} judged{best}{errors}{left}"
+    )
 
 
 def _words(text: str, what: str) -> list[str]:

@@ -69,7 +69,8 @@ class ContrastivePolicy:
         self._hardware = hardware
         self._patience = patience
         self._limit_characters = limit_characters
-        self._rollouts: list[Rollout] | None = None
+        self._rollouts: dict[str, list[Rollout]] = {}
+        """Earlier answers by the hash of their task."""
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """At most `count` candidates that are not in the history.
@@ -80,14 +81,16 @@ class ContrastivePolicy:
             PolicyError: the model cannot be reached, or refuses all work.
         """
         self.database.add_all(context.history)
-        if self._rollouts is None:
-            self._rollouts = [found for found in self._log.rollouts() if found.task_sha256 == context.task.sha256]
+        sha256 = context.task.sha256
+        if sha256 not in self._rollouts:
+            self._rollouts[sha256] = [found for found in self._log.rollouts() if found.task_sha256 == sha256]
+        rollouts = self._rollouts[sha256]
         seen = {found.candidate_sha256 for found in context.history}
-        found = self._new_candidates(context, self._rollouts, seen)
+        found = self._new_candidates(context, rollouts, seen)
         fruitless: Counter[str] = Counter()
         while len(found) < count and fruitless.total() < self._patience:
             answered = self._ask(context, max(count - len(found), self._samples))
-            self._rollouts += answered
+            rollouts += answered
             fresh = self._new_candidates(context, answered, seen)
             found += fresh
             if fresh:
@@ -118,7 +121,7 @@ class ContrastivePolicy:
 
     def _ask(self, context: Context, count: int) -> list[Rollout]:
         """One prompt, `count` answers, all on disk."""
-        step = max((rollout.step for rollout in self._rollouts or ()), default=-1) + 1
+        step = max((rollout.step for rollout in self._rollouts[context.task.sha256]), default=-1) + 1
         seed = int(sha256_of([context.task.sha256, context.seed, step])[:8], 16) >> 1
         prompt = self._prompt(context, random.Random(seed))
         sampling = replace(self._sampling, seed=seed)

@@ -26,6 +26,7 @@ from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
 
 _TRIES = 2
+_ASK_AGAIN_S = 1.0
 
 JUDGES_PER_GPU = 6
 """Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
@@ -77,8 +78,11 @@ def spread(
             running[submit(one)] = one
         if not running:
             return
-        ended = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
-        yield running.pop(ended), ended.result()
+        # What there is to do may depend on others, too: ask again after a while.
+        limit_s = _ASK_AGAIN_S if len(running) < slots else None
+        for ended in wait(running, timeout=limit_s, return_when=FIRST_COMPLETED).done:
+            yield running.pop(ended), ended.result()
+            break
 
 
 class JudgePool:

@@ -165,10 +165,7 @@ def bench(
     settings, agenda, spread = settings or Settings(), agenda or Agenda(), spread or Spread()
     total = _require_measurable(suite, baselines, settings, evaluator, strict_too=strict_too)
     devices = devices_of(device)
-    for name in ("cudagraph", "cudnn"):
-        if name in baselines and devices == ["cpu"]:
-            # Without a GPU their wrappers change nothing: eager would stand under another name.
-            raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
+    require_baselines(baselines, devices)
     run = RunDirectory(out)
     if run.claim(config_of(suite, baselines, devices, settings), same=SAME, device=devices[0]):
         write_tasks(run, suite)
@@ -185,6 +182,26 @@ def bench(
     return summarise(run, suite, work.errors)
 
 
+def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
+    """Refuse baselines that there are not, and those that mean nothing on these devices.
+
+    Raises:
+        UsageError: there is no such baseline.
+        DeviceError: one needs a GPU.
+    """
+    _require_known(baselines)
+    for name in ("cudagraph", "cudnn"):
+        if name in baselines and list(devices) == ["cpu"]:
+            # Without a GPU their wrappers change nothing: eager would stand under another name.
+            raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
+
+
+def _require_known(baselines: Sequence[str]) -> None:
+    unknown = [name for name in baselines if name not in ALL_BASELINES]
+    if unknown:
+        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
+
+
 def _require_measurable(
     suite: Suite,
     baselines: Sequence[str],
@@ -194,9 +211,7 @@ def _require_measurable(
     strict_too: bool,
 ) -> int:
     """Number of evaluations to make in all; refuses what cannot be measured."""
-    unknown = [name for name in baselines if name not in ALL_BASELINES]
-    if unknown:
-        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
+    _require_known(baselines)
     if not suite.entries:
         raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
     rotations = _rotations(suite, baselines, settings)

@@ -23,6 +23,7 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.report.page import write_report
+from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
@@ -127,7 +128,7 @@ def optimize(
             search.judge_all(pool)
         else:
             search.judge_best(pool, judged)
-        best = _confirm(run, pool, task, tell)
+        best = confirm(run, pool, task, tell)
         if best is not None and tune is not None:
             best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
     if best is not None:
@@ -141,7 +142,10 @@ def history_of(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
     return tuple(
         found
         for found in run.evaluations()
-        if found.task_sha256 == task.sha256 and not found.confirms and not is_composed(found)
+        if found.task_sha256 == task.sha256
+        and not found.confirms
+        and not is_composed(found)
+        and found.policy != BASELINE_POLICY
     )
 
 
@@ -217,11 +221,13 @@ class TaskSearch:
         if not ranked(self.screened):
             self._tell(SearchEvent("no candidate was right when it was screened", number=self.done, lasting=True))
 
-    def judge_all(self, pool: Evaluator) -> None:
-        """Have the judge take every proposal."""
-        self._judge(pool, self._proposals.candidates(pool.slots))
+    def judge_all(self, pool: Evaluator, stop: Callable[[], bool] | None = None) -> None:
+        """Have the judge take every proposal until `stop()`."""
+        self._judge(pool, self._proposals.candidates(pool.slots), stop)
 
-    def _judge(self, pool: Evaluator, candidates: Iterator[Candidate | None]) -> None:
+    def _judge(
+        self, pool: Evaluator, candidates: Iterator[Candidate | None], stop: Callable[[], bool] | None = None
+    ) -> None:
         def jobs() -> Iterator[Job | None]:
             for candidate in candidates:
                 if candidate is not None:
@@ -229,7 +235,7 @@ class TaskSearch:
                     self._tell(SearchEvent(f"judging {what}", number=self.done))
                 yield None if candidate is None else Job(self._task, candidate)
 
-        for _, outcome in pool.evaluate(jobs()):
+        for _, outcome in pool.evaluate(jobs(), stop):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
             self._run.append(outcome)
@@ -237,9 +243,10 @@ class TaskSearch:
             self._tell(SearchEvent("judged", outcome, number=self.done))
 
 
-def _confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
+def confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
     """Measure the best again, in fresh processes on fresh seeds; the first that holds is the result."""
-    records = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and not is_composed(found)]
+    own = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and found.policy != BASELINE_POLICY]
+    records = [found for found in own if not is_composed(found)]
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}
     winners = sorted(
         (found for found in records if found.is_improvement and not found.confirms),

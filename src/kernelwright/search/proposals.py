@@ -59,7 +59,11 @@ class Proposals:
         The policy is asked for as many as there are slots, when none is left of those that it gave before.
         """
         taken = self._context.seen
+        waited_at = -1
         while len(taken) < self._budget:
+            if waited_at == self.done:  # nothing has been found since
+                yield None
+                continue
             busy = len(taken) - self.done
             self._tell("proposing", False)
             try:
@@ -79,4 +83,5 @@ class Proposals:
             if not busy:
                 self._tell("the policy has nothing more to try", True)
                 return
+            waited_at = self.done
             yield None

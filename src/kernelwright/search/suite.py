@@ -1,0 +1,406 @@
+"""Searches every task of a suite: screens proposals, judges the best few of each task, confirms winners, measures baselines.
+
+All of it goes on at once, each kind in processes of its own. Every record is on disk when it is made, and what is owed
+follows from the records, so that a run that was killed goes on with nothing screened or judged twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from kernelwright.errors import KernelwrightError
+from kernelwright.judge import Settings, devices_of
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.policy import Policy, look_of
+from kernelwright.records.screened import Screened
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
+from kernelwright.search.bench_summary import BenchResult, summarise
+from kernelwright.search.optimize import CONFIRMATIONS_TRIED, SearchEvent, TaskSearch, confirm
+from kernelwright.search.searchers import ScreenJob, Searchers
+from kernelwright.search.selection import JUDGED, next_to_judge, ranked
+from kernelwright.tasks.entries import Suite, SuiteEntry
+
+FIRST_LOOK = 8
+"""Proposals for each task before any gets more. Our choice."""
+SCREENING_SHARE = 0.5
+"""Share of the minutes in which screening may begin with a task; the rest is the judge's. Our choice."""
+SETTLED_GAIN, SETTLED_ROOM = 1.02, 1.1
+"""A task is settled where its last proposals brought less than this, or its best candidate is this near to the roofline."""
+_ASK_AGAIN_S, _POLL_S = 1.0, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteEvent:
+    """A record that has just been made, and how far the run is."""
+
+    task: str
+    outcome: Screened | Evaluation | KernelwrightError
+    screened: int
+    judged: int
+    settled: int
+    """Tasks that need nothing more but baselines."""
+    tasks: int
+    best: tuple[str, float] | None
+    """Task with the largest confirmed speedup so far, and that speedup."""
+    errors: int
+    left_s: float | None
+    """Time left: until the deadline, or as the settled tasks so far suggest; None before the first."""
+
+
+@dataclass(slots=True)
+class _TaskState:
+    task: Task
+    screened: list[Screened] = field(default_factory=list)
+    judged: dict[str, Evaluation] = field(default_factory=dict)
+    confirmed: dict[str, Evaluation] = field(default_factory=dict)
+    looked_at: int = 0
+    """Budget of the latest round of screening that ended."""
+    before: float = 1.0
+    """Best estimate before that round."""
+    exhausted: bool = False
+    """Whether the policy has nothing more, or the task cannot be screened or judged."""
+
+    @property
+    def best(self) -> float:
+        """Best estimate so far; 1 where nothing is faster."""
+        return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
+
+    @property
+    def room(self) -> float:
+        """How much faster than its best candidate a task could be, by the roofline, and by how much estimates differ."""
+        order = ranked(self.screened)
+        if not order or not order[0].least_us or not order[0].candidate_us:
+            return 2.0
+        differ = median(abs((one.estimate or 1.0) / (order[0].estimate or 1.0) - 1.0) for one in order)
+        return max(1.0, order[0].candidate_us / order[0].least_us) * (1.0 + differ)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more proposals would hardly help."""
+        gained = self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
+        return self.exhausted or (self.looked_at > 0 and (not gained or self.room < SETTLED_ROOM))
+
+    def owed(self, count: int) -> list[Screened]:
+        """Candidates that the judge should take now: the best few, then a winner once more until one holds."""
+        if chosen := next_to_judge(self.screened, self.judged, count):
+            return chosen
+        by_hash = {one.candidate_sha256: one for one in self.screened}
+        won = sorted((one for one in self.judged.values() if one.is_improvement), key=lambda one: -(one.speedup_low or 0.0))
+        for winner in won[:CONFIRMATIONS_TRIED]:
+            again = self.confirmed.get(winner.candidate_sha256)
+            if again is None:
+                return [by_hash[winner.candidate_sha256]] if winner.candidate_sha256 in by_hash else []
+            if again.is_improvement:
+                return []
+        return []
+
+
+class SuiteSearch:
+    """One run over a suite; its threads share the records."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        suite: Suite,
+        policy: Policy,
+        devices: Sequence[str],
+        settings: Settings,
+        budget: int,
+        judged: int,
+        minutes: float | None,
+        on_event: Callable[[SuiteEvent], None] | None,
+    ) -> None:
+        self._run, self._policy, self._devices, self._settings = run, policy, list(devices), settings
+        self._budget, self._count, self._minutes, self._on_event = budget, judged, minutes, on_event
+        self._began_s = time.monotonic()
+        self._states = {entry.task.sha256: _TaskState(entry.task) for entry in suite.entries}
+        self.errors: dict[str, str] = dict(run.read_json("errors.json") or {})
+        exhausted = set(run.read_json("exhausted.json") or [])
+        for state in self._states.values():
+            state.exhausted = state.task.sha256 in exhausted
+        for one in run.screened():
+            if one.task_sha256 in self._states:
+                self._states[one.task_sha256].screened.append(one)
+        for found in run.evaluations():
+            if found.task_sha256 in self._states and found.policy != BASELINE_POLICY:
+                self._file(found)
+        self._settled_before = sum(map(self._is_done, self._states.values()))
+        self._keeping = threading.RLock()
+        self._ended = threading.Event()
+        self._screening_over = threading.Event()
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _is_late(self, share: float = 1.0) -> bool:
+        return self._ended.is_set() or (
+            self._minutes is not None and time.monotonic() - self._began_s > 60 * self._minutes * share
+        )
+
+    def _left_s(self, settled: int) -> float | None:
+        spent_s = time.monotonic() - self._began_s
+        if self._minutes is not None:
+            return max(0.0, 60 * self._minutes - spent_s)
+        new = settled - self._settled_before
+        return spent_s / new * (len(self._states) - settled) if new > 0 else None
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def _file(self, found: Evaluation) -> None:
+        state = self._states[found.task_sha256]
+        (state.confirmed if found.confirms else state.judged)[found.candidate_sha256] = found
+
+    def _keep(self, task: Task, outcome: Screened | Evaluation | KernelwrightError, what: str = "search") -> None:
+        with self._keeping:
+            if self._ended.is_set():
+                return  # processes that were ended in the middle of their work find nothing out
+            if isinstance(outcome, KernelwrightError):
+                self.errors[f"{task.id} {what}"] = str(outcome)
+                self._run.write_json("errors.json", self.errors)
+            else:
+                self._run.append(outcome)
+                if isinstance(outcome, Screened):
+                    self._states[task.sha256].screened.append(outcome)
+                elif outcome.policy != BASELINE_POLICY:
+                    self._file(outcome)
+                if self.errors.pop(f"{task.id} {what}", None) is not None:
+                    self._run.write_json("errors.json", self.errors)
+            if self._on_event is not None:
+                self._on_event(self._event(task, outcome))
+
+    def _event(self, task: Task, outcome: Screened | Evaluation | KernelwrightError) -> SuiteEvent:
+        states = self._states.values()
+        held = [
+            (found.task, found.speedup or 0.0)
+            for state in states
+            for found in state.confirmed.values()
+            if found.is_improvement
+        ]
+        settled = sum(map(self._is_done, states))
+        return SuiteEvent(
+            task=task.id,
+            outcome=outcome,
+            screened=sum(len(state.screened) for state in states),
+            judged=sum(len(state.judged) + len(state.confirmed) for state in states),
+            settled=settled,
+            tasks=len(self._states),
+            best=max(held, key=lambda one: one[1], default=None),
+            errors=len(self.errors),
+            left_s=self._left_s(settled),
+        )
+
+    def _is_done(self, state: _TaskState) -> bool:
+        return self._is_screened(state) and not state.owed(self._count)
+
+    def _is_screened(self, state: _TaskState) -> bool:
+        return state.exhausted or len(state.screened) >= self._budget or (self._minutes is not None and state.is_settled)
+
+    # --- screening ------------------------------------------------------------------------------------------------
+
+    def screen(self, searchers: Searchers) -> None:
+        """Screen in rounds: a first look at every task, then more for those with the most room."""
+        try:
+            # Without a limit of time all tasks get the whole budget at once.
+            limits = range(FIRST_LOOK, self._budget + FIRST_LOOK, FIRST_LOOK) if self._minutes else [self._budget]
+            for limit in (min(limit, self._budget) for limit in limits):
+                for job, found in searchers.screen(self._round(limit), lambda: self._is_late(SCREENING_SHARE)):
+                    if found is None:
+                        self._end_round(self._states[job.task.sha256], job.budget)
+                        continue
+                    self._keep(job.task, found)
+                    if isinstance(found, KernelwrightError):
+                        self._states[job.task.sha256].exhausted = True
+        except BaseException:
+            self._ended.set()  # before the judge takes what was screened so far for all there is
+            raise
+        finally:
+            self._screening_over.set()
+
+    def _round(self, limit: int) -> Iterator[ScreenJob]:
+        with self._keeping:
+            states = sorted(self._states.values(), key=lambda state: -state.room)
+        for state in states:
+            if not self._is_screened(state) and len(state.screened) < limit:
+                yield ScreenJob(state.task, limit, tuple(state.screened))
+
+    def _end_round(self, state: _TaskState, budget: int) -> None:
+        with self._keeping:
+            if self._ended.is_set():
+                return
+            earlier = ranked(state.screened[: state.looked_at])
+            state.before = max([1.0, *(one.estimate or 0.0 for one in earlier[:1])])
+            state.looked_at = budget
+            if len(state.screened) < budget:
+                state.exhausted = True
+                done = sorted(one.task.sha256 for one in self._states.values() if one.exhausted)
+                self._run.write_json("exhausted.json", done)
+
+    # --- judging --------------------------------------------------------------------------------------------------
+
+    def judge(self, pool: JudgePool) -> None:
+        """Judge what screened tasks are owed, the most promising first, until nothing is owed."""
+        at_work: set[tuple[str, str]] = set()
+        failed: set[str] = set()
+
+        def owed() -> Iterator[Job | None]:
+            while not self._ended.is_set():
+                over = self._screening_over.is_set()
+                with self._keeping:
+                    ready = [one for one in self._states.values() if over or self._is_screened(one)]
+                    ready.sort(key=lambda state: -state.best)
+                    jobs = [
+                        Job(state.task, one.candidate())
+                        for state in ready
+                        if state.task.sha256 not in failed
+                        for one in state.owed(self._count)
+                        if (state.task.sha256, one.candidate_sha256) not in at_work
+                    ]
+                if not jobs and not at_work:
+                    if over:
+                        return
+                    self._screening_over.wait(_ASK_AGAIN_S)
+                elif not jobs:
+                    yield None
+                else:
+                    at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))
+                    yield jobs[0]
+
+        for job, found in pool.evaluate(owed(), self._is_late):
+            at_work.discard((job.task.sha256, job.candidate.sha256))
+            if isinstance(found, KernelwrightError):
+                failed.add(job.task.sha256)
+                self._keep(job.task, found)
+            else:
+                again = job.candidate.sha256 in self._states[job.task.sha256].judged
+                self._keep(job.task, found.model_copy(update={"confirms": again}))
+
+    def judge_all(self, pool: JudgePool) -> None:
+        """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
+
+        def hear(event: SearchEvent) -> None:
+            if event.evaluation is not None:
+                self._file(event.evaluation)
+                if self._on_event is not None:
+                    self._on_event(self._event(state.task, event.evaluation))
+
+        for state in self._states.values():
+            if self._is_late():
+                return
+            try:
+                search = TaskSearch(self._run, state.task, self._policy, self._devices[0], self._budget, 0, hear)
+                search.judge_all(pool, self._is_late)
+                if not self._is_late():
+                    confirm(self._run, pool, state.task, lambda event: None)
+            except KernelwrightError as error:
+                self._keep(state.task, error)
+
+    def measure(self, suite: Suite, baselines: Sequence[str], pool: JudgePool) -> None:
+        """Measure the baselines that are owed."""
+        owed = owed_in(self._run, replace(suite, entries=_without_candidates(suite)), baselines, self._settings).rotations
+        for rotation, found in pool.rotate(owed, self._is_late):
+            for index, baseline in enumerate(rotation.baselines):
+                outcome = found if isinstance(found, KernelwrightError) else found[index]
+                self._keep(rotation.task, outcome, baseline.techniques[0])
+
+    def work(self, suite: Suite, baselines: Sequence[str]) -> None:
+        """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""
+        on_gpu = self._devices[0].startswith("cuda")
+        count = JUDGES_PER_GPU if on_gpu else 1
+        searchers = Searchers(self._devices, self._settings, policy=self._policy.name)
+        pools = [JudgePool(self._devices, self._settings, count)]
+        # On a processor baselines wait for the candidates: judges beside one another only wait.
+        pools += [JudgePool(self._devices, self._settings, max(1, count // 3))] if on_gpu else []
+        screens = look_of(self._policy) == "screened" and self._settings.timed
+
+        def judge_then_measure() -> None:
+            if screens:
+                self.judge(pools[0])
+            else:
+                self.judge_all(pools[0])
+            if not on_gpu:
+                self.measure(suite, baselines, pools[0])
+
+        parts: list[Callable[[], None]] = [judge_then_measure]
+        if screens:
+            parts.append(lambda: self.screen(searchers))
+        if on_gpu:
+            parts.append(lambda: self.measure(suite, baselines, pools[1]))
+        with ThreadPoolExecutor(len(parts)) as threads:
+            running = [threads.submit(part) for part in parts]
+            try:
+                while not all(one.done() for one in running) and not self._is_late():
+                    if any(one.done() and one.exception() for one in running):
+                        break
+                    wait(running, timeout=_POLL_S)
+            finally:
+                self._ended.set()
+                searchers.close()
+                for pool in pools:
+                    pool.close(at_once=True)
+            for one in running:
+                one.result()
+
+    def winners(self, suite: Suite) -> Suite:
+        """The suite with the confirmed winner of each task as its candidate."""
+        entries = []
+        for entry in suite.entries:
+            held = [one for one in self._states[entry.task.sha256].confirmed.values() if one.is_improvement]
+            best = max(held, key=lambda one: one.speedup_low or 0.0, default=None)
+            won = Candidate(source=best.source, policy=best.policy, techniques=best.techniques) if best else None
+            entries.append(replace(entry, candidate=won))
+        return replace(suite, entries=tuple(entries))
+
+
+def search_suite(
+    suite: Suite,
+    *,
+    policy: Policy,
+    out: Path,
+    budget: int = 24,
+    judged: int = JUDGED,
+    minutes: float | None = None,
+    baselines: Sequence[str] = (),
+    device: str = "auto",
+    settings: Settings | None = None,
+    on_event: Callable[[SuiteEvent], None] | None = None,
+) -> BenchResult:
+    """Search every task of a suite for a faster drop-in, with baselines beside; resumes in `out`.
+
+    Args:
+        suite: Tasks. Candidates that it brings are not judged.
+        policy: Proposer of candidates.
+        out: The run directory.
+        budget: Proposals for each task.
+        judged: Screened candidates of each task that the judge takes.
+        minutes: Limit of the whole run, spent where it still pays: settled tasks get no more proposals. By default none.
+        baselines: Names from `ALL_BASELINES`.
+        device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N`.
+        settings: Settings of the judge.
+        on_event: Callback for each record.
+
+    Raises:
+        UsageError: an unknown baseline, or `out` belongs to another run.
+        InfrastructureError: this machine cannot judge.
+    """
+    settings = settings or Settings()
+    require_baselines(baselines, devices := devices_of(device))
+    run = RunDirectory(out)
+    config = {**config_of(suite, baselines, devices, settings), "policy": policy.name, "budget": budget, "judge": judged}
+    if run.claim(config, same=(*SAME, "policy"), device=devices[0]):
+        write_tasks(run, suite)
+    else:
+        run.require_same_texts([entry.task for entry in suite.entries])
+    search = SuiteSearch(run, suite, policy, devices, settings, budget, judged, minutes, on_event)
+    search.work(suite, baselines)
+    return summarise(run, search.winners(suite), search.errors)
+
+
+def _without_candidates(suite: Suite) -> tuple[SuiteEntry, ...]:
+    return tuple(replace(entry, candidate=None) for entry in suite.entries)

@@ -1,0 +1,131 @@
+"""A search over a suite: what is owed follows from the records, whenever it is killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.judge import Settings
+from kernelwright.records import Candidate, RunDirectory, sha256_of
+from kernelwright.records.screened import screened_of
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.search import suite as searching
+from kernelwright.tasks.entries import Suite, SuiteEntry
+from tests.samples import TASK, accepted, rejected
+
+TASKS = [TASK.model_copy(update={"id": name, "source": f"{TASK.source}# {name}\n"}) for name in ("one", "two")]
+SUITE = Suite("tiny", tuple(SuiteEntry(task) for task in TASKS))
+ESTIMATES = (1.5, 1.2, 0.9, 1.4)
+LIES = 1.5
+"""Estimate that the judge does not confirm."""
+
+
+class Screens:
+    """Searchers that estimate four candidates of each task."""
+
+    def __init__(self, devices, settings, policy):
+        assert (devices, policy) == (["cpu"], "builtin")
+
+    def screen(self, jobs, stop=None):
+        for job in jobs:
+            known = {found.candidate_sha256 for found in job.earlier}
+            for speedup in ESTIMATES[: job.budget]:
+                candidate = Candidate(source=f"# {job.task.id} {speedup}", policy="builtin", techniques=(str(speedup),))
+                if candidate.sha256 not in known:
+                    yield job, screened_of(job.task, candidate, correct=True, estimate=speedup, spread=0.0)
+            yield job, None
+
+    def close(self):
+        pass
+
+
+class Judges:
+    """A pool whose verdicts are the estimates, but for one that it rejects."""
+
+    def __init__(self, devices, settings, per_device):
+        pass
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            speedup = float(job.candidate.techniques[0])
+            common = {"task": job.task.id, "task_sha256": job.task.sha256, "policy": "builtin"}
+            if speedup == LIES:
+                yield job, rejected(source=job.candidate.source, **common)
+            else:
+                yield job, accepted(speedup, job.candidate.source, **common)
+
+    def rotate(self, rotations, stop=None):
+        return iter(())
+
+    def close(self, *, at_once=False):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch):
+    monkeypatch.setattr(searching, "Searchers", Screens)
+    monkeypatch.setattr(searching, "JudgePool", Judges)
+
+
+def search(out, **given):
+    return searching.search_suite(SUITE, policy=BuiltinPolicy(), out=out, device="cpu", settings=Settings(), **given)
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def kill_after(records):
+    heard = []
+
+    def hear(event):
+        heard.append(event)
+        if len(heard) == records:
+            raise Killed
+
+    return hear
+
+
+@pytest.mark.parametrize("records", [1, 3, 5, 8, 11])
+def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
+    with pytest.raises(Killed):
+        search(tmp_path, budget=4, judged=1, on_event=kill_after(records))
+    result = search(tmp_path, budget=4, judged=1)
+    run = RunDirectory(tmp_path)
+    looks = [(found.task, found.candidate_sha256) for found in run.screened()]
+    assert len(looks) == len(set(looks)) == 8
+    verdicts = [(found.task, found.candidate_sha256, found.confirms) for found in run.evaluations()]
+    wanted = {
+        (task.id, sha256_of(f"# {task.id} {speedup}"), confirms)
+        for task in TASKS
+        for speedup, confirms in ((LIES, False), (1.4, False), (1.4, True))
+    }
+    assert len(verdicts) == len(set(verdicts))
+    assert set(verdicts) == wanted
+    assert [(row.level, row.tasks) for row in result.rows if row.level is None] != []
+    assert result.errors == {}
+    assert search(tmp_path, budget=4, judged=1).errors == {}
+    assert len(list(run.evaluations())) == len(verdicts)
+
+
+def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):
+    heard = []
+    search(tmp_path, budget=4, judged=1, on_event=heard.append)
+    assert [event.screened for event in heard if event.judged == 0][:1] == [1]
+    last = heard[-1]
+    assert (last.settled, last.tasks, last.screened, last.judged, last.errors) == (2, 2, 8, 6, 0)
+    assert last.best in {("one", 1.4), ("two", 1.4)}
+
+
+def test_minutes_go_to_tasks_with_room_left(tmp_path):
+    state = searching._TaskState(TASK)
+    assert not state.is_settled, "a first look is owed to every task"
+    state.looked_at = searching.FIRST_LOOK
+    candidate = Candidate(source="#")
+    state.screened = [screened_of(TASK, candidate, correct=True, estimate=1.5, candidate_us=10.0, least_us=2.0)]
+    assert (state.is_settled, state.room) == (False, 5.0)
+    state.looked_at, state.before = 2 * searching.FIRST_LOOK, 1.49
+    assert state.is_settled, "the last proposals brought nothing"
+    state.before = 1.2
+    assert not state.is_settled
+    state.screened = [screened_of(TASK, candidate, correct=True, estimate=1.5, candidate_us=2.1, least_us=2.0)]
+    assert state.is_settled, "it is at the roofline"
