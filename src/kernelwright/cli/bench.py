@@ -15,9 +15,11 @@ from kernelwright.cli.output import emit_json, printable, progress_console, resu
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from kernelwright.cli.model_options import Proposer
     from kernelwright.search.bench import BenchEvent
     from kernelwright.search.bench_summary import BenchResult
     from kernelwright.search.suite import SuiteEvent
+    from kernelwright.tasks.entries import Suite
 
 BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 
@@ -113,23 +115,9 @@ def command(
                 on_event=lambda event: _show(status, event),
             )
         else:
-            from kernelwright.search.suite import search_suite
-
             proposer = model_options.proposer(policy, device, target, **asked)
-            result = search_suite(
-                loaded,
-                policy=proposer.policy,
-                out=target,
-                budget=budget,
-                judged=judged,
-                minutes=minutes,
-                baselines=wanted,
-                device=device,
-                settings=settings,
-                on_event=lambda event: _show_search(status, event),
-            )
-            for line in proposer.finish(target):
-                say(line)
+            search = {"budget": budget, "judged": judged, "minutes": minutes, "baselines": wanted, "device": device}
+            result = _search(loaded, proposer, target, status, settings=settings, **search)
     for what, message in result.errors.items():
         say(f"not measured: {printable(what)}: {printable(message)}")
     if as_json:
@@ -138,6 +126,17 @@ def command(
         click.echo((result.run / "table.md").read_text(encoding="utf-8"))
         click.echo(f"run     {result.run}")
         click.echo(f"report  {result.run / 'report.html'}")
+
+
+def _search(suite: Suite, proposer: Proposer, out: Path, status: Status, **given: Any) -> BenchResult:
+    from kernelwright.search.suite import search_suite
+
+    result = search_suite(
+        suite, policy=proposer.policy, out=out, on_event=lambda event: _show_search(status, event), **given
+    )
+    for line in proposer.finish(out):
+        say(line)
+    return result
 
 
 def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:
