@@ -57,6 +57,8 @@ class SplitProduct:
         """The function and its knobs, which the template's text comes before."""
         knobs, name = self.__name__.upper(), self.__name__
         spelled = split_product.spelled(self.knobs)
+        if self.knobs.form == "wgmma":
+            return f"{name} = {spelled}\n"
         return f"{knobs} = {spelled}\n\n\ndef {name}(a, b):\n    return product(a, b, knobs={knobs})\n"
 
     @staticmethod
@@ -157,8 +159,8 @@ def sizes_of(left: fx.Node, right: fx.Node, *, transposed: bool) -> tuple[int, i
 
 def clash(source: str) -> set[str]:
     """Names at the module level of a task's text that the template's text also has."""
-    text = split_product.emit(Knobs())
-    return names_in(source) & names_in(text, imports=False)
+    texts = (split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024)) for form in FORMS.values())
+    return names_in(source) & set().union(*(names_in(text, imports=False) for text in texts))
 
 
 def names_in(source: str, *, imports: bool = True) -> set[str]:

@@ -1,8 +1,5 @@
 // Split product on Hopper: one warpgroup loads tiles through the tensor memory accelerator, two multiply with wgmma.
-// Defined before this text: BN, BK, STAGES, CLUSTER, GROUP and `multiply`, one wgmma of 64 x BN x 16.
-#include <cuda.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
+// Defined before this text: BN, BK, STAGES, CLUSTER, GROUP, `multiply`, one wgmma of 64 x BN x 16, and split_operands.cu.
 
 constexpr int BM = 128;                      // 64 rows for each of two multiplying warpgroups.
 constexpr int A_BYTES = BM * BK * 2;         // One half of A's tile.
@@ -56,13 +53,6 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (1ull << 16) | (group << 32) | (layout << 62);
 }
 
-__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
-
-__device__ __forceinline__ float unscaled(float value, int shift) {
-    int half = -shift >> 1;  // In two steps, since the sum of two shifts can exceed the exponents of float32.
-    return value * power_of_two(half) * power_of_two(-shift - half);
-}
-
 __device__ __forceinline__ void cluster_sync() {
     if (CLUSTER == 1) {
         __syncthreads();
@@ -91,7 +81,8 @@ struct Place {
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) split_product(
     const __grid_constant__ CUtensorMap a_high, const __grid_constant__ CUtensorMap a_low,
     const __grid_constant__ CUtensorMap b_high, const __grid_constant__ CUtensorMap b_low, float* c, const int* shifts_a,
-    const int* shifts_b, int batches, int m, int n, int steps, int slices, int shared_b, int tiles) {
+    const int* shifts_b, const __grid_constant__ Tensors tensors, int batches, int m, int n, int steps, int slices,
+    int shared_b, int tiles) {
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     uint32_t full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
@@ -105,6 +96,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         asm volatile("fence.proxy.async;" ::: "memory");
     }
     cluster_sync();
+    wait_for_previous();
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
@@ -161,17 +153,25 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 int row = top + 8 * half;
                 if (row >= m) continue;
                 int shift = shifts_a[at.batch * m + row];
+                int64_t start = ((int64_t)at.batch * m + row) * n;
                 float* line = out + (size_t)row * n;
 #pragma unroll
                 for (int j = 0; j < BN / 8; j++) {
                     int col = at.col + j * 8 + lane % 4 * 2;
-                    float left = total[4 * j + 2 * half], right = total[4 * j + 2 * half + 1];
-                    if (col + 1 < n && n % 2 == 0) {
-                        int2 shifts = *(const int2*)(shift_of_col + col);
-                        *(float2*)(line + col) = make_float2(unscaled(left, shift + shifts.x), unscaled(right, shift + shifts.y));
+                    if (col >= n) continue;
+                    bool both = col + 1 < n;
+                    int left_shift = shift_of_col[col], right_shift = both ? shift_of_col[col + 1] : 0;
+                    float left = unscaled(total[4 * j + 2 * half], shift + left_shift);
+                    float right = unscaled(total[4 * j + 2 * half + 1], shift + right_shift);
+                    if (slices == 1) {
+                        left = epilogue(left, start + col, col, tensors);
+                        if (both) right = epilogue(right, start + col + 1, col + 1, tensors);
+                    }
+                    if (n % 2 == 0) {
+                        *(float2*)(line + col) = make_float2(left, right);
                     } else {
-                        if (col < n) line[col] = unscaled(left, shift + shift_of_col[col]);
-                        if (col + 1 < n) line[col + 1] = unscaled(right, shift + shift_of_col[col + 1]);
+                        line[col] = left;
+                        if (both) line[col + 1] = right;
                     }
                 }
             }
@@ -185,36 +185,101 @@ typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// Launches the product on a stream; zero, or the number of the error of the runtime, or minus that of the driver.
-extern "C" int launch(void* a_high, void* a_low, void* b_high, void* b_low, float* c, const int* shifts_a, const int* shifts_b,
-                      int batches, int m, int n, int padded, int slices, int shared_b, void* stream) {
-    static Encode encode = nullptr;
-    static int processors = 0;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        int device;
-        cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000,
-                                                              cudaEnableDefault, &found);
-        if (status == cudaSuccess) status = cudaGetDevice(&device);
-        if (status == cudaSuccess) status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+template <class... Parameters, class... Arguments>
+static cudaError_t start(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared, void* stream, bool overlap,
+                         Arguments... arguments) {
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = overlap && OVERLAP;
+    return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+enum Stage { SET_UP = 1, SPLIT, TENSOR_MAPS, PRODUCT, SUM, REPAIR };
+
+constexpr int MOST_DEVICES = 64;
+
+// What is set once for each device.
+static cudaError_t set_up(int device, Encode& encode, int& processors) {
+    static Encode found_encode = nullptr;
+    static int found[MOST_DEVICES] = {};
+    if (device < 0 || device >= MOST_DEVICES) return cudaErrorInvalidDevice;
+    if (!found[device]) {
+        cudaDriverEntryPointQueryResult result;
+        int count;
+        cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&found_encode, 12000,
+                                                              cudaEnableDefault, &result);
+        if (status == cudaSuccess && !found_encode) status = cudaErrorNotSupported;
+        if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
         if (status == cudaSuccess)
             status = cudaFuncSetAttribute(split_product, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-        if (status != cudaSuccess) return encode = nullptr, (int)status;
+        if (status != cudaSuccess) return status;
+        found[device] = count;
     }
+    encode = found_encode;
+    processors = found[device];
+    return cudaSuccess;
+}
+
+// Launches all kernels of one call on a stream; zero, or a stage times 65,536 plus the number of the error.
+static int launch_all(const float* x, const float* y, float* c, char* work, const Sizes& s, const Tensors& tensors, void* stream) {
+    Encode encode;
+    int processors;
+    cudaError_t status = set_up((int)s.device, encode, processors);
+    if (status != cudaSuccess) return SET_UP << 16 | status;
+    Layout layout(s);
+    Operands both = {{operand(s, layout, 0, x, work, processors), operand(s, layout, 1, y, work, processors)}};
+    const Operand &a = both.of[0], &b = both.of[1];
+    status = cudaMemsetAsync(work + layout.flag, 0, layout.shifts[0] - layout.flag, (cudaStream_t)stream);
+    int shared_rows = (a.way >= SPANS ? a.blocks : 0) + (b.way >= SPANS ? b.blocks : 0);
+    if (status == cudaSuccess && shared_rows) status = start(find_largest, shared_rows, THREADS, 0, stream, false, both);
+    if (status == cudaSuccess) status = start(split_operands, a.blocks + b.blocks, THREADS, 0, stream, shared_rows > 0, both);
+    if (status != cudaSuccess) return SPLIT << 16 | status;
+
     CUtensorMap maps[4];
-    void* bases[4] = {a_high, a_low, b_high, b_low};
     for (int i = 0; i < 4; i++) {
-        cuuint64_t sizes[2] = {(cuuint64_t)padded, (cuuint64_t)(i < 2 ? batches * (int64_t)m : (shared_b ? 1 : batches) * (int64_t)n)};
-        cuuint64_t stride[1] = {(cuuint64_t)padded * 2};
+        const Operand& o = both.of[i / 2];
+        cuuint64_t sizes[2] = {(cuuint64_t)o.padded, (cuuint64_t)o.all_rows}, stride[1] = {(cuuint64_t)o.padded * 2};
         cuuint32_t box[2] = {BK, (cuuint32_t)(i < 2 ? BM : BN / CLUSTER)}, ones[2] = {1, 1};
-        CUresult result = encode(&maps[i], CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, bases[i], sizes, stride, box, ones,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, BK == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CUresult result = encode(&maps[i], CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, i % 2 ? o.low : o.high, sizes, stride, box,
+                                 ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 BK == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        if (result != CUDA_SUCCESS) return -(int)result;
+        if (result != CUDA_SUCCESS) return TENSOR_MAPS << 16 | (int)result;
     }
+    int m = a.rows, n = b.rows, batches = (int)s.batches, slices = (int)s.slices, shared_b = (int)s.shared_b;
     int tiles = (m + BM * CLUSTER - 1) / (BM * CLUSTER) * ((n + BN - 1) / BN) * batches * slices;
     int blocks = min(tiles, processors / CLUSTER) * CLUSTER;
-    split_product<<<blocks, 384, SHARED_BYTES, (cudaStream_t)stream>>>(maps[0], maps[1], maps[2], maps[3], c, shifts_a, shifts_b,
-                                                                       batches, m, n, padded / BK, slices, shared_b, tiles);
-    return (int)cudaGetLastError();
+    float* out = slices > 1 ? (float*)(work + layout.parts) : c;
+    status = start(split_product, blocks, 384, SHARED_BYTES, stream, true, maps[0], maps[1], maps[2], maps[3], out, a.shifts,
+                   b.shifts, tensors, batches, m, n, a.padded / BK, slices, shared_b, tiles);
+    if (status != cudaSuccess) return PRODUCT << 16 | status;
+    if (slices > 1) {
+        int64_t size = s.batches * s.m * s.n;
+        status = start(add_slices, (size + 4 * THREADS - 1) / (4 * THREADS), THREADS, 0, stream, true, out, c, tensors, size, n,
+                       slices);
+        if (status != cudaSuccess) return SUM << 16 | status;
+    }
+    int64_t repaired = (s.m + TILE - 1) / TILE * ((s.n + TILE - 1) / TILE) * s.batches;
+    status = start(repair, repaired < 2 * processors ? repaired : 2 * processors, THREADS, 0, stream, true, both, c, tensors,
+                   batches, shared_b);
+    return status == cudaSuccess ? 0 : REPAIR << 16 | status;
+}
+
+extern "C" int launch(const float* x, const float* y, float* c, char* work, const Sizes* sizes, void* stream,
+                      const float* tensor0, const float* tensor1, const float* tensor2, const float* tensor3) {
+    int device;
+    cudaError_t status = cudaGetDevice(&device);
+    bool other = status == cudaSuccess && device != sizes->device;
+    if (other) status = cudaSetDevice((int)sizes->device);
+    if (status != cudaSuccess) return SET_UP << 16 | status;
+    int result = launch_all(x, y, c, work, *sizes, {{tensor0, tensor1, tensor2, tensor3}}, stream);
+    if (other) cudaSetDevice(device);
+    return result;
 }

@@ -10,9 +10,9 @@ products accumulated in float32 on tensor cores; `low*low` lies below float32's 
   output tile that it touches is computed again with float32 multiply-adds.
 - Small products, other types and other devices go to `torch.matmul`.
 
-The emitted module imports torch and triton alone. It defines `product(a, b, ...)`, where `a` is (..., M, K) and `b` holds
-the *columns* of the right operand as rows, (N, K) or (batch, N, K): a Linear's weight as it is, or `b.mT` of a plain
-matmul. Any strides are taken. This module itself imports the standard library alone.
+The emitted module imports torch, and triton except in the form `wgmma`. It defines `product(a, b, ...)`, where `a` is
+(..., M, K) and `b` holds the *columns* of the right operand as rows, (N, K) or (batch, N, K): a Linear's weight as it is,
+or `b.mT` of a plain matmul. Any strides are taken. This module itself imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from string import Template
 
 SOURCE = Path(__file__).with_name("split_product.triton.txt")
 """Text of the emitted module, with `$` places for knobs and the epilogue."""
-CUDA_SOURCE = Path(__file__).with_name("split_product.cu")
-"""CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_text` writes."""
+CUDA_PYTHON = Path(__file__).with_name("split_product.cuda.txt")
+"""The same of the `wgmma` form."""
+CUDA_SOURCES = tuple(Path(__file__).with_name(name) for name in ("split_operands.cu", "split_product.cu"))
+"""CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_head` writes."""
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
 time at best for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
@@ -81,6 +83,11 @@ class Knobs:
     def gain(self) -> int:
         """Factor of the low half."""
         return 1 if self.joint else 2048
+
+    @property
+    def narrow(self) -> float:
+        """Scaled value below which its two halves keep fewer than 22 bits."""
+        return 2.0**-3 if self.joint else 2.0**-14
 
     @property
     def shared_bytes(self) -> int:
@@ -242,12 +249,14 @@ class Fragment:
 
     Attributes:
         kernel: Triton statement on `out`, the float32 tile; `row`, `col`, `inside` and `batch` are at hand.
+        cuda: the same in CUDA C++ on one value, in column `col` and at `at` of the output; `{tensor}` is the tensor read.
         eager: the same on the tensor `out` in PyTorch, for the fall-back.
         tensor: name of the tensor that it reads, if any: float32, of `shape`.
         shape: "columns" (N values) or "output" (as the output).
     """
 
     kernel: str
+    cuda: str
     eager: str
     tensor: str = ""
     shape: str = ""
@@ -257,6 +266,7 @@ def bias(name: str = "bias") -> Fragment:
     """Add a value to each column."""
     return Fragment(
         kernel=f"out += tl.load({name} + col, mask=col < n, other=0.0)[None, :]",
+        cuda="out += __ldg({tensor} + col);",
         eager=f"out = out + {name}",
         tensor=name,
         shape="columns",
@@ -267,6 +277,7 @@ def residual(name: str = "residual") -> Fragment:
     """Add a contiguous tensor of the output's shape."""
     return Fragment(
         kernel=f"out += tl.load({name} + (batch * m + row)[:, None] * n + col[None, :], mask=inside, other=0.0)",
+        cuda="out += __ldg({tensor} + at);",
         eager=f"out = out + {name}",
         tensor=name,
         shape="output",
@@ -275,23 +286,38 @@ def residual(name: str = "residual") -> Fragment:
 
 def scale(factor: float) -> Fragment:
     """Multiply by a number."""
-    return Fragment(kernel=f"out = out * {factor!r}", eager=f"out = out * {factor!r}")
+    text = f"out = out * {float(factor)!r}"
+    return Fragment(kernel=text, cuda=f"{text}f;", eager=text)
 
 
 def leaky_relu(slope: float = 0.01) -> Fragment:
     """Multiply what is negative by a slope."""
     return Fragment(
         kernel=f"out = tl.where(out < 0, out * {slope!r}, out)",
+        cuda=f"out = out < 0 ? out * {float(slope)!r}f : out;",
         eager=f"out = torch.nn.functional.leaky_relu(out, {slope!r})",
     )
 
 
 # NaN fails every comparison, so that these let it through as PyTorch does; `tl.maximum` would not.
-RELU = Fragment(kernel="out = tl.where(out < 0, 0.0, out)", eager="out = torch.relu(out)")
-GELU = Fragment(
-    kernel="out = 0.5 * out * (1.0 + tl.math.erf(out * 0.7071067811865476))", eager="out = torch.nn.functional.gelu(out)"
+RELU = Fragment(
+    kernel="out = tl.where(out < 0, 0.0, out)", cuda="out = out < 0 ? 0.0f : out;", eager="out = torch.relu(out)"
 )
-SIGMOID = Fragment(kernel="out = 1.0 / (1.0 + tl.exp(-out))", eager="out = torch.sigmoid(out)")
+GELU = Fragment(
+    kernel="out = 0.5 * out * (1.0 + tl.math.erf(out * 0.7071067811865476))",
+    cuda="out = 0.5f * out * (1.0f + erff(out * 0.70710678f));",
+    eager="out = torch.nn.functional.gelu(out)",
+)
+SIGMOID = Fragment(
+    kernel="out = 1.0 / (1.0 + tl.exp(-out))", cuda="out = 1.0f / (1.0f + expf(-out));", eager="out = torch.sigmoid(out)"
+)
+SWISH = Fragment(
+    kernel="out = out / (1.0 + tl.exp(-out))",
+    cuda="out = out / (1.0f + expf(-out));",
+    eager="out = torch.nn.functional.silu(out)",
+)
+MOST_TENSORS = 4
+"""Tensors that the epilogue of the form `wgmma` can read."""
 
 
 def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", differentiable: bool = False) -> str | None:
@@ -316,15 +342,28 @@ def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", diff
     return None
 
 
-def cuda_head(knobs: Knobs) -> str:
-    """Definitions that come before `CUDA_SOURCE` for these knobs of the form `wgmma`."""
+def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
+    """Definitions that come before `CUDA_SOURCES` for these knobs of the form `wgmma` and this epilogue."""
     size = knobs.block_n // 2
     registers = ", ".join(f"%{i}" for i in range(size))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(size))
     defined = {"BN": knobs.block_n, "BK": knobs.block_k, "STAGES": knobs.num_stages, "CLUSTER": knobs.cluster}
-    lines = [f"#define {name} {value}" for name, value in {**defined, "GROUP": knobs.group}.items()]
+    # OVERLAP: whether a kernel may start while the one before it ends.
+    defined |= {"GROUP": knobs.group, "OVERLAP": 1, "MOST_TENSORS": MOST_TENSORS}
+    lines = [f"#include <{name}>" for name in ("cuda.h", "cuda_fp16.h", "cuda_runtime.h", "stdint.h")]
+    lines += [f"#define {name} {value}" for name, value in defined.items()]
+    lines += [f"#define GAIN {float(knobs.gain)!r}f", f"#define NARROW {knobs.narrow!r}f"]
     lines += [
-        "#include <stdint.h>",
+        "struct Tensors {",
+        f"    const float* at[{MOST_TENSORS}];",
+        "};",
+        "__device__ __forceinline__ float epilogue(float out, int64_t at, int col, const Tensors& tensors) {",
+    ]
+    places = (f"tensors.at[{index}]" for index in itertools.count())
+    lines += ["    " + part.cuda.replace("{tensor}", next(places) if part.tensor else "") for part in epilogue]
+    lines += [
+        "    return out;",
+        "}",
         f"__device__ __forceinline__ void multiply(float (&d)[{size}], uint64_t a, uint64_t b, int add) {{",
         f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{size + 2}, 0;\\n"',
         f'        "wgmma.mma_async.sync.aligned.m64n{knobs.block_n}k16.f32.f16.f16 "',
@@ -336,49 +375,79 @@ def cuda_head(knobs: Knobs) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cuda_text(knobs: Knobs) -> str:
-    """CUDA C++ of the form `wgmma` for these knobs."""
-    return cuda_head(knobs) + CUDA_SOURCE.read_text(encoding="utf-8")
+def cuda_sources() -> str:
+    """What follows the head, whatever the knobs."""
+    return "".join(path.read_text(encoding="utf-8") for path in CUDA_SOURCES)
 
 
-def spelled(knobs: Knobs) -> str:
-    """Knobs as the emitted functions take them: text of a dictionary.
+def cuda_text(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
+    """CUDA C++ of the form `wgmma` for these knobs and this epilogue."""
+    return cuda_head(knobs, epilogue) + cuda_sources()
+
+
+def spelled(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), eager: str = "eager") -> str:
+    """Knobs as the emitted functions take them: text of a dictionary, or of a function object of the form `wgmma`.
+
+    Args:
+        knobs: of the kernel.
+        epilogue: what follows the product.
+        eager: name of the fall-back, in the form `wgmma`.
 
     Raises:
-        ValueError: the knobs do not fit.
+        ValueError: the knobs do not fit, or fragments read too many tensors or two of one name.
     """
     if why := unfit(knobs):
         raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
+    tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
+    if len(set(tensors)) < len(tensors):
+        raise ValueError(f"wanted another name for each tensor of the epilogue, found {tensors}")
     if knobs.form != "wgmma":
         return repr(asdict(knobs))
-    return f'{repr(asdict(knobs))[:-1]}, "head": r"""\n{cuda_head(knobs)}"""}}'
+    if len(tensors) > MOST_TENSORS:
+        raise ValueError(f"wanted at most {MOST_TENSORS} tensors of the epilogue, found {tensors}")
+    shapes = tuple(fragment.shape for fragment in epilogue if fragment.tensor)
+    return f'Product({eager}, {knobs.split_k}, {shapes!r}, r"""\n{cuda_head(knobs, epilogue)}""")'
+
+
+def eager_lines(epilogue: tuple[Fragment, ...]) -> str:
+    """Statements of the fall-back."""
+    return "".join(f"    {fragment.eager}\n" for fragment in epilogue).rstrip("\n") or "    # No epilogue."
+
+
+def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) -> str:
+    tensors = "".join(f"{fragment.tensor}, " for fragment in epilogue if fragment.tensor)
+    return Template(CUDA_PYTHON.read_text(encoding="utf-8")).substitute(
+        product=spelled(knobs, epilogue),
+        cuda=f'r"""\n{cuda_sources()}"""',
+        least_work=repr(least_work),
+        least_side=repr(LEAST_SIDE),
+        tensors=tensors,
+        eager=eager_lines(epilogue),
+    )
 
 
 def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LEAST_WORK) -> str:
     """Text of a module that defines `product(a, b, *tensors)`, where `tensors` are those of the epilogue in their order.
 
-    Its functions also take other knobs of the same form and number of accumulators, as `knobs=` and `spelled`.
+    In Triton its functions also take other knobs of the same form and number of accumulators, as `knobs=` and `spelled`.
 
     Raises:
         ValueError: the knobs do not fit, or two fragments read a tensor of one name.
     """
+    if knobs.form == "wgmma":
+        return _emit_cuda(knobs, epilogue, least_work)
     tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
-    if len(set(tensors)) < len(tensors):
-        raise ValueError(f"wanted another name for each tensor of the epilogue, found {tensors}")
     indented = "".join(f"    {fragment.kernel}\n" for fragment in epilogue)
     expected = {"columns": "(n,)", "output": "(*a.shape[:-1], n)"}
     return Template(SOURCE.read_text(encoding="utf-8")).substitute(
-        knobs=spelled(knobs),
-        cuda=f'r"""\n{CUDA_SOURCE.read_text(encoding="utf-8")}"""' if knobs.form == "wgmma" else "None",
+        knobs=spelled(knobs, epilogue),
         gain=repr(float(knobs.gain)),
-        # Below this a scaled value keeps fewer than 22 bits in its two halves.
-        narrow=repr(2.0**-3 if knobs.joint else 2.0**-14),
+        narrow=repr(knobs.narrow),
         least_work=repr(least_work),
         least_side=repr(LEAST_SIDE),
         tensors="".join(f"{name}, " for name in tensors),
-        has_epilogue=repr(bool(epilogue)),
         epilogue=indented.rstrip("\n") or "    # No epilogue.",
-        eager="".join(f"    {fragment.eager}\n" for fragment in epilogue).rstrip("\n") or "    # No epilogue.",
+        eager=eager_lines(epilogue),
         fits="".join(
             f" and fits({fragment.tensor}, {expected[fragment.shape]})" for fragment in epilogue if fragment.tensor
         ),
