@@ -329,8 +329,8 @@ def tune(shape: tuple[int, int, int, int], tried: list[dict[str, Any]], timer: T
         try:
             module = emitted(template.Knobs(**plan))
             kept = halves_of(module, b, plan)
-            row["ms"] = statistics.median(timer(lambda: module.launch(a, b, halves_b=kept), 5, 0.3))  # noqa: B023
-            kept = None
+            row["ms"] = statistics.median(timer(lambda: module.launch(a, b, **kept), 5, 0.3))  # noqa: B023
+            kept = {}
         # A refused choice is left out; an error that broke the device ends the shape.
         except Exception as failure:
             row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
@@ -345,22 +345,27 @@ def tune(shape: tuple[int, int, int, int], tried: list[dict[str, Any]], timer: T
     return report
 
 
-def halves_of(module: ModuleType, b: Any, plan: dict[str, Any]) -> Any:
-    """What the module's split makes of B, to be kept between calls."""
-    return module.split(b.reshape(-1, *b.shape[-2:]), plan["form"] != "inline")
+def halves_of(module: ModuleType, b: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """What the module's split makes of B, to be kept between calls; the form `wgmma` keeps nothing."""
+    if plan["form"] == "wgmma":
+        return {}
+    return {"halves_b": module.split(b.reshape(-1, *b.shape[-2:]), plan["form"] != "inline")}
 
 
 def final(plan: dict[str, Any], a: Any, b: Any, timer: Timer, operations: float, base: float, error: Any) -> dict[str, Any]:
-    """One choice at length: with B's halves kept, with both operands split in the call, and the split of A alone."""
+    """One choice at length: with B's halves kept, with both operands split in the call, and the split of A alone.
+
+    In the form `wgmma` each call splits both operands, so that the first two times are of the same.
+    """
     import torch
 
     module = emitted(template.Knobs(**plan))
     whole = a.reshape(-1, *a.shape[-2:])
     halves_b = halves_of(module, b, plan)
-    kept = timer(lambda: module.launch(a, b, halves_b=halves_b), LEAST_SAMPLES, 2.0)
+    kept = timer(lambda: module.launch(a, b, **halves_b), LEAST_SAMPLES, 2.0)
     fresh = timer(lambda: module.launch(a, b), LEAST_SAMPLES, 2.0)
-    halves = plan["form"] in ("split", "tma", "wgmma")
-    split = timer(lambda: module.split(whole, halves), 11, 0.5)
+    halves = plan["form"] in ("split", "tma")
+    split = [] if plan["form"] == "wgmma" else timer(lambda: module.split(whole, halves), 11, 0.5)
     out = module.launch(a, b)
     again = module.launch(a, b)
     ms, fresh_ms = statistics.median(kept), statistics.median(fresh)
@@ -371,7 +376,7 @@ def final(plan: dict[str, Any], a: Any, b: Any, timer: Timer, operations: float,
         "speedup": base / ms,
         "fresh_ms": fresh_ms,
         "fresh_speedup": base / fresh_ms,
-        "split_a_ms": statistics.median(split),
+        "split_a_ms": statistics.median(split) if split else None,
         "error": error(out),
         "repeatable": bool(torch.equal(out, again)),
         "raw_ms": kept,
@@ -489,7 +494,7 @@ def print_shape(name: str, report: dict[str, Any]) -> None:
         row = rows[0]
         print(
             f"  {form}: {row['ms']:.4f} ms {row['tflops']:.1f} TFLOP/s, {row['speedup']:.2f} x SGEMM "
-            f"(fresh {row['fresh_speedup']:.2f} x, split of A {row['split_a_ms']:.4f} ms) error {row['error']:.2e} "
+            f"(fresh {row['fresh_speedup']:.2f} x, split of A {row['split_a_ms']} ms) error {row['error']:.2e} "
             f"{row['knobs']}",
             flush=True,
         )

@@ -230,7 +230,10 @@ def test_two_fragments_cannot_read_one_name():
     ("arguments", "reason"),
     [
         ({}, None),
-        ({"batch": 64, "m": 512, "n": 64, "k": 512}, None),
+        ({"batch": 64, "m": 512, "n": 512, "k": 512}, None),
+        ({"batch": 64, "m": 512, "n": 64, "k": 512}, "memory"),
+        ({"m": 256, "n": 256, "k": 1 << 19}, "memory"),
+        ({"m": 256, "n": 256, "k": 1 << 12}, None),
         ({"m": 128}, "multiply-adds"),
         ({"m": 16, "n": 1 << 20}, "rows"),
         ({"k": 8, "m": 1 << 16}, "length"),

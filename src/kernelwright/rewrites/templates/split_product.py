@@ -32,6 +32,11 @@ CUDA_SOURCES = tuple(Path(__file__).with_name(name) for name in ("split_operands
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
 time at best for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
+LEAST_BREADTH = 160
+"""Least `m * n / (m + n)` of products whose operands exceed the L2 cache. Splitting and reading halves moves 16 bytes for
+each value of both operands; at 3 TB/s and SGEMM's 50 TFLOP/s that alone takes SGEMM's time where the breadth is 133."""
+L2_BYTES = 50 << 20
+"""Of an H100 or H200."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 SHARED_BYTES = 227 * 1024
@@ -337,6 +342,10 @@ def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", diff
         return "the kernel has no backward"
     if min(m, n, k) < LEAST_SIDE:
         return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
+    if m * n < LEAST_BREADTH * (m + n) and 4 * batch * (m + n) * k > L2_BYTES:
+        return (
+            f"wanted outputs whose m * n / (m + n) is {LEAST_BREADTH} or more, found {m} x {n}; memory limits the splitting"
+        )
     if batch * m * n * k < LEAST_WORK:
         return f"wanted at least {LEAST_WORK} multiply-adds, found {batch * m * n * k}; cuBLAS is as fast"
     return None
