@@ -185,6 +185,7 @@ def test_unknown_agents_and_missing_packages(monkeypatch):
         agent_named("ppo")
 
 
+@pytest.mark.exhaustive
 @given(st.integers(0, 2**32), st.integers(1, 8))
 @settings(max_examples=4, deadline=None)
 def test_the_mask_of_the_wider_game_is_exactly_what_may_be_played(seed, steps):
@@ -229,6 +230,7 @@ def test_options_of_the_wider_game_that_make_no_sense(program, options):
         BeyondGameEnv(program, **options)
 
 
+@pytest.mark.exhaustive
 def test_every_operation_is_used_somewhere():
     env = BeyondGameEnv(program_of("sgemm", 90))
     allowed = {action % len(BEYOND) for action in np.flatnonzero(env.action_masks()[:-1])}
@@ -362,6 +364,7 @@ class Contrary(StaticIssueCycles):
         return 1e6 + self.sign * SimulatedIssue(80, warps=2, iterations=2).cost(schedule)
 
 
+@pytest.mark.exhaustive
 def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program, monkeypatch):
     from kernelwright.assembly import agents as assembly_agents
 

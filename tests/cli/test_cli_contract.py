@@ -369,6 +369,7 @@ def test_a_command_says_what_it_kept_when_interrupted(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: 3 evaluations in runs/x\n"
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_from_the_keyboard_ends_a_real_process_with_130(tmp_path):
     task, ready = tmp_path / "task.py", tmp_path / "ready"
     # A task's own code is trusted and runs in the judge's process: it tells when the judge is at work.

@@ -176,6 +176,7 @@ class Stopped(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.exhaustive
 def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path, judge_pool):
     wrong = answer(module("a[:, None] + b"))
     model = ScriptedModel(["I would rather not.", *answers(1), wrong, *["Sorry."] * 99])

@@ -93,6 +93,7 @@ def test_a_candidates_kernels_are_captured_in_a_process_of_its_own(launches):
     assert [(tensor.name, tensor.role) for tensor in launch.target.spec.tensors] == [("x_ptr", "input"), ("y_ptr", "inout")]
 
 
+@pytest.mark.exhaustive
 def test_a_candidate_that_does_not_run_is_said(tmp_path):
     broken = Candidate(source="raise ValueError('broken here')")
     with pytest.raises(DeviceError, match="broken here"):

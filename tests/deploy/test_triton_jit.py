@@ -231,6 +231,7 @@ def test_over_autotune_the_winner_is_replaced(fake, cache, caplog):
     assert caplog.records == []
 
 
+@pytest.mark.exhaustive
 def test_under_autotune_every_configuration_is_looked_up(fake, cache):
     compiled = kernels.scale.warmup(torch.float32, torch.float32, N, 3.0, grid=GRID, BLOCK=256)
     kernels.scale.device_caches.clear()

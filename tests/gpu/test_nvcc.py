@@ -195,6 +195,7 @@ def test_without_nvcc(monkeypatch, tmp_path):
         compile_cuda("", 90)
 
 
+@pytest.mark.exhaustive
 def test_the_example_of_a_cuda_kernel_is_a_target_with_something_to_move():
     target = load_target(str(Path(__file__).parents[2] / "examples" / "sass" / "sgemm.toml"), 90)
     schedule = sass.Schedule(sass.load(target.cubin, disassemble).kernel(target.spec.entry))

@@ -282,6 +282,7 @@ def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, 
     assert Label.PREPACKED_WEIGHTS not in evaluate(judge, "folded_when_loaded").labels
 
 
+@pytest.mark.exhaustive
 def test_without_its_gate_a_vacuous_task_goes_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
     assert Label.VACUOUS_TASK in evaluate(judge, "w01_zeros_on_vacuous_task").labels
     monkeypatch.setattr(compare.VacuityGate, "observe", lambda *arguments: None)

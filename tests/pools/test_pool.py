@@ -332,6 +332,7 @@ def ignores_interrupts(status: Path) -> bool:
     return bool(int(mask, 16) & 1 << signal.SIGINT - 1)
 
 
+@pytest.mark.exhaustive
 def test_a_pool_process_does_not_outlive_a_killed_run():
     code = (
         "import os, signal\n"

@@ -370,6 +370,7 @@ def test_a_killed_process_in_the_middle_of_a_job_loses_nothing(pool, tmp_path):
     assert found["4"].checks["pid"] not in killed
 
 
+@pytest.mark.exhaustive
 def test_what_fails_twice_is_an_infrastructure_error_and_errors_of_the_task_keep_their_type(pool, tmp_path):
     acts = {"0": "", "dies": "die", "task": "broken-task", "fault": f"fault-once {tmp_path / 'seen'}", "1": ""}
     found = run(pool, [job(name, act) for name, act in acts.items()])
@@ -451,6 +452,7 @@ def test_each_judge_sees_one_gpu_and_a_slot_without_a_place_holds_no_job_up(clus
     assert len(pids(found)) <= 2
 
 
+@pytest.mark.exhaustive
 def test_a_job_for_which_there_is_no_place_is_an_infrastructure_error(cluster):
     with fake_pool(slots=1, cpus=1000.0, start_limit_s=0.0) as pool:
         ((_, outcome),) = pool.evaluate([job(0)])

@@ -159,6 +159,7 @@ def test_a_link_to_an_evaluation_opens_it(page):
     assert found == ["e2-detail"]
 
 
+@pytest.mark.exhaustive
 def test_sorting_by_speedup_orders_rows_and_keeps_details_beside_them(page):
     found = outcome_of(
         page,

@@ -157,6 +157,7 @@ def test_a_candidate_is_python_and_says_what_it_is(nvcc):
     assert Label.SPLIT_PRECISION not in static_labels(LARGE, LARGE)
 
 
+@pytest.mark.exhaustive
 @needs_triton
 def test_an_interpreted_candidate_equals_the_reference(any_size, tmp_path):
     text = task_text("return torch.relu(self.f(a))", "torch.randn(40, 64)", "self.f = nn.Linear(64, 48)")

@@ -15,6 +15,7 @@ from kernelwright.gpu import disassemble
 from kernelwright.sass import Schedule, check, load
 from kernelwright.sass.hazards.dependences import constrain
 from kernelwright.sass.hazards.ports import port_of
+from tests.quick import exhaustive_but
 from tests.sass.support import hand_made, word
 
 _PAYLOAD = {
@@ -256,7 +257,9 @@ def test_code_that_nothing_is_seen_to_lead_to_could_be_reached_from_everywhere()
     assert [b.index for b in kernel.blocks if final.index in b.successors] == [final.index]
 
 
-@pytest.mark.parametrize(("architecture", "is_variable"), [(80, True), (89, True), (90, False)])
+@pytest.mark.parametrize(
+    ("architecture", "is_variable"), exhaustive_but([(80, True), (89, True), (90, False)], (80, True), (90, False))
+)
 def test_where_fp64_counts_on_scoreboards(architecture, is_variable):
     code = [assemble(80, text) for text in (f"DADD d=10 a=6 c=6 {PLAIN}", f"EXIT {PLAIN}")]
     kernel = load(hand_made(code, architecture), disassemble).kernel()

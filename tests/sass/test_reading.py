@@ -118,7 +118,7 @@ def test_a_damaged_container_is_read_or_refused(seed, flips):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_damaged_code_is_read_or_refused(seed):
     """Random damage to the code goes through the disassembler and still ends in a typed error."""
     rng = random.Random(seed)

@@ -190,6 +190,7 @@ def test_what_is_left_is_said_of_each_level_before_it_is_begun(benchmark, releas
     assert "candidate: " in said[6], "and then it begins"
 
 
+@pytest.mark.exhaustive
 def test_each_level_has_its_share_early_when_asked(benchmark, release, tmp_path):
     go_on(benchmark, release, tmp_path / "fixed")
     assert all("level3" not in task for task in Pool.judged[:10])
@@ -208,6 +209,7 @@ def test_each_level_has_its_share_early_when_asked(benchmark, release, tmp_path)
     assert configs[0] == configs[1], "so that a run may go on in another order"
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_in_another_order(benchmark, release, published, tmp_path):
     go_on(benchmark, release, tmp_path / "run", "--published", published, "--order", "shares")
     tasks = tasks_of(benchmark, release)
@@ -215,6 +217,7 @@ def test_a_run_goes_on_in_another_order(benchmark, release, published, tmp_path)
     assert any("level3" in task for task in Pool.judged[:3])
 
 
+@pytest.mark.exhaustive
 def test_no_more_is_done_than_the_tasks_that_are_named(benchmark, release, published, tmp_path):
     tasks = tasks_of(benchmark, release)
     wanted = [tasks[8], tasks[1]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernelwright.tasks.builtin import CLASS_LEVELS, builtin_names, builtin_task, task_class
+from tests.quick import exhaustive_but
 
 RANDOM_FORWARD = "linear_dropout"
 TOLERANCE = 1e-3
@@ -62,6 +63,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 each_task = pytest.mark.parametrize("name", builtin_names())
+some_tasks = pytest.mark.parametrize("name", exhaustive_but(builtin_names(), *builtin_names()[::10]))
 
 
 @each_task
@@ -99,13 +101,13 @@ TRIVIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@each_task
+@some_tasks
 def test_trivial_outputs_are_told_from_the_right_one(name: str) -> None:
     output = sample(name).output
     assert [kind for kind, make in TRIVIAL.items() if close(output, make(output))] == []
 
 
-@each_task
+@some_tasks
 def test_a_copy_of_an_input_is_told_from_the_right_output(name: str) -> None:
     s = sample(name)
     for item in s.inputs:
@@ -113,7 +115,7 @@ def test_a_copy_of_an_input_is_told_from_the_right_output(name: str) -> None:
             assert not close(s.output, item.to(s.output.dtype))
 
 
-@each_task
+@some_tasks
 def test_output_depends_on_every_input(name: str) -> None:
     s = sample(name)
     assert not close(s.output, s.other_output)
@@ -142,7 +144,7 @@ def test_output_depends_on_the_weights(name: str) -> None:
                 weight.copy_(old)
 
 
-@each_task
+@some_tasks
 def test_state_dict_carries_everything_over_to_a_new_model(name: str) -> None:
     s = sample(name)
     torch.manual_seed(11)
@@ -152,7 +154,7 @@ def test_state_dict_carries_everything_over_to_a_new_model(name: str) -> None:
     assert close(s.output, call(other, s.inputs))
 
 
-@each_task
+@some_tasks
 def test_same_inputs_give_the_same_output_again(name: str) -> None:
     s = sample(name)
     copies = [item.clone() for item in s.inputs]
@@ -163,7 +165,7 @@ def test_same_inputs_give_the_same_output_again(name: str) -> None:
     assert all(torch.equal(item, copy) for item, copy in zip(s.inputs, copies, strict=True)), "inputs changed"
 
 
-@each_task
+@some_tasks
 def test_float64_and_other_memory_layouts_give_the_same_output(name: str) -> None:
     s = sample(name)
     model = s.namespace["Model"](*s.namespace["get_init_inputs"]())

@@ -171,6 +171,7 @@ class TestPatterns:
         for pattern in patterns:
             assert known.setdefault(pattern.identity(), pattern.id) == pattern.id
 
+    @pytest.mark.exhaustive
     def test_no_two_have_nearly_the_same_features(self, patterns):
         found = [(pattern.id, features(pattern.snippet)) for pattern in patterns]
         for index, (name, own) in enumerate(found):
@@ -703,6 +704,7 @@ class TestDeeper:
 class TestBenchmark:
     """What keeps the published rates honest."""
 
+    @pytest.mark.exhaustive
     def test_texts_do_not_give_themselves_away(self, benchmark):
         for folder in ("hacks", "unseen", "honest"):
             for case in benchmark.load_cases(folder):

@@ -92,6 +92,7 @@ def test_every_part_is_done_once_on_the_gpus_that_are_its_own(campaign, tmp_path
     assert [call["only"] for call in asked(tmp_path / "work")[len(calls) :]] == [["summary"]]
 
 
+@pytest.mark.exhaustive
 def test_stage_2_is_trained_on_all_gpus_where_nothing_can_be_done_beside_it(campaign, tmp_path):
     work = tmp_path / "work"
     (work / "sft" / "final").mkdir(parents=True)
@@ -105,6 +106,7 @@ def test_stage_2_is_trained_on_all_gpus_where_nothing_can_be_done_beside_it(camp
     assert sorted(second) == [("0", ["measure:self-supervised"]), ("1", ["measure:evolutionary"])]
 
 
+@pytest.mark.exhaustive
 def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(campaign, tmp_path):
     limits = ("--gpus", "2", "--time-limit", "1000", "--set", "contrastive.seconds=500", "--arms-first")
     named = ("--arms", "vanilla-grpo", "contrastive-bucket")
@@ -124,6 +126,7 @@ def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(cam
     assert calls[8:] == [("0,1", ["summary"])]
 
 
+@pytest.mark.exhaustive
 def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_all(campaign, tmp_path):
     limits = ("--gpus", "2", "--time-limit", "1500", "--total", "3000", "--reserve", "300")
     assert run(campaign, tmp_path, *limits) == 0
@@ -134,12 +137,14 @@ def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_
     assert len({tuple(call["changes"]) for call in calls}) == 1
 
 
+@pytest.mark.exhaustive
 def test_where_time_is_short_the_last_arms_are_left_for_later_rather_than_all_cut_short(campaign, tmp_path):
     assert run(campaign, tmp_path, "--gpus", "2", "--time-limit", "1100", "--reserve", "300") == 0
     call = next(call for call in asked(tmp_path / "work") if "train:contrastive-bucket" in call["only"])
     assert 600 < seconds_of(call) < 700  # not (1100 - 90) / 2 - 300 and loading, which would be 115
 
 
+@pytest.mark.exhaustive
 def test_the_time_to_measure_an_arm_is_what_measuring_has_taken(campaign, tmp_path):
     work = tmp_path / "work"
     (work / "sft").mkdir(parents=True)
@@ -186,6 +191,7 @@ def test_a_part_that_fails_is_tried_once_more(campaign, tmp_path):
     assert statuses.count(1) == 3
 
 
+@pytest.mark.exhaustive
 def test_the_next_slice_on_another_machine_goes_on_with_the_same_time_for_each_arm(campaign, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
@@ -221,6 +227,7 @@ def test_the_evaluations_that_parts_share_come_along(tmp_path, monkeypatch):
     assert EvaluationCache(tmp_path / "elsewhere" / "judged.sqlite", "first", None).find(task, candidate) == found
 
 
+@pytest.mark.exhaustive
 def test_the_model_may_still_be_on_its_way_while_teachers_are_judged(campaign, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
@@ -318,6 +325,7 @@ def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     assert not (tmp_path / "later" / "contrastive-bucket" / "final" / export.WEIGHTS).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_published_campaign_s_second_stage_learns_what_it_learnt_without_drawing_or_judging(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from contrastive_restart import restart

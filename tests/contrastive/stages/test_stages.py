@@ -216,6 +216,7 @@ def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, sc
     assert judge.count == count
 
 
+@pytest.mark.exhaustive
 def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes(schooled, tmp_path, monkeypatch):
     learnt = []
     monkeypatch.setattr(self_supervised, "fit", lambda model, tokenizer, examples, *rest, **named: learnt.append(examples))
@@ -277,7 +278,7 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
     assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
 
 
-@pytest.mark.parametrize("backend", ["generate", "local"])
+@pytest.mark.parametrize("backend", exhaustive_but(["generate", "local"], "local"))
 def test_vanilla_grpo_shows_no_exemplars(backend, schooled, tmp_path):
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=2, sampler="none", backend=backend)
@@ -337,6 +338,7 @@ def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
+@pytest.mark.exhaustive
 def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(schooled, tmp_path):
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=3, save_steps=1, minibatches=2)
@@ -486,6 +488,7 @@ def test_gradients_are_clipped_and_those_that_are_not_finite_left_out_each_updat
     assert optimiser.done == 5
 
 
+@pytest.mark.exhaustive
 def test_updates_left_out_are_counted_on_from_the_checkpoint(tiny_base, tmp_path):
     run = RunDirectory(tmp_path)
 

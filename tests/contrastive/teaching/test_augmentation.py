@@ -167,6 +167,7 @@ def test_shortening_leaves_out_the_fall_back(tmp_path):
     assert "super().forward" not in shortened(SMALL, candidate.source)
 
 
+@pytest.mark.exhaustive
 def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge_pool):
     """One small pass through processes, checks and sandbox; not timed, since correctness is the filter."""
     settings = {"teachers": ["builtin", "templates"], "successes": 1, "attempts": 1}

@@ -19,7 +19,7 @@ from tests.judge.conftest import SECRET
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
 
-SETTINGS = Settings.quick(threads=1, timed=False)
+SETTINGS = Settings.quick(threads=1, timed=False, thorough=False)
 needs_landlock = pytest.mark.skipif(sandbox.landlock_abi() == 0, reason="no Landlock here")
 
 REFUSED = """
@@ -49,9 +49,12 @@ def attempt(judge, code: str):
 def test_it_opens_no_tcp_socket(judge):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        attempt(judge, f"import socket\nrefused(lambda: socket.create_connection(('127.0.0.1', {port})))")
-    attempt(judge, "import socket\nrefused(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))")
-    attempt(judge, "import socket\nrefused(lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM))")
+        attempt(
+            judge,
+            f"import socket\nrefused(lambda: socket.create_connection(('127.0.0.1', {port})))\n"
+            "refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))\n"
+            "refused(lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM))",
+        )
 
 
 def test_it_reaches_no_service_by_its_local_socket(judge, tmp_path):
@@ -95,12 +98,15 @@ def test_it_debugs_nobody(judge):
 def test_it_writes_only_into_its_own_directories(judge, tmp_path):
     target = tmp_path / "target"
     target.write_text("as it was")
-    attempt(judge, f"refused(lambda: open({str(target)!r}, 'w'))\nrefused(os.unlink, {str(target)!r})")
-    attempt(judge, f"refused(lambda: open({str(target)!r}).read())\nrefused(os.listdir, {str(tmp_path)!r})")
-    attempt(judge, "refused(lambda: open('/etc/kernelwright', 'w'))\nrefused(lambda: open('/dev/shm/x', 'w'))")
-    attempt(judge, f"refused(os.symlink, '/etc/passwd', {str(tmp_path / 'link')!r})")
     elsewhere = str(Path(tempfile.gettempdir()) / "kernelwright-made-by-a-candidate")
-    attempt(judge, f"refused(lambda: open({elsewhere!r}, 'w'))")
+    attempt(
+        judge,
+        f"refused(lambda: open({str(target)!r}, 'w'))\nrefused(os.unlink, {str(target)!r})\n"
+        f"refused(lambda: open({str(target)!r}).read())\nrefused(os.listdir, {str(tmp_path)!r})\n"
+        "refused(lambda: open('/etc/kernelwright', 'w'))\nrefused(lambda: open('/dev/shm/x', 'w'))\n"
+        f"refused(os.symlink, '/etc/passwd', {str(tmp_path / 'link')!r})\n"
+        f"refused(lambda: open({elsewhere!r}, 'w'))",
+    )
     assert target.read_text() == "as it was"
     assert list(tmp_path.iterdir()) == [target]
     assert not Path(elsewhere).exists()

@@ -144,6 +144,7 @@ def test_a_confirmation_follows_from_its_own_ratios():
     assert Confirmation.from_json(recorded).to_json() == found.to_json()
 
 
+@pytest.mark.exhaustive
 def test_the_throughput_benchmark_runs(row_sum):
     import importlib.util
     from pathlib import Path

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.judge.worker.channel import (
@@ -45,6 +45,7 @@ def soon():
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=5))
+@settings(max_examples=40)
 def test_a_message_arrives_as_it_was_sent(message):
     assert decode(encode(message)[4:]) == message
 

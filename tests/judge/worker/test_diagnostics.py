@@ -39,6 +39,7 @@ triton.compile(ASTSource(scale, {"x": "*fp32"}, {"n": 64}), target=GPUTarget("cu
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("verbose", [False, True], ids=["in the exception", "printed"])
 @pytest.mark.skipif(not shutil.which("ninja") or not shutil.which("c++"), reason="PyTorch builds extensions with them")
 def test_an_extension_that_does_not_compile_tells_file_line_and_message(judge: Judge, verbose: bool) -> None:
