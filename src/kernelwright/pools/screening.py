@@ -14,19 +14,17 @@ import datetime
 import fcntl
 import queue
 import signal
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
-from kernelwright.files import remove_tree
+from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
@@ -191,7 +189,8 @@ class ScreeningPool:
         self._turn = lock_path(self.where, "screening")
         self._owns_zygote = zygote is None
         self.zygote = zygote or Zygote(off=self._core)
-        self.directory = Path(tempfile.mkdtemp(prefix="kernelwright-screening-"))
+        self._folder = JudgeFolder()
+        self.directory = self._folder.path
         self._processes = [ScreeningProcess(self) for _ in range(self.slots)]
         self._free: queue.SimpleQueue[ScreeningProcess] = queue.SimpleQueue()
         for process in self._processes:
@@ -253,7 +252,7 @@ class ScreeningPool:
             process.close()
         if self._owns_zygote:
             self.zygote.close()
-        remove_tree(self.directory)
+        self._folder.remove()
 
     def __enter__(self) -> Self:
         return self

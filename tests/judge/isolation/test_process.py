@@ -223,6 +223,7 @@ def test_a_worker_is_told_what_it_is_and_nothing_secret(made):
     _, zygote = made
     assert set(zygote.config) == {
         "role",
+        "program",
         "source",
         "class",
         "device",
