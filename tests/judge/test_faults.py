@@ -73,7 +73,7 @@ FILES = {
 PROCESSES = {
     "a double fork": "if os.fork() == 0:\n    if os.fork() == 0:\n        while True: time.sleep(1)\n    os._exit(0)",
     "another group": "if os.fork() == 0:\n    os.setpgid(0, 0)\n    while True: time.sleep(1)",
-    "another session": "if os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\n    while True: time.sleep(1)",
+    "a new session": "if os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\n    while True: time.sleep(1)",
     "a child without a parent": "if os.fork(): os._exit(0)\nwhile True: time.sleep(1)",
     "two that answer": "os.fork()",
     "no output": "for number in range(3): os.close(number)",
