@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/kernelwright optimize diag_matmul --device auto --budget 4 --out demo-run
+	$(BIN)/kernelwright optimize polynomial_with_common_terms --device auto --budget 3 --judge 1 --out demo-run
 
 # One thread each: two test processes already fill two cores, and spinning thread pools slow both. What is compiled once is
 # kept, whatever the caller's environment says: the tests start some hundred processes, and rewriting all assertions takes

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import UsageError
-from kernelwright.records import Label, Reason, RunDirectory
+from kernelwright.records import Candidate, Label, Reason, RunDirectory, Task
+from kernelwright.records.screened import screened_of
 from kernelwright.report import differences
 from kernelwright.report.html import write_page
 from kernelwright.report.moves import KIND, write_moves_report
@@ -369,3 +370,31 @@ def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path, place):
     with pytest.raises(UsageError, match="Choose another file"):
         write_page("text", tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_screened_candidates_stand_apart_from_judged_ones(tmp_path):
+    judged = accepted("a", 2.0)
+    run = write_run(tmp_path, [judged])
+    task = Task(id=judged.task, source=REFERENCE)
+    for source, techniques, found in (
+        (judged.source, ("twice",), {"correct": True, "estimate": 2.5, "spread": 0.02}),
+        ("# other", ("thrice </script>",), {"correct": True, "estimate": 3.5, "spread": 0.02}),
+        ("# wrong", ("wrong",), {"correct": False, "reason": Reason.WRONG_OUTPUT, "detail": "far"}),
+    ):
+        candidate = Candidate(source=source, policy="builtin", techniques=techniques)
+        one = screened_of(task, candidate, **found, spent_s={"build": 1.5})
+        run.append(one.model_copy(update={"task_sha256": judged.task_sha256}))
+    text = write_report(run, tmp_path / "report.html").read_text()
+    section = text.partition('id="screened"')[2].partition("</section>")[0]
+    assert "3 candidates had a quick look" in section
+    assert "2 looked right" in section
+    assert "1 went to the judge" in section
+    assert section.count("<circle") == 1, "the scatter holds what was judged"
+    assert "3.500×" in section
+    assert "not judged" in section
+    assert REASONS[Reason.WRONG_OUTPUT] in section
+    assert "thrice &lt;/script&gt;" in section
+    spent = text.partition('id="spent"')[2].partition("</section>")[0]
+    assert "<td>screening</td><td>build</td>" in spent
+    assert ">4.5<" in spent
+    assert 'id="screened"' not in write_report(write_run(tmp_path / "plain", [judged]), tmp_path / "plain.html").read_text()

@@ -8,7 +8,7 @@ import click
 
 from kernelwright.cli.options import NamedPath
 
-RUN_FILES = ("evaluations.jsonl", "schedules.jsonl", "table.json", "errors.json")
+RUN_FILES = ("evaluations.jsonl", "screened.jsonl", "schedules.jsonl", "table.json", "errors.json")
 """Files of which a page is made, each maybe packed: a directory without any of them has nothing to show."""
 
 

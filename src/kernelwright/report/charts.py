@@ -37,6 +37,17 @@ class ChartPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatePoint:
+    """One screened candidate that was judged. `speedup` is None for a rejected one."""
+
+    anchor: str
+    state: str
+    label: str
+    estimate: float
+    speedup: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class _LogAxis:
     low: float
     high: float
@@ -174,6 +185,34 @@ def distribution(marks: Sequence[ChartPoint]) -> Markup:
     """Every timed speedup: with its interval where there are few, as a histogram where there are many."""
     timed = sorted((mark for mark in marks if mark.speedup is not None), key=lambda mark: mark.speedup or 0)
     return _caterpillar(timed) if len(timed) <= CATERPILLAR_LIMIT else _histogram(timed)
+
+
+def estimates_against_verdicts(points: Sequence[EstimatePoint]) -> Markup:
+    """Speedups that screening estimated, to the right, against those that the judge measured, upwards."""
+    height, lane = 320.0, 276.0
+    values = [1.0, *(one.estimate for one in points), *(one.speedup for one in points if one.speedup is not None)]
+    pad = max((max(values) / min(values)) ** 0.06, 1.02)
+    low, high = min(values) / pad, max(values) * pad
+    across, up = _LogAxis(low, high, LEFT, WIDTH - RIGHT), _LogAxis(low, high, lane - 26, TOP)
+    body = _vertical_grid(across, lane + 12)
+    for value in ticks(low, high):
+        y = _number(up.at(value))
+        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        body.append(_left_text(y, _tick_label(value)))
+    ends = " ".join(f"{_number(across.at(value))} {_number(up.at(value))}" for value in (low, high))
+    body.append(f'<path class="best" d="M{ends}"/>')
+    body.append(_left_text(_number(lane), "rejected"))
+    for one in points:
+        x = _number(across.at(one.estimate))
+        if one.speedup is None:
+            mark, told = f'<path class="mark rejected" d="M{x} {lane}m-4 -4l8 8m0 -8l-8 8"/>', one.state
+        else:
+            mark = f'<circle class="mark {one.state}" cx="{x}" cy="{_number(up.at(one.speedup))}" r="4"/>'
+            told = f"judged {one.speedup:.4g}×"
+        hover = escape(f"{one.label}: screened {one.estimate:.4g}×, {told}")
+        body.append(f'<a href="#{escape(one.anchor)}"><title>{hover}</title>{mark}</a>')
+    about = f"{len(points)} candidates, estimates to the right, the judge's speedups upwards; on the line both agree."
+    return _figure("estimates", "Estimates of screening against the judge's speedups", about, height, body)
 
 
 def _vertical_grid(axis: _LogAxis, bottom: float) -> list[str]:

@@ -30,6 +30,7 @@ from kernelwright.report.rows import (
     matrix,
     rows_of,
 )
+from kernelwright.report.screened import screened_section, time_spent
 
 LONG_KEYS = ("task_source", "tasks")
 """Keys of `config.json` that the page shows elsewhere or not at all."""
@@ -56,6 +57,7 @@ def render(run: RunDirectory) -> str:
     config = _object(run.read_json("config.json"))
     environment = _object(run.read_json("environment.json"))
     rows = rows_of(list(run.evaluations()))
+    screened = list(run.screened())
     groups = groups_of(rows)
     marks = [
         charts.ChartPoint(
@@ -89,6 +91,8 @@ def render(run: RunDirectory) -> str:
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
         matrix=matrix(groups),
+        screened=screened_section(screened, rows),
+        spent=time_spent(screened, rows),
         tables=_tables(run.read_json("table.json")),
         errors=_object(run.read_json("errors.json")),
         facts=_headline_facts(environment),
