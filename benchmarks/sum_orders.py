@@ -129,9 +129,10 @@ def parts(x, dtype, count):
     return found
 """
 _FP16X3 = """
-def product(a, b):
-    (ah, al), (bh, bl) = parts(a, torch.float16, 2), parts(b, torch.float16, 2)
-    return ah @ bh + (ah @ bl + al @ bh)
+def product(a, b):  # each operand is scaled by a power of two, for float16's range
+    shifts = [2.0 ** (13 - math.frexp(float(x.abs().max()))[1]) for x in (a, b)]
+    (ah, al), (bh, bl) = (parts(x * shift, torch.float16, 2) for x, shift in zip((a, b), shifts))
+    return (ah @ bh + (ah @ bl + al @ bh)) / shifts[0] / shifts[1]
 """
 _BF16X6 = """
 def product(a, b):
@@ -221,7 +222,7 @@ LOWER = {
     "8-bit": "low = lambda x: x.to(torch.float8_e4m3fn).float()",
 }
 """Inputs are read in less."""
-_HEAD = "import torch\nimport torch.nn.functional as F\n"
+_HEAD = "import math\nimport torch\nimport torch.nn.functional as F\n"
 
 
 def forms() -> Iterator[tuple[str, str, str, str, str]]:

@@ -318,19 +318,18 @@ def test_the_same_loss_in_tf32_is_rejected_where_its_errors_do_not_average_away(
     judged(one)
 
 
-def test_where_no_set_tells_precisions_half_of_the_lower_ones_error_is_the_limit(monkeypatch):
+def test_no_order_of_sums_explains_half_of_what_shows_lower_precision(monkeypatch):
     one = checker(MEAN_LOSS)
     question = posed(one)
-    one.bounds._tells_reordered.clear()
     monkeypatch.setattr(Bounds, "_ask_biased", lambda self, question: None)
-    told = replace(
-        question, tolerance=replace(question.tolerance, lower=Distance(1e-6, 1e-6), calibrated_outputs=frozenset({0}))
-    )
-    assert one.bounds.summed_in_any_order(told).tolerance.allowed.rms == pytest.approx(
-        max(5e-7, question.tolerance.allowed.rms)
-    )
-    one.bounds._tells_reordered.add(0)
-    assert one.bounds.summed_in_any_order(told).tolerance.allowed.rms == pytest.approx(0.5 * 2**-24 * 32768**0.5)
+    before = question.tolerance.allowed.rms
+    for told, limit in (
+        ({0: (0, 1e-6)}, max(5e-7, before)),
+        ({0: (0, 1.0)}, 2**-24 * 32768**0.5),
+        ({}, 2**-24 * 32768**0.5),
+    ):
+        one.bounds._told = told
+        assert one.bounds.summed_in_any_order(question).tolerance.allowed.rms == pytest.approx(limit)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,9 @@ class Bounds:
         """Number of input sets that told the task's precision from the next lower one, by output."""
         self._terms: int | None = None
         """Terms of the reference's longest sum; None while it is not known."""
-        self._tells_reordered = set[int]()
-        """Outputs of which some input set tells sums in another order from the next lower precision."""
+        self._told = dict[int, tuple[int, float]]()
+        """By output: lower precisions that were passed over, as a negative number, and the error of the next one, on the set
+        that shows it best."""
         self._asked_biased = False
 
     @property
@@ -165,19 +166,14 @@ class Bounds:
             )
             tolerance = replace(tolerance, allowed=allowed)
         self._calibrated.update(tolerance.calibrated_outputs)
-        for index in tolerance.calibrated_outputs:
-            if self._reordered(index).rms <= self._half_lower(tolerance, index):
-                self._tells_reordered.add(index)
         return replace(question, tolerance=tolerance)
 
     def _reordered(self, index: int) -> Distance:
-        """Error of an output that another order of its sums explains."""
-        return reordered(self._terms or 1, self._trial.facts.output_dtypes[index])
-
-    def _half_lower(self, tolerance: Tolerance, index: int) -> float:
-        """What of the next lower precision's error is allowed at most, where it is known."""
-        assert tolerance.lower is not None
-        return self._trial.settings.lower_precision_share * tolerance.lower.of(index).rms
+        """Error of an output that another order of its sums explains, below what shows lower precision on some set."""
+        found = reordered(self._terms or 1, self._trial.facts.output_dtypes[index])
+        if index not in self._told:
+            return found
+        return replace(found, rms=min(found.rms, self._trial.settings.lower_precision_share * self._told[index][1]))
 
     def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
         """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
@@ -235,19 +231,13 @@ class Bounds:
 
         The reference's own error may be far below what a good program makes: a tree of sums over a million elements, against
         block sums that are added as they come. The errors of lower precisions average away there as well. Where some set,
-        such as `biased`, tells those from sums in another order, the others need not; where none does, this one allows at
-        most half of what lower precision would make of it.
+        such as `biased`, shows those errors whole, the others need not.
         """
         if not question.has_float64:
             return question
-        told = question.tolerance.calibrated_outputs
         self._ask_biased(question)
-        limits = []
-        for index in range(len(question.truth)):
-            old, new = question.tolerance.allowed.of(index), self._reordered(index)
-            if index in told and index not in self._tells_reordered:
-                new = replace(new, rms=min(new.rms, self._half_lower(question.tolerance, index)))
-            limits.append(_never_narrower(old, new))
+        before = question.tolerance.allowed
+        limits = [_never_narrower(before.of(index), self._reordered(index)) for index in range(len(question.truth))]
         return question.allowing(of_outputs(limits))
 
     def _ask_biased(self, question: Question) -> None:
@@ -352,6 +342,9 @@ class Bounds:
 
         found = [calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)]
         lowers = [one.lower for one in found if one.lower is not None]
+        for index, one in enumerate(found):
+            if one.lower is not None:
+                self._told[index] = max(self._told.get(index, (-one.passed_over, 0.0)), (-one.passed_over, one.lower.rms))
         return Tolerance(
             of_outputs([one.allowed for one in found]),
             reference,

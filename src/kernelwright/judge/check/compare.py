@@ -18,10 +18,10 @@ from kernelwright.tasks import is_inexact
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
-REORDERED_ERRORS = 0.5
+REORDERED_ERRORS = 1.0
 """Error allowed to a sum of n terms in any order, in units of u * sqrt(n) of the terms' sizes, for unit roundoff u. The form
-is that of Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis (2019), theorem 2.4. Terms of one sign
-that are added one after the other make about a quarter; twice that is our choice."""
+is that of Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis (2019), theorem 2.4. Random
+terms of one sign that are added one after the other make about a quarter, equal ones more; the factor is our choice."""
 LEGAL_ERRORS = 4.0
 """Distance allowed between two results, in errors of legal rounding: each has one, and twice the other's. Our choice."""
 
@@ -173,6 +173,8 @@ class Tolerance:
     """Whether the next lower precision would be rejected, by every output that is rounded."""
     calibrated_outputs: frozenset[int] = frozenset()
     """Indices of the outputs that would reject it."""
+    passed_over: int = 0
+    """Number of lower precisions that are too near the reference to be told from it."""
 
 
 def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
@@ -185,12 +187,12 @@ def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype
     floor = Distance(settings.error_floor_eps * eps, 4 * settings.error_floor_eps * eps)
     ratio = settings.error_ratio
     rms, worst = max(floor.rms, ratio * reference.rms), max(floor.worst, ratio * reference.worst)
-    for candidate in lower:
+    for passed_over, candidate in enumerate(lower):
         limit = settings.lower_precision_share * candidate.rms
         if limit > 2 * reference.rms and limit > floor.rms:
             between = Distance(math.sqrt(reference.rms * candidate.rms), math.sqrt(reference.worst * candidate.worst))
             allowed = Distance(min(max(rms, between.rms), limit), max(worst, between.worst))
-            return Tolerance(allowed, reference, candidate, calibrated=True)
+            return Tolerance(allowed, reference, candidate, calibrated=True, passed_over=passed_over)
     return Tolerance(Distance(rms, worst), reference, None, calibrated=False)
 
 
