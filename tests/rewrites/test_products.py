@@ -18,8 +18,9 @@ from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit, products
-from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
 from kernelwright.rewrites.products import Products
+from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import split_product
 from kernelwright.rewrites.tracing import trace
 from tests.rewrites.samples import compare, task_text
@@ -49,6 +50,15 @@ OTHERS = {
     "few rows": task_text("return a @ b", "torch.randn(31, 64), torch.randn(64, 48)"),
     "short sums": task_text("return a @ b", "torch.randn(40, 16), torch.randn(16, 48)"),
     "broadcast": task_text("return a @ b", "torch.randn(40, 64), torch.randn(3, 64, 48)"),
+}
+FOLLOWED = {
+    # What the task computes, and what is left of it after the product's kernel.
+    "bias and activation": ("F.leaky_relu(self.f(a) * 2.0, 0.1)", ""),
+    "swish and bias": ("(lambda x: torch.sigmoid(x) * x + self.g)(self.f(a))", ""),
+    "others": ("torch.sigmoid(F.gelu(torch.relu(self.f(a))) + b)", ""),
+    "two readers": ("(lambda x: torch.relu(x) + torch.tanh(x))(self.f(a))", "tanh"),
+    "other width": ("torch.relu(self.f(a) + b[:, :1])", "relu"),
+    "unlike activation": ("torch.tanh(torch.relu(self.f(a)))", "tanh"),
 }
 INTERPRET = """
 import importlib.util, json, sys
@@ -116,6 +126,22 @@ def test_a_product_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
     assert count == 2, "one of each graph: training and evaluation"
     # Without a GPU the emitted function computes `a @ b.mT`, so this shows how it is called.
     compare(PRODUCTS[name], source, 1e-5, written(tmp_path))
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_kernel_in_cuda_computes_what_follows_the_product(name, any_size, tmp_path):
+    expression, left = FOLLOWED[name]
+    init = "self.f = nn.Linear(64, 48); self.g = nn.Parameter(torch.randn(48))"
+    text = task_text(f"return {expression}", "torch.randn(2, 40, 64), torch.randn(2, 40, 48)", init)
+    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), product="split-product-cuda")
+    built = Workshop.open(Task(id="sample", source=text), "cuda").build(recipe)
+    assert built is not None
+    before, class_new, forward = built.source.partition("class ModelNew")
+    source = before + class_new + forward.replace(".is_cuda", ".is_cpu")
+    assert forward.count("split_product_") == 1
+    assert (left in forward) if left else ("aten" not in forward and "F." not in forward)
+    # Without a GPU the fall-back computes the same.
+    compare(text, source, 1e-5, written(tmp_path))
 
 
 @pytest.mark.parametrize("name", OTHERS)

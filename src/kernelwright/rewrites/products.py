@@ -13,9 +13,20 @@ from torch import fx
 
 from kernelwright.errors import CompilerMissingError
 from kernelwright.gpu.nvcc import find_torch_nvcc
-from kernelwright.rewrites.graph import Editor, arguments, aten, is_call, is_tensor, shape, value
+from kernelwright.rewrites.graph import (
+    Editor,
+    arguments,
+    aten,
+    is_call,
+    is_tensor,
+    number,
+    operands,
+    packet_of,
+    shape,
+    value,
+)
 from kernelwright.rewrites.templates import split_product
-from kernelwright.rewrites.templates.split_product import Knobs
+from kernelwright.rewrites.templates.split_product import Fragment, Knobs
 from kernelwright.rewrites.tracing import OperatorGraph
 
 FORMS = {"split-product-cuda": "wgmma", "split-product-triton": "tma"}
@@ -40,32 +51,38 @@ class SplitProduct:
     Args:
         name: Of the Python function.
         knobs: Of the template.
+        epilogue: What follows the product in its kernel, in the form `wgmma` alone; each tensor that it reads is a further
+        argument.
     """
 
     device_test = "is_cuda"
 
-    def __init__(self, name: str, knobs: Knobs) -> None:
+    def __init__(self, name: str, knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> None:
         self.__name__ = name
         self.knobs = knobs
+        self.epilogue = epilogue
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The product of fake tensors."""
-        left, right = inputs
+        left, right = inputs[:2]
         return left.new_empty((*left.shape[:-1], right.shape[-2]))
 
     def definition(self) -> str:
         """The function and its knobs, which the template's text comes before."""
-        knobs, name = self.__name__.upper(), self.__name__
-        spelled = split_product.spelled(self.knobs)
+        name = self.__name__
         if self.knobs.form == "wgmma":
-            return f"{name} = {spelled}\n"
+            eager = f"{name}_eager"
+            spelled = split_product.spelled(self.knobs, self.epilogue, eager)
+            return f"{split_product.eager_text(self.epilogue, eager)}\n\n{name} = {spelled}\n"
+        knobs = name.upper()
+        spelled = split_product.spelled(self.knobs)
         return f"{knobs} = {spelled}\n\n\ndef {name}(a, b):\n    return product(a, b, knobs={knobs})\n"
 
     @staticmethod
     def prologue(kernels: Sequence[SplitProduct]) -> str:
-        """The template's text without its docstring."""
-        text = split_product.emit(kernels[0].knobs)
-        return text.split('"""', 2)[2]
+        """The template's text without its docstring, and without the function at its end where each kernel has its own."""
+        text = split_product.emit(kernels[0].knobs).split('"""', 2)[2]
+        return text.partition("\n\ndef eager(")[0] if kernels[0].knobs.form == "wgmma" else text
 
 
 class Products:
@@ -77,43 +94,103 @@ class Products:
 
     def __init__(self, technique: str) -> None:
         self.technique = technique
-        self._made: dict[Knobs, SplitProduct] = {}
+        self._made: dict[tuple[Knobs, tuple[Fragment, ...]], SplitProduct] = {}
+
+    def _kernel(self, knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> SplitProduct:
+        return self._made.setdefault((knobs, epilogue), SplitProduct(f"split_product_{len(self._made)}", knobs, epilogue))
 
     def replace(self, graph: OperatorGraph) -> int:
         """Replace each product that the template takes, in place; how many there were."""
         editor = Editor(graph.graph, graph.mode)
         count = sum(self._replace(editor, node) for node in editor.nodes(*PRODUCTS))
+        if FORMS[self.technique] == "wgmma":
+            for node in editor.nodes():
+                if isinstance(node.target, SplitProduct):
+                    self._absorb(editor, node, node.target.knobs)
         editor.sweep()
         graph.graph.lint()
         return count
 
     def _replace(self, editor: Editor, node: fx.Node) -> bool:
-        operands = operands_of(node)
-        if operands is None:
+        given = operands_of(node)
+        if given is None:
             return False
-        left, right = operands.left, operands.right
-        sizes = sizes_of(left, right, transposed=operands.transposed)
+        left, right = given.left, given.right
+        sizes = sizes_of(left, right, transposed=given.transposed)
         if sizes is None or split_product.refusal(*sizes[1:], batch=sizes[0], dtype="float32") is not None:
             return False
         batch, m, n, k = sizes
-        columns = right if operands.transposed else editor.call(node, aten.transpose.int, right, -2, -1)
+        columns = right if given.transposed else editor.call(node, aten.transpose.int, right, -2, -1)
         many = len(shape(right)) > 3
         if many:
             left = editor.call(node, aten.reshape.default, left, [batch, m, k])
             columns = editor.call(node, aten.reshape.default, columns, [batch, n, k])
         knobs = split_product.chosen(FORMS[self.technique], batch, m, n, k)
-        kernel = self._made.setdefault(knobs, SplitProduct(f"split_product_{len(self._made)}", knobs))
-        result = editor.call(node, kernel, left, columns)
+        result = editor.call(node, self._kernel(knobs), left, columns)
         if many:
             result = editor.call(node, aten.reshape.default, result, list(shape(node)))
-        if operands.alpha != 1:
-            result = editor.call(node, aten.mul.Tensor, result, operands.alpha)
-        if operands.bias is not None and operands.beta != 0:
-            bias = operands.bias
-            scaled = bias if operands.beta == 1 else editor.call(node, aten.mul.Tensor, bias, operands.beta)
+        if given.alpha != 1:
+            result = editor.call(node, aten.mul.Tensor, result, given.alpha)
+        if given.bias is not None and given.beta != 0:
+            bias = given.bias
+            scaled = bias if given.beta == 1 else editor.call(node, aten.mul.Tensor, bias, given.beta)
             result = editor.call(node, aten.add.Tensor, result, scaled)
         editor.replace(node, result)
         return True
+
+    def _absorb(self, editor: Editor, node: fx.Node, knobs: Knobs) -> None:
+        """Let a product's kernel compute what follows it, as far as each result has one reader."""
+        epilogue: tuple[Fragment, ...] = ()
+        tensors: tuple[fx.Node, ...] = ()
+        last = node
+        while len(last.users) == 1 and len(tensors) < split_product.MOST_TENSORS:
+            found = fragment_of(next(iter(last.users)), last, f"t{len(tensors)}")
+            if found is None:
+                break
+            fragment, tensor = found
+            epilogue += (fragment,)
+            tensors += (tensor,) if tensor is not None else ()
+            last = next(iter(last.users))
+        if epilogue:
+            made = self._kernel(knobs, epilogue)
+            editor.replace(last, editor.call(last, made, *node.args, *tensors))
+
+
+def fragment_of(node: fx.Node, source: fx.Node, name: str) -> tuple[Fragment, fx.Node | None] | None:
+    """How a kernel computes `node` of its own result `source`, and the tensor that it reads; None if it cannot.
+
+    Args:
+        node: The reader of the result.
+        source: The result.
+        name: Of the tensor, in the epilogue.
+    """
+    if node.op != "call_function" or not is_tensor(node) or packet_of(node) is None:
+        return None
+    if shape(node) != shape(source) or value(node).dtype != torch.float32 or node.all_input_nodes.count(source) != 1:
+        return None
+    given = arguments(node)
+    if is_call(node, aten.relu):
+        return split_product.RELU, None
+    if is_call(node, aten.sigmoid):
+        return split_product.SIGMOID, None
+    if is_call(node, aten.silu):
+        return split_product.SWISH, None
+    if is_call(node, aten.gelu) and given["approximate"] == "none":
+        return split_product.GELU, None
+    if is_call(node, aten.leaky_relu):
+        return split_product.leaky_relu(float(given["negative_slope"])), None
+    other = operands(node, aten.add, aten.mul)
+    if other is None or sum(item is source for item in other) != 1:
+        return None
+    rest = other[1] if other[0] is source else other[0]
+    factor = number(rest)
+    if is_call(node, aten.mul):
+        return (split_product.scale(factor), None) if factor is not None and math.isfinite(factor) else None
+    if not is_tensor(rest) or value(rest).dtype != torch.float32 or not value(rest).is_contiguous():
+        return None
+    if shape(rest) == shape(source)[-1:]:
+        return split_product.bias(name), rest
+    return (split_product.residual(name), rest) if shape(rest) == shape(source) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

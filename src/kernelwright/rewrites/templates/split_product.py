@@ -423,15 +423,19 @@ def eager_lines(epilogue: tuple[Fragment, ...]) -> str:
     return "".join(f"    {fragment.eager}\n" for fragment in epilogue).rstrip("\n") or "    # No epilogue."
 
 
-def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) -> str:
+def eager_text(epilogue: tuple[Fragment, ...], name: str = "eager") -> str:
+    """The fall-back as a function."""
     tensors = "".join(f"{fragment.tensor}, " for fragment in epilogue if fragment.tensor)
+    return f"def {name}(a, b, {tensors}):\n    out = torch.matmul(a, b.mT)\n{eager_lines(epilogue)}\n    return out\n"
+
+
+def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) -> str:
     return Template(CUDA_PYTHON.read_text(encoding="utf-8")).substitute(
         product=spelled(knobs, epilogue),
         cuda=f'r"""\n{cuda_sources()}"""',
         least_work=repr(least_work),
         least_side=repr(LEAST_SIDE),
-        tensors=tensors,
-        eager=eager_lines(epilogue),
+        eager=eager_text(epilogue),
     )
 
 
