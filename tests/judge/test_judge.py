@@ -22,6 +22,7 @@ from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import side as stage_module
+from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Scoring, Task, TimingBlock, Verdict
@@ -994,6 +995,23 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
     assert accepted is (device != "cpu")
     assert len(answers) == (1 if device == "cpu" else 2)
     assert ways == ([] if device == "cpu" else [False, True])
+
+
+def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(judge, monkeypatch):
+    tries, limits = [], []
+    monkeypatch.setattr(judge, "_disturbances", 0)
+    monkeypatch.setattr(judge_module, "DeviceGate", lambda device, limit_s: limits.append(limit_s) or DeviceGate(device))
+
+    def attempt():
+        tries.append(judge._disturbances)
+        judge._trial(judge._live_task(RELU), candidate(), None, CHECK, CheckFindings(frozenset()))
+        if len(tries) in (1, 3, 4):
+            raise DisturbedError("others")
+        return "found"
+
+    assert [judge._undisturbed(attempt), judge._undisturbed(attempt)] == ["found", "found"]
+    assert tries == [0, 1, 1, 2, 3]
+    assert limits == [CHECK.unstoppable_limit_s] * 4 + [None]
 
 
 FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")

@@ -6,6 +6,8 @@ import pytest
 
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
+from kernelwright.judge.isolation.gate import DisturbedError
+from kernelwright.judge.isolation.process import Worker
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Reason, Task
 from tests.samples import module
@@ -96,3 +98,19 @@ def test_a_task_that_does_not_run_is_the_tasks_fault():
     with ScreeningPool(broken, "cpu", SETTINGS, slots=1) as pool:
         (found,) = look(pool, RIGHT)
     assert isinstance(found, TaskError)
+
+
+def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again(monkeypatch):
+    request, calls = Worker.request, []
+
+    def disturbed(self, op, timeout_s, **fields):
+        if op == "check" and not calls:
+            calls.append(self.spec.gate)
+            raise DisturbedError("others")
+        return request(self, op, timeout_s, **fields)
+
+    monkeypatch.setattr(Worker, "request", disturbed)
+    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
+        (found,) = look(pool, RIGHT)
+        assert found.correct
+        assert pool._processes[0].worker.spec.gate is not calls[0]

@@ -25,7 +25,7 @@ import torch
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge.isolation.folder import JudgeFolder
-from kernelwright.judge.isolation.gate import DeviceGate, lock_path
+from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
@@ -51,7 +51,7 @@ class ScreeningProcess:
 
     def __init__(self, pool: ScreeningPool) -> None:
         self._pool = pool
-        self._gate = DeviceGate(pool.where)
+        self._gate = DeviceGate(pool.where, pool.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
         self._least_us: float | None = None
 
@@ -151,6 +151,11 @@ class ScreeningProcess:
         if not ready:
             self.close()
 
+    def share_the_gpu(self) -> None:
+        """Begin anew without looking whether the GPU rests: others than judges are at work on it."""
+        self.close()
+        self._gate = DeviceGate(self._pool.where)
+
     def close(self) -> None:
         """End the process."""
         worker, self._worker = self._worker, None
@@ -217,7 +222,11 @@ class ScreeningPool:
     def _screen(self, candidate: Candidate) -> Screened | KernelwrightError:
         process = self._free.get()
         try:
-            return process.screen(candidate)
+            try:
+                return process.screen(candidate)
+            except DisturbedError:
+                process.share_the_gpu()
+                return process.screen(candidate)
         except KernelwrightError as error:
             return error
         finally:

@@ -159,3 +159,16 @@ def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path,
     for slot in range(stage_module.SLOTS):
         large.call(large.place(INPUTS, slot))
     assert len(large.series([INPUTS], [None])[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "alone", "seconds"), [("candidate", True, 25.0), ("candidate", False, 10.0), ("reference", True, 10.0)]
+)
+def test_a_candidate_that_others_wait_for_has_little_more_time_than_it_has_needed(tmp_path, role, alone, seconds):
+    one = side(tmp_path, lambda op: ANSWER, role=role)
+    assert one._limit_s() == 60.0, "compilers work in the first call"
+    one.call(one.place(INPUTS, 0))
+    one._gate = SimpleNamespace(alone=alone)
+    one._settings = Settings.quick(threads=1, run_limit_s=100.0 if alone and role == "candidate" else 5.0)
+    one.calls_us = [1e6, 500.0]
+    assert one._limit_s(calls=2) == seconds
