@@ -115,13 +115,13 @@ def proposals(task: Task) -> list[Candidate]:
 
 
 def turns(all_tasks: Sequence[Task]) -> Iterator[Job]:
-    """Candidates to judge: of each task first those without a graph, then the others."""
-    made = {task.id: proposals(task) for task in all_tasks}
-    for graphs in (False, True):
-        for task in all_tasks:
-            for one in made[task.id]:
-                if ("cuda-graph" in one.techniques) == graphs:
-                    yield Job(task, one)
+    """Candidates to judge: of each task first those in CUDA C++, without a graph and with one, then the others."""
+    jobs = [Job(task, one) for task in all_tasks for one in proposals(task)]
+    # The sort keeps the order of the tasks.
+    yield from sorted(
+        jobs,
+        key=lambda job: ("split-product-cuda" not in job.candidate.techniques, "cuda-graph" in job.candidate.techniques),
+    )
 
 
 def rotations(all_tasks: Sequence[Task], names: Sequence[str]) -> list[RotationJob]:
