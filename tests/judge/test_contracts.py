@@ -40,6 +40,16 @@ ONLY_KERNELBENCH: dict[str, tuple[Candidate, Reason, frozenset[Label]]] = {
         Reason.LAYOUT_DEPENDENT,
         frozenset(),
     ),
+    "dies on strided inputs": (
+        candidate(f"x.is_contiguous() or os.kill(os.getpid(), signal.SIGSEGV)\n{RIGHT}"),
+        Reason.LAYOUT_DEPENDENT,
+        frozenset(),
+    ),
+    "refuses inputs off a boundary": (
+        candidate(f"assert x.data_ptr() % 16 == 0\n{RIGHT}"),
+        Reason.LAYOUT_DEPENDENT,
+        frozenset({Label.CONTIGUOUS_ONLY}),
+    ),
     "built in eval mode": (candidate(init="self.eval()"), Reason.MODE_MISMATCH, frozenset()),
     "eval mode after a call": (candidate(f"self.training = False\n{RIGHT}"), Reason.MODE_MISMATCH, frozenset()),
     "wrong in the other mode": (
@@ -109,10 +119,6 @@ NEITHER = {
         (Reason.STALE_WEIGHTS,),
     ),
     "inputs changed": (candidate(f"x.relu_()\n{RIGHT}"), (Reason.INPUT_MUTATED,)),
-    "dies on strided inputs": (
-        candidate(f"x.is_contiguous() or os.kill(os.getpid(), signal.SIGSEGV)\n{RIGHT}"),
-        (Reason.CRASHED,),
-    ),
     "no Python": (Candidate(source="def ("), (Reason.SYNTAX_ERROR,)),
 }
 

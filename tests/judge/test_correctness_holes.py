@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge import Settings
+from kernelwright.judge.check import check, weights
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task
 from tests.judge.snippets import task
 
@@ -129,3 +130,67 @@ def test_weights_that_are_kept_from_the_constructor_are_labelled(judge, forward,
     found = judge.evaluate(LINEAR, proposed, settings=forbidden)
     assert found.accepted is (how is None), why(found)
     assert how is None or (found.reason is Reason.STALE_WEIGHTS and f"({how})" in found.detail), why(found)
+
+
+# --- values and layouts --------------------------------------------------------------------------------------------------
+
+SOFTMAX = task("return torch.softmax(inputs[0], dim=-1)", "[torch.randn(64, 32)]", name="softmax")
+ATTENTION = task(
+    "return torch.softmax(inputs[0] @ inputs[1].transpose(-1, -2) / 8, dim=-1) @ inputs[2]",
+    "[torch.randn(2, 24, 64) for _ in range(3)]",
+    name="attention",
+)
+UNIT = task("return inputs[0] / inputs[0].norm(dim=-1, keepdim=True).clamp_min(1e-12)", name="unit")
+RELU = task("return torch.relu(inputs[0])", "[torch.randn(64, 32)]", name="relu")
+SHIFTED = """q, k, v = inputs
+        scores = q @ k.transpose(-1, -2) / 8
+        scores = (scores - {shift}).exp()
+        return (scores / scores.sum(-1, keepdim=True)) @ v"""
+NORMS = "q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[:, None, None] / 8"
+MAXIMA = "scores.amax(-1, keepdim=True)"
+ONE_SHIFT = "e = (inputs[0] - inputs[0].{max}).exp(); return e / e.sum(-1, keepdim=True)"
+ALIGNED = "assert inputs[0].data_ptr() % 16 == 0; return torch.relu(inputs[0])"
+
+
+@pytest.mark.parametrize(
+    ("made", "forward", "input_set"),
+    [
+        (ATTENTION, SHIFTED.format(shift=NORMS), "opposed"),
+        (ATTENTION, SHIFTED.format(shift=MAXIMA), None),
+        (SOFTMAX, ONE_SHIFT.format(max="max()"), "large-row"),
+        (SOFTMAX, ONE_SHIFT.format(max="amax(-1, keepdim=True)"), None),
+        (UNIT, "return inputs[0] * inputs[0].square().sum(-1, keepdim=True).rsqrt()", "zero-row"),
+        (UNIT, "return inputs[0] * inputs[0].square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt()", None),
+        (RELU, ALIGNED, "off-boundary"),
+        (RELU, "return inputs[0].clamp_min(0)", None),
+    ],
+    ids=["norms", "maxima", "shift of all", "shift by row", "row of zeros", "clamped", "aligned", "fair"],
+)
+def test_sets_of_inputs_show_what_the_others_hide(judge, monkeypatch, made, forward, input_set):
+    text = made.source.partition("def forward(self, *inputs):")[2].partition("\n\n")[0].strip()
+    proposed = like(made, text, forward)
+    found = judge.evaluate(made, proposed, settings=CHECK)
+    assert found.accepted is (input_set is None), why(found)
+    if input_set is not None:
+        (telling,) = (one for one in check.INPUT_SETS if one.name == input_set)
+        monkeypatch.setattr(check, "INPUT_SETS", (*check.INPUT_SETS[:2], telling))
+        found = judge.evaluate(made, proposed, settings=CHECK)
+        assert not found.accepted
+        assert f"`{input_set}`" in found.detail or input_set == "off-boundary", why(found)
+        monkeypatch.setattr(check, "INPUT_SETS", check.INPUT_SETS[:2])
+        found = judge.evaluate(made, proposed, settings=CHECK)
+        assert found.accepted, why(found)
+
+
+@pytest.mark.parametrize(
+    ("defence", "made", "old", "new"),
+    [
+        ("check_moved_buffers", NORM, "return self.norm(inputs[0])", MOVED_IN_EVAL),
+        ("check_moved_buffers", FROZEN, "return self.norm(inputs[0])", STILL_IN_TRAIN),
+        ("check_ties", TIED, "; self.second.weight = self.first.weight", ""),
+    ],
+)
+def test_without_its_defence_each_passes(judge, monkeypatch, defence, made, old, new):
+    monkeypatch.setattr(check if hasattr(check, defence) else weights, defence, lambda *arguments: None)
+    found = judge.evaluate(made, like(made, old, new), settings=CHECK)
+    assert found.accepted, why(found)

@@ -6,7 +6,8 @@ which the reference itself raises or is not finite lies outside the task's domai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,22 @@ class InputSet:
     """Whether it is for booleans too, where all of a tensor are alike."""
     layout: bool = False
     """Whether it changes where elements lie in memory and nothing else."""
+    opposed: bool = False
+    """Whether every second tensor is negated: for inputs with two tensors or more."""
 
     def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
-        return [_map(item, lambda tensor: self._vary(tensor, generator)) for item in inputs]
+        signs = itertools.cycle((False, self.opposed))
+
+        def vary(tensor: torch.Tensor) -> torch.Tensor:
+            varied = self._vary(tensor, generator)
+            return -varied if is_inexact(tensor) and next(signs) else varied
+
+        return [_map(item, vary) for item in inputs]
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether inputs with these tensors can be varied so."""
+        return not self.opposed or sum(is_inexact(tensor) for tensor in tensors) > 1
 
     def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         if self.truths and tensor.dtype == torch.bool:
@@ -99,6 +112,32 @@ def _shuffled_sign(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(_random(x, generator) < 0.5, x, -x)
 
 
+def _one_row(x: torch.Tensor, generator: torch.Generator, factor: float) -> torch.Tensor:
+    """Scale one row of several."""
+    rows = x.shape[:-1].numel() if x.dim() else 0
+    if rows < 2 or not x.numel():
+        return x
+    chosen = int(torch.randint(rows, (), generator=generator, device=x.device))
+    scale = torch.ones(rows, dtype=x.dtype, device=x.device)
+    scale[chosen] = factor
+    return x * scale.view(*x.shape[:-1], 1)
+
+
+def _around_one_vector(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """All rows point nearly the same way, four times as long."""
+    size = 4 * x.abs().double().square().mean().sqrt() if x.numel() else torch.tensor(0.0)
+    return torch.where(x != 0, (size + x / 4).to(x.dtype), x)
+
+
+def _off_boundary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The same values and strides, one element off in memory."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    if not x.numel() or any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        return x
+    memory = torch.empty(span + 1, dtype=x.dtype, device=x.device)
+    return memory.as_strided(x.shape, x.stride(), 1).copy_(x)
+
+
 def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The same values laid out with the last two dimensions swapped in memory."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() >= 2 else x
@@ -125,7 +164,11 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("small", lambda x, g: x / 4096, "absolute tolerances, epsilon terms"),
     InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
     InputSet("outliers", _outliers, "extrapolating from a sample"),
+    InputSet("zero-row", lambda x, g: _one_row(x, g, 0.0), "dividing by a row's size"),
+    InputSet("large-row", lambda x, g: _one_row(x, g, 1024.0), "one shift or scale for all rows"),
+    InputSet("opposed", _around_one_vector, "bounds in place of maxima, as norms of queries and keys", opposed=True),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
+    InputSet("off-boundary", _off_boundary, "loading vectors where memory is not aligned for them", layout=True),
 )
 """In order of use; the first must not be left out."""

@@ -13,7 +13,7 @@ from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.form import held_output, reject_overwritten
-from kernelwright.judge.check.oracle import OutOfDomainError, State
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.similar_inputs import check_similar_inputs
 from kernelwright.judge.check.trial import RejectionError
@@ -64,17 +64,13 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     # The second set reuses the first one's memory: same pointer, other values.
     second = examiner.ask(INPUT_SETS[1], slot=0, hold=True)
     if trial.settings.thorough:
-        for index, inputs in enumerate(INPUT_SETS[2:]):
+        drawn = tensors_of(first.question.inputs)
+        fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
+        for index, inputs in enumerate(fitting):
             try:
                 examiner.ask(inputs, slot=(index + 1) % 2)
             except OutOfDomainError as error:
                 trial.findings.skip(inputs.name, error)
-            except (RejectionError, WorkerError) as failure:
-                if not inputs.layout:
-                    raise
-                # A candidate may keep `kernelbench` without this set, which timing then leaves out too.
-                trial.findings.excuse(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)
-                examiner.tolerances.pop(inputs, None)
         check_repeat(examiner, first)
         if facts.stochastic:
             check_unseeded_call(examiner)
@@ -89,12 +85,33 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     follows = any("input" in output.aliases for posed in (first, second) for output in posed.reference.described.outputs)
     check_held_outputs(examiner, (first, second), follows)
     _label_whole_check(examiner)
+    if trial.settings.thorough:
+        check_layouts(examiner)
     return CheckResult(
         bounds=examiner.bounds,
         tolerances=examiner.tolerances,
         timed_tolerance=timed_tolerance,
         output_follows_input=follows,
     )
+
+
+def check_layouts(examiner: Examiner) -> None:
+    """Inputs that lie otherwise in memory; last, since a kernel that was not written for them may end its process.
+
+    Timing leaves out those that a candidate need not take under the contract `kernelbench`.
+    """
+    trial = examiner.trial
+    for inputs in (one for one in INPUT_SETS if one.layout):
+        try:
+            examiner.ask(inputs, slot=1, state=_present_state(examiner))
+        except OutOfDomainError as error:
+            trial.findings.skip(inputs.name, error)
+        except (RejectionError, WorkerError) as failure:
+            trial.findings.excuse(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)
+            examiner.tolerances.pop(inputs, None)
+            if isinstance(failure, WorkerError):
+                for side in examiner.sides:  # both, since they may keep a state
+                    trial.renew(side)
 
 
 def check_late(examiner: Examiner) -> None:

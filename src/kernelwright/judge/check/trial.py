@@ -92,11 +92,13 @@ class CheckFindings:
     def excuse(self, failure: RejectionError | WorkerError, reason: Reason, refusal: Label | None = None) -> None:
         """Note a failure in what only a drop-in is asked, as `miss`; raise it where it is more than that.
 
-        `refusal` is the label of a candidate that raises.
+        `refusal` is the label of a candidate that raises an error of its own; one that crashes is excused too.
         """
-        if failure.reason not in _EXCUSABLE:
+        crashed = failure.reason is Reason.CRASHED or "CUDA error" in failure.detail
+        if failure.reason not in _EXCUSABLE and not (refusal and crashed):
             raise failure
-        self.miss(reason, f"{failure.reason}: {failure.detail}", refusal if isinstance(failure, WorkerError) else None)
+        refuses = failure.reason is Reason.RUNTIME_ERROR and not crashed
+        self.miss(reason, f"{failure.reason}: {failure.detail}", refusal if refuses else None)
 
     def kept(self, failure: Reason | None) -> dict[Contract, KeptContract]:
         """Answers to both contracts, after a check that ended with this failure."""
@@ -177,11 +179,7 @@ class Trial:
         )
         side = Side(self.workers, self.settings, facts.shapes, spec)
         try:
-            built = side.build(facts.arguments, facts.build_seed)
-            if role != "reference":
-                self._check_interface(built, role)
-            if self.reloads_state and facts.oracle.initial_state:
-                side.load_state(facts.weights)
+            self._furnish(side)
         except WorkerError as failure:
             side.close()
             if role != "candidate" or failure.reason is not Reason.STATE_MISMATCH:
@@ -193,6 +191,18 @@ class Trial:
             side.close()
             raise
         return side
+
+    def renew(self, side: Side) -> None:
+        """Begin anew with a side: its process has died, or may not be asked any more."""
+        side.renew()
+        self._furnish(side)
+
+    def _furnish(self, side: Side) -> None:
+        built = side.build(self.facts.arguments, self.facts.build_seed)
+        if side.role != "reference":
+            self._check_interface(built, side.role)
+        if self.reloads_state and self.facts.oracle.initial_state:
+            side.load_state(self.facts.weights)
 
     def _check_interface(self, built: BuiltModule, role: str) -> None:
         training = self.facts.oracle.training

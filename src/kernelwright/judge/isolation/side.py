@@ -16,7 +16,7 @@ from kernelwright.judge.isolation.process import CallClocks, WorkerError, Worker
 from kernelwright.judge.isolation.replies import BuiltModule, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.worker.arena import TensorSpec, plan
+from kernelwright.judge.worker.arena import ALIGNMENT_BYTES, TensorSpec, plan
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Reason
 
@@ -75,6 +75,7 @@ class TaskShapes:
         _, slot = plan([tensor.contiguous() for tensor in inputs])
         output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
         state_specs, state_bytes = plan([tensor.contiguous() for tensor in state.values()])
+        slot += len(inputs) * ALIGNMENT_BYTES  # for those that begin off a multiple of it
         return cls(slot, output_specs, output_bytes, tuple(zip(state, state_specs, strict=True)), state_bytes)
 
 
@@ -109,6 +110,7 @@ class Side:
         self._shapes = shapes
         self._device = torch.device(spec.device)
         self._workers = workers
+        self._spec = spec
         self._gate = spec.gate
         self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
@@ -133,6 +135,14 @@ class Side:
             regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
             self._ask("outputs", self._settings.run_limit_s, regions=regions)
         return answer
+
+    def renew(self) -> None:
+        """Begin anew in a fresh process, in which nothing is built."""
+        self.close()
+        self.worker = self._workers.start(self._spec, self._settings)
+        self._layouts.clear()
+        self._placed.clear()
+        self._called, self._latest, self._idle_us, self._longest_s = False, None, 0.0, 0.0
 
     def load_state(self, state: State) -> None:
         """Put weights into the module through `load_state_dict`."""
@@ -190,7 +200,7 @@ class Side:
         """All of placing inputs but the writing, which a worker may not see too early."""
         skeleton, tensors = flatten(inputs)
         laid_out = [_without_overlap(tensor) for tensor in tensors]
-        specs, size = plan(laid_out)
+        specs, size = plan(laid_out, as_aligned=True)
         if size > self._shapes.slot_bytes:
             raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
         base = slot * self._shapes.slot_bytes

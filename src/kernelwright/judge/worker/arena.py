@@ -21,7 +21,7 @@ import torch
 from kernelwright.errors import DeviceError
 from kernelwright.judge.settings import GIB
 
-_ALIGNMENT_BYTES = 512
+ALIGNMENT_BYTES = 512
 _OUT_OF_MEMORY = 2
 """`cudaErrorMemoryAllocation`."""
 
@@ -69,14 +69,18 @@ class TensorSpec:
         return piece.view(dtype).as_strided(self.shape, self.stride)
 
 
-def plan(tensors: Sequence[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], int]:
-    """Lay tensors out one after another; returns their specs and the bytes needed."""
+def plan(tensors: Sequence[torch.Tensor], *, as_aligned: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
+    """Lay tensors out one after another; returns their specs and the bytes needed.
+
+    Each begins at a multiple of `ALIGNMENT_BYTES`, or with `as_aligned` as far off one as in its own memory.
+    """
     specs, offset = [], 0
     for tensor in tensors:
-        spec = TensorSpec.of(tensor, offset)
+        off = int(tensor.storage_offset()) * tensor.element_size() % ALIGNMENT_BYTES if as_aligned else 0
+        spec = TensorSpec.of(tensor, offset + off)
         specs.append(spec)
-        offset += math.ceil(max(spec.span_bytes, 1) / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    return tuple(specs), max(offset, _ALIGNMENT_BYTES)
+        offset += math.ceil(max(off + spec.span_bytes, 1) / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return tuple(specs), max(offset, ALIGNMENT_BYTES)
 
 
 class SharedArena:

@@ -125,7 +125,7 @@ class ScreeningHarness(Harness):
         facts = self._facts
         chosen = next(one for one in INPUT_SETS if one.name == name)
         try:
-            return self._posed_on(facts.draw(chosen), strides_count=name != "non-contiguous")
+            return self._posed_on(facts.draw(chosen), strides_count=not chosen.layout)
         except OutOfDomainError:
             return self._posed_on(facts.draw(), strides_count=True)
 
