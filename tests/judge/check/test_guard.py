@@ -210,6 +210,42 @@ def test_a_helper_of_its_own_does_not_make_it_more_than_a_wrapper():
     assert Label.WRAPPER_ONLY in guard.static_labels(wrapped + "\ntorch.compile\n", REFERENCE)
 
 
+SCRIPTED = """
+import torch
+
+{function}
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        return {call}
+"""
+BY_HAND = """
+@torch.jit.script
+def norm(x, w, b):
+    y = x - x.mean(-1, keepdim=True)
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * w + b
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "is_wrapper"),
+    [
+        (BY_HAND, "norm(x, self.norm.weight, self.norm.bias)", False),
+        (BY_HAND, "self.norm(x)", True),
+        ("@torch.jit.script\ndef as_is(x): return x", "self.norm(as_is(x))", True),
+    ],
+    ids=["by hand", "by hand and not called", "no operator"],
+)
+def test_operators_of_functions_that_a_class_calls_count_too(function, call, is_wrapper):
+    reference = SCRIPTED.format(function="", call="self.norm(x)").replace("ModelNew", "Model")
+    candidate = SCRIPTED.format(function=function, call=call)
+    assert (Label.WRAPPER_ONLY in guard.static_labels(candidate, reference)) is is_wrapper
+
+
 def test_suspicion_is_a_label():
     assert Label.SUSPICIOUS_SOURCE in guard.static_labels(module("return x", "import ctypes"), REFERENCE)
     assert guard.static_labels(module("return x"), REFERENCE) == set()

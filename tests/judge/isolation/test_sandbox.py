@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -407,6 +409,39 @@ def test_nothing_else_can_be_written_or_read(places):
         f"errno {errno.EXDEV}",
     )
     assert secret.read_text() == "secret"
+
+
+def test_no_file_gets_another_mode_owner_time_or_attribute(places):
+    files = [places[1] / "secret", places[0] / "own"]
+    files[1].write_text("own")
+
+    def attempt():
+        for path in files:
+            handle = os.open(path, os.O_PATH)
+            os.chmod(path, 0o777)
+            os.chmod(f"/proc/self/fd/{handle}", 0o777)
+            os.chown(path, os.getuid(), os.getgid())
+            os.utime(path, (1, 1))
+            os.setxattr(path, "user.note", b"x")
+        shutil.copy2(files[1], places[0] / "copied")
+        return (places[0] / "copied").read_text()
+
+    before = [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files]
+    assert restricted(places, attempt) == "own"
+    assert [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files] == before
+    assert not any(os.listxattr(path) for path in files)
+
+
+def test_flags_of_files_stay(places):
+    get, change, no_access_times = 0x80086601, 0x40086602, 0x80  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOATIME_FL
+
+    def attempt():
+        with (places[0] / "flagged").open("w") as file:
+            before = fcntl.ioctl(file, get, bytes(8))
+            fcntl.ioctl(file, change, struct.pack("l", no_access_times))
+            return fcntl.ioctl(file, get, bytes(8)) == before
+
+    assert restricted(places, attempt) in (True, f"errno {errno.ENOTTY}")
 
 
 @needs_landlock

@@ -179,20 +179,24 @@ _ARITHMETIC = frozenset({"abs", "divmod", "max", "min", "pow", "round", "sum"})
 
 
 def _operators(source: str) -> Counter[str] | None:
-    """Names called inside the classes of a module, as a measure of which operators it runs."""
+    """Names called inside the classes of a module and the functions these call, as a measure of which operators it runs."""
     try:
         tree = parse(source)
     except PARSE_ERRORS:
         return None
     names: Counter[str] = Counter()
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     replaced = {base.id for cls in classes if _replaces_forward(cls) for base in cls.bases if isinstance(base, ast.Name)}
     for cls in classes:
         for item in cls.body:
             if cls.name in replaced and isinstance(item, ast.FunctionDef) and item.name == "forward":
                 continue
-            for node in ast.walk(item):
+            nodes = list(ast.walk(item))
+            for node in nodes:  # which grows by the functions that are called
                 if isinstance(node, ast.Call):
+                    called = functions.pop(node.func.id, None) if isinstance(node.func, ast.Name) else None
+                    nodes += [] if called is None else ast.walk(called)
                     bare = isinstance(node.func, ast.Name)
                     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                     if name not in _WRAPPER_NAMES and not (bare and name not in _ARITHMETIC and hasattr(builtins, name)):

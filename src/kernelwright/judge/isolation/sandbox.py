@@ -4,7 +4,8 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
 
 - capabilities are dropped and `no_new_privs` is set;
 - Landlock (Linux 5.13 and later) leaves the system readable and only its own directories writable;
-- seccomp refuses the network, other processes' memory, namespaces and new sessions;
+- seccomp refuses the network, other processes' memory, namespaces and new sessions, and ignores changes of modes, owners,
+  times and attributes of files;
 - resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
 
 Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has; a missing one is
@@ -112,7 +113,7 @@ def _gpu_nodes() -> list[Path]:
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _DENIED: dict[str, tuple[int, int]] = {
-    # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
+    # name: (x86-64 number, aarch64 number)
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -169,6 +170,34 @@ _DENIED: dict[str, tuple[int, int]] = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
+_IGNORED: dict[str, tuple[int, int]] = {
+    # Landlock knows no right for these, and they reach every file of the same user. Linkers and copies set modes and times
+    # in passing: they are told that it was done.
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
+_IOCTL = (16, 29)
+_SET_FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820)
+"""`FS_IOC_SETFLAGS` in 64 and 32 bits, and `FS_IOC_FSSETXATTR`."""
 _SOCKET = (41, 198)
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
@@ -210,6 +239,11 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
 
     for numbers in _DENIED.values():
         when(numbers[index], (_RET, 0, 0, deny))
+    for numbers in _IGNORED.values():
+        if numbers[index] >= 0:  # -1 where the architecture has no such call
+            when(numbers[index], (_RET, 0, 0, _errno_action(0)))
+    flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
+    when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _errno_action(0)))
     # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.
     when(_CLONE3[index], (_RET, 0, 0, _errno_action(errno.ENOSYS)))
     when(_SOCKET[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, _AF_UNIX), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def operators_of(call: Callable[[], object], folder: Path) -> set[str]:
     then on (`docs/log.md`).
     """
     path = folder / "operators.json"
+    mask = os.umask(0o077)  # whatever mask for new files a module has set
     path.touch()
-    path.chmod(0o600)  # whatever mask for new files a module has set
+    os.umask(mask)
     observer = ExecutionTraceObserver().register_callback(str(path))
     observer.start()
     try:
