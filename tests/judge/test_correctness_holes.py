@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 
 from kernelwright.judge import Settings
@@ -194,3 +196,41 @@ def test_without_its_defence_each_passes(judge, monkeypatch, defence, made, old,
     monkeypatch.setattr(check if hasattr(check, defence) else weights, defence, lambda *arguments: None)
     found = judge.evaluate(made, like(made, old, new), settings=CHECK)
     assert found.accepted, why(found)
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------
+
+ROUNDS = """import ctypes
+        libm = ctypes.CDLL("libm.so.6")
+        libm.fesetround(0x800)  # upward, on x86-64
+        y = torch.relu(inputs[0]) + 0
+        {back}
+        return y"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="modes of rounding have other numbers elsewhere")
+@pytest.mark.parametrize("back", ["libm.fesetround(0)", "pass"])
+def test_the_mode_of_rounding_is_put_back(judge, back):
+    found = judge.evaluate(RELU, like(RELU, "return torch.relu(inputs[0])", ROUNDS.format(back=back)), settings=CHECK)
+    assert found.accepted is (back != "pass"), why(found)
+    assert found.reason is (Reason.GLOBAL_STATE_CHANGED if back == "pass" else None)
+    assert found.accepted or "rounding" in found.detail
+
+
+KEEPS = """y = torch.relu(inputs[0])
+        self.seen = (getattr(self, "seen", []) + [{kept}])[-{most}:]
+        return y"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "most", "grows"),
+    [("y.clone()", 10**9, True), ("y.clone()", 64, False), ("y.shape", 10**9, False)],
+    ids=["all outputs", "the last 64", "all shapes"],
+)
+def test_memory_does_not_grow_with_the_number_of_calls(judge, monkeypatch, kept, most, grows):
+    monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow
+    made = task("return torch.relu(inputs[0])", "[torch.randn(256, 128)]", name="relu")
+    found = judge.evaluate(made, like(made, "return torch.relu(inputs[0])", KEEPS.format(kept=kept, most=most)))
+    assert found.accepted is not grows, why(found)
+    assert found.reason is (Reason.OUT_OF_MEMORY if grows else None)
+    assert found.accepted or "with each call" in found.detail

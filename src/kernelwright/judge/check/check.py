@@ -5,6 +5,9 @@ The order matters: cheap and telling checks come first, so that most wrong candi
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -86,6 +89,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     check_held_outputs(examiner, (first, second), follows)
     _label_whole_check(examiner)
     if trial.settings.thorough:
+        check_growth(examiner)
         check_layouts(examiner)
     return CheckResult(
         bounds=examiner.bounds,
@@ -93,6 +97,33 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         timed_tolerance=timed_tolerance,
         output_follows_input=follows,
     )
+
+
+_GROWN_BYTES = 8 << 20
+_GROWTH_S, _GROWTH_CALLS_MAX, _GROWTHS = 0.1, 4096, 3
+"""Memory that a module which keeps every output must take, time and calls in which it must do so, and how many times
+running. Our choice."""
+
+
+def check_growth(examiner: Examiner) -> None:
+    """Many calls must not take more and more memory; half an output a call is too little to be seen."""
+    trial, side, output_bytes = examiner.trial, examiner.candidate, examiner.trial.facts.shapes.output_bytes
+    if trial.facts.stateful or (trial.facts.has_buffers and not trial.reloads_state):
+        return  # only one side would be called
+    calls = max(4, math.ceil(_GROWN_BYTES / output_bytes))
+    start_s = time.perf_counter()
+    side.repeat(4)
+    if calls > _GROWTH_CALLS_MAX or (time.perf_counter() - start_s) * calls / 4 > _GROWTH_S:
+        return
+    held = []
+    for _ in range(_GROWTHS + 1):
+        side.repeat(calls)  # the first time, what is kept of the latest calls fills up
+        held.append(side.inspect().memory_bytes)
+    grown = min(after - before for before, after in itertools.pairwise(held))
+    if grown > calls * output_bytes / 2:
+        raise RejectionError(Reason.OUT_OF_MEMORY, f"its memory grows by {grown / calls / 1024:.1f} KiB with each call")
+    if trial.reloads_state and trial.facts.has_buffers:
+        side.load_state(trial.facts.weights)
 
 
 def check_layouts(examiner: Examiner) -> None:

@@ -56,6 +56,7 @@ class Inspection(Mode):
     before: dict[str, Any]
     after: dict[str, Any]
     patched: tuple[str, ...]
+    memory_bytes: int = 0
 
 
 class Operators(_WorkerReply):

@@ -228,7 +228,7 @@ class Side:
         """
         placement = self._prepare(inputs, random.randrange(SLOTS))
         if repeats:
-            self._repeat(repeats)
+            self.repeat(repeats)
         self._write(placement)
         self._poison_outputs()
         flush()
@@ -282,7 +282,7 @@ class Side:
             view.zero_()
         self._poison_outputs()
 
-    def _repeat(self, calls: int) -> None:
+    def repeat(self, calls: int) -> None:
         """The latest call again, on inputs that lie there still.
 
         The results are not looked at. A module that works ahead here is slower in a series, where no call is repeated.

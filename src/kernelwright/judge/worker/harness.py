@@ -23,7 +23,7 @@ from kernelwright.judge.worker.clocks import DeviceClock as _DeviceClock
 from kernelwright.judge.worker.clocks import HostClock as _HostClock
 from kernelwright.judge.worker.operators import FREE_OPERATORS, operators_of
 from kernelwright.judge.worker.outputs import Delivered, OutputMetadata, aliases_of, walk
-from kernelwright.judge.worker.process_state import WRAPPED_BY_COMPILE, global_state, library_functions
+from kernelwright.judge.worker.process_state import WRAPPED_BY_COMPILE, global_state, library_functions, memory_bytes
 from kernelwright.judge.worker.structure import unflatten
 
 _copy_into = torch.Tensor.copy_
@@ -197,7 +197,9 @@ class Harness:
         after = global_state()
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
         patched = self.patched(library_functions())[:20]
-        return {"before": self.before, "after": after, "patched": patched, "training": bool(self.model.training)}
+        training = bool(self.model.training)
+        held = memory_bytes(self.device)
+        return {"before": self.before, "after": after, "patched": patched, "training": training, "memory_bytes": held}
 
     def patched(self, now: dict[str, int]) -> list[str]:
         """Functions of libraries that are no longer what they were, beside those that torch.compile replaces."""

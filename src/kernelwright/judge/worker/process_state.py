@@ -42,6 +42,10 @@ WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstat
 """Functions that torch.compile replaces when it is first used."""
 
 
+_TINY = float("1e-30")
+"""Less than half a unit of 1; in a variable, since Python's compiler adds constants itself."""
+
+
 def global_state() -> dict[str, Any]:
     """Process-wide settings of PyTorch that a module can change."""
     return {
@@ -66,8 +70,18 @@ def global_state() -> dict[str, Any]:
         "inference_mode": torch.is_inference_mode_enabled(),
         "anomalies": torch.is_anomaly_enabled(),
         "mkldnn": bool(torch.backends.mkldnn.enabled),
+        "rounding": [1.0 + _TINY, 1.0 - _TINY],  # to nearest both are 1
         "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
     }
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory that this process holds for itself: of a GPU what PyTorch allocated, else what is resident and not shared."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident, shared = (int(word) for word in file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def library_functions() -> dict[str, int]:
