@@ -247,7 +247,7 @@ MUTATIONS = [
         "all that is checked after the first dozen calls (each catches it)",
         "c14_drifting",
         both(
-            skip(check, "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode"),
+            skip(check, "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_layouts"),
             skip(judge_module, "check_late"),
         ),
     ),
@@ -331,6 +331,7 @@ OWNERS = {
     "check_buffers": check,
     "check_reloading": check,
     "check_other_mode": check,
+    "check_layouts": check,
     "check_late": judge_module,
 }
 """The module by whose name each check is called."""
@@ -361,6 +362,13 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
             made.append("_finish")
             return operators(self, layout)
 
+        repeat = stage.Side.repeat
+
+        def repeated(self: Any, calls: int) -> Any:
+            made.extend(["_growth"] * calls)
+            return repeat(self, calls)
+
+        patch.setattr(stage.Side, "repeat", repeated)
         patch.setattr(stage.Side, "call", counted)
         patch.setattr(stage.Side, "operators", traced)
         assert judge.evaluate(SMALL, wrong_in_call(0)).accepted
@@ -370,7 +378,8 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     exhaustive_but(
-        ["?", "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_late"], "check_late"
+        ["?", "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_layouts", "check_late"],
+        "check_late",
     ),
 )
 def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Patch, calls: list[str], name: str) -> None:
@@ -428,8 +437,8 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     number = 50
 
     def patient(source: str) -> str:
-        assert "_CALLS[0] > 12" in source
-        return source.replace("_CALLS[0] > 12", f"_CALLS[0] > {number}")
+        assert "_CALLS[0] > 13" in source
+        return source.replace("_CALLS[0] > 13", f"_CALLS[0] > {number}")
 
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG

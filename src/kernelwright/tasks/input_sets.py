@@ -165,7 +165,7 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
     InputSet("outliers", _outliers, "extrapolating from a sample"),
     InputSet("zero-row", lambda x, g: _one_row(x, g, 0.0), "dividing by a row's size"),
-    InputSet("large-row", lambda x, g: _one_row(x, g, 1024.0), "one shift or scale for all rows"),
+    InputSet("large-row", lambda x, g: _one_row(x, g, 64.0), "one shift or scale for all rows"),
     InputSet("opposed", _around_one_vector, "bounds in place of maxima, as norms of queries and keys", opposed=True),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),

@@ -115,9 +115,8 @@ import subprocess
 def program(name, body):
     os.makedirs("bin", exist_ok=True)
     path = os.path.abspath("bin/" + name)
-    with open(path, "w") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o700), "w") as file:
         file.write("#!" + sys.executable + chr(10) + body)
-    os.chmod(path, 0o700)
     os.environ["PATH"] = os.path.abspath("bin") + ":" + os.environ["PATH"]
 """
 BUSY = "import time\nwhile time.process_time() < 2: pass\n"
