@@ -247,7 +247,15 @@ MUTATIONS = [
         "all that is checked after the first dozen calls (each catches it)",
         "c14_drifting",
         both(
-            skip(check, "check_repeat", "check_similar_inputs", "check_reloading", "check_other_mode", "check_layouts"),
+            skip(
+                check,
+                "check_repeat",
+                "check_similar_inputs",
+                "check_reloading",
+                "check_other_mode",
+                "check_growth",
+                "check_layouts",
+            ),
             skip(judge_module, "check_late"),
         ),
     ),
@@ -437,9 +445,10 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     number = 50
 
     def patient(source: str) -> str:
-        assert "_CALLS[0] > 13" in source
-        return source.replace("_CALLS[0] > 13", f"_CALLS[0] > {number}")
+        assert "_CALLS[0] > 14" in source
+        return source.replace("_CALLS[0] > 14", f"_CALLS[0] > {number}")
 
+    monkeypatch.setattr(check, "check_growth", lambda examiner: None)  # which makes many calls too
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
     monkeypatch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
@@ -559,7 +568,8 @@ def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, monkeyp
     expected = HACKS[hack]
     found = evaluate(judge, hack)
     assert found.reason in expected.reasons if expected.reasons else expected.labels & set(found.labels)
-    monkeypatch.setattr(check, "check_replaced_weights", lambda examiner: None)  # of which no module hears
+    for unheard in ("check_replaced_weights", "check_growth"):
+        monkeypatch.setattr(check, unheard, lambda examiner: None)
     with judge_whose_workers(heard) as hearing:
         found = evaluate(hearing, hack)
     assert found.accepted, found.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -421,10 +422,12 @@ def test_no_file_gets_another_mode_owner_time_or_attribute(places):
             os.chmod(path, 0o777)
             os.chmod(f"/proc/self/fd/{handle}", 0o777)
             os.chown(path, os.getuid(), os.getgid())
-            os.utime(path, (1, 1))
             os.setxattr(path, "user.note", b"x")
-        shutil.copy2(files[1], places[0] / "copied")
-        return (places[0] / "copied").read_text()
+            with contextlib.suppress(PermissionError):
+                os.utime(path, (1, 1))
+        shutil.copy(files[1], places[0] / "copied")
+        (places[0] / "touched").touch()
+        return (places[0] / "copied").read_text() + (places[0] / "touched").read_text()
 
     before = [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files]
     assert restricted(places, attempt) == "own"

@@ -124,6 +124,8 @@ def check_growth(examiner: Examiner) -> None:
         raise RejectionError(Reason.OUT_OF_MEMORY, f"its memory grows by {grown / calls / 1024:.1f} KiB with each call")
     if trial.reloads_state and trial.facts.has_buffers:
         side.load_state(trial.facts.weights)
+    many = InputSet("own-after-many", INPUT_SETS[0].vary, "counting calls")
+    examiner.ask(many, slot=0, reason=Reason.TIMED_OUTPUT_WRONG)
 
 
 def check_layouts(examiner: Examiner) -> None:

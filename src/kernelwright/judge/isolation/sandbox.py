@@ -4,8 +4,8 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
 
 - capabilities are dropped and `no_new_privs` is set;
 - Landlock (Linux 5.13 and later) leaves the system readable and only its own directories writable;
-- seccomp refuses the network, other processes' memory, namespaces and new sessions, and ignores changes of modes, owners,
-  times and attributes of files;
+- seccomp refuses the network, other processes' memory, namespaces, new sessions and changes of files' times, and ignores
+  changes of their modes, owners and attributes;
 - resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
 
 Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has; a missing one is
@@ -113,7 +113,7 @@ def _gpu_nodes() -> list[Path]:
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _DENIED: dict[str, tuple[int, int]] = {
-    # name: (x86-64 number, aarch64 number)
+    # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -169,10 +169,15 @@ _DENIED: dict[str, tuple[int, int]] = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
+    # Refused, as the calls of `_IGNORED` would be, but that Python's `touch` must see an error to make a file.
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
 }
 _IGNORED: dict[str, tuple[int, int]] = {
-    # Landlock knows no right for these, and they reach every file of the same user. Linkers and copies set modes and times
-    # in passing: they are told that it was done.
+    # Landlock knows no right for these, and they reach every file of the same user. Linkers and copies set modes in
+    # passing: they are told that it was done.
     "chmod": (90, -1),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -181,10 +186,6 @@ _IGNORED: dict[str, tuple[int, int]] = {
     "fchown": (93, 55),
     "lchown": (94, -1),
     "fchownat": (260, 54),
-    "utime": (132, -1),
-    "utimes": (235, -1),
-    "futimesat": (261, -1),
-    "utimensat": (280, 88),
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
@@ -238,9 +239,10 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
         program.extend(body)
 
     for numbers in _DENIED.values():
-        when(numbers[index], (_RET, 0, 0, deny))
+        if numbers[index] >= 0:
+            when(numbers[index], (_RET, 0, 0, deny))
     for numbers in _IGNORED.values():
-        if numbers[index] >= 0:  # -1 where the architecture has no such call
+        if numbers[index] >= 0:
             when(numbers[index], (_RET, 0, 0, _errno_action(0)))
     flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
     when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _errno_action(0)))
