@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kernelwright.records.knobs import shown
 from kernelwright.records.models import Candidate, Reason, Task
 
 
@@ -37,8 +38,8 @@ class Screened(BaseModel):
     policy: str = "file"
     techniques: tuple[str, ...] = ()
     parent: str | None = None
-    knobs: dict[str, Any] = Field(default_factory=dict)
-    """Values of the knobs that its source declares."""
+    knobs: dict[str, str] = Field(default_factory=dict)
+    """Values of the knobs that its source declares, as text."""
     source: str = ""
     device: str = "cpu"
     started: str = ""
@@ -67,5 +68,6 @@ def screened_of(task: Task, candidate: Candidate, **found: Any) -> Screened:
         techniques=candidate.techniques,
         parent=candidate.parent,
         source=candidate.source,
+        knobs=shown(candidate.source),
         **found,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -46,20 +46,21 @@ def techniques_on(device: str) -> tuple[str, ...]:
 
 
 class SplitProduct:
-    """A function that computes one product by the template, with knobs for its sizes.
+    """A function that computes one product by the template, with a knob of choices for its sizes.
 
     Args:
         name: Of the Python function.
-        knobs: Of the template.
+        choices: Knobs of the template, the default first; the source declares them (`records.knobs`).
         epilogue: What follows the product in its kernel, in the form `wgmma` alone; each tensor that it reads is a further
         argument.
     """
 
     device_test = "is_cuda"
 
-    def __init__(self, name: str, knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> None:
+    def __init__(self, name: str, choices: tuple[Knobs, ...], epilogue: tuple[Fragment, ...] = ()) -> None:
         self.__name__ = name
-        self.knobs = knobs
+        self.choices = choices
+        self.knobs = choices[0]
         self.epilogue = epilogue
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -69,14 +70,19 @@ class SplitProduct:
 
     def definition(self) -> str:
         """The function and its knobs, which the template's text comes before."""
-        name = self.__name__
+        name, constant, default = self.__name__, self.__name__.upper(), asdict(self.knobs)
         if self.knobs.form == "wgmma":
             eager = f"{name}_eager"
-            spelled = split_product.spelled(self.knobs, self.epilogue, eager)
-            return f"{split_product.eager_text(self.epilogue, eager)}\n\n{name} = {spelled}\n"
-        knobs = name.upper()
-        spelled = split_product.spelled(self.knobs)
-        return f"{knobs} = {spelled}\n\n\ndef {name}(a, b):\n    return product(a, b, knobs={knobs})\n"
+            shapes = tuple(fragment.shape for fragment in self.epilogue if fragment.tensor)
+            tiles: list[Any] = [(one.split_k, split_product.cuda_head(one, self.epilogue)) for one in self.choices]
+            made = f"{split_product.eager_text(self.epilogue, eager)}\n\n"
+            made += f"{name} = Product({eager}, TILE[0], {shapes!r}, TILE[1])\n"
+        else:
+            every = [asdict(one) for one in self.choices]
+            differing = [key for key in default if any(one[key] != default[key] for one in every)]
+            tiles = [{key: one[key] for key in differing} for one in every]
+            made = f"{constant} = {default!r} | TILE\n\n\ndef {name}(a, b):\n    return product(a, b, knobs={constant})\n"
+        return f'KNOBS_{constant} = {{"tile": {tuple(tiles)!r}}}\n' + made.replace("TILE", f'KNOBS_{constant}["tile"][0]')
 
     @staticmethod
     def prologue(kernels: Sequence[SplitProduct]) -> str:
@@ -96,8 +102,9 @@ class Products:
         self.technique = technique
         self._made: dict[tuple[Knobs, tuple[Fragment, ...]], SplitProduct] = {}
 
-    def _kernel(self, knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> SplitProduct:
-        return self._made.setdefault((knobs, epilogue), SplitProduct(f"split_product_{len(self._made)}", knobs, epilogue))
+    def _kernel(self, choices: tuple[Knobs, ...], epilogue: tuple[Fragment, ...] = ()) -> SplitProduct:
+        made = SplitProduct(f"split_product_{len(self._made)}", choices, epilogue)
+        return self._made.setdefault((choices[0], epilogue), made)
 
     def replace(self, graph: OperatorGraph) -> int:
         """Replace each product that the template takes, in place; how many there were."""
@@ -106,7 +113,7 @@ class Products:
         if FORMS[self.technique] == "wgmma":
             for node in editor.nodes():
                 if isinstance(node.target, SplitProduct):
-                    self._absorb(editor, node, node.target.knobs)
+                    self._absorb(editor, node, node.target)
         editor.sweep()
         graph.graph.lint()
         return count
@@ -125,8 +132,8 @@ class Products:
         if many:
             left = editor.call(node, aten.reshape.default, left, [batch, m, k])
             columns = editor.call(node, aten.reshape.default, columns, [batch, n, k])
-        knobs = split_product.chosen(FORMS[self.technique], batch, m, n, k)
-        result = editor.call(node, self._kernel(knobs), left, columns)
+        choices = split_product.alternatives(FORMS[self.technique], batch, m, n, k)
+        result = editor.call(node, self._kernel(choices), left, columns)
         if many:
             result = editor.call(node, aten.reshape.default, result, list(shape(node)))
         if given.alpha != 1:
@@ -138,7 +145,7 @@ class Products:
         editor.replace(node, result)
         return True
 
-    def _absorb(self, editor: Editor, node: fx.Node, knobs: Knobs) -> None:
+    def _absorb(self, editor: Editor, node: fx.Node, kernel: SplitProduct) -> None:
         """Let a product's kernel compute what follows it, as far as each result has one reader."""
         epilogue: tuple[Fragment, ...] = ()
         tensors: tuple[fx.Node, ...] = ()
@@ -152,7 +159,7 @@ class Products:
             tensors += (tensor,) if tensor is not None else ()
             last = next(iter(last.users))
         if epilogue:
-            made = self._kernel(knobs, epilogue)
+            made = self._kernel(kernel.choices, epilogue)
             editor.replace(last, editor.call(last, made, *node.args, *tensors))
 
 

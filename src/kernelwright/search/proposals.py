@@ -8,6 +8,7 @@ from kernelwright.errors import NothingUsableError
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.records.screened import Screened
+from kernelwright.search.tuning import variants
 
 
 class Proposals:
@@ -69,6 +70,9 @@ class Proposals:
             try:
                 # It does not know of those at work, and may name them again.
                 proposed = self._policy.propose(self._context, min(slots + busy, self._budget - self.done))
+                # Every other place is for the knobs of what was found so far, and all once the policy has nothing more.
+                new = sum(one.sha256 not in taken for one in proposed)
+                proposed = [*variants(self.screened, taken, max(1, slots - new, slots // 2)), *proposed]
             except NothingUsableError as error:
                 if not taken:
                     raise

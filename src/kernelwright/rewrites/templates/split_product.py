@@ -191,10 +191,34 @@ def chosen(form: str, batch: int, m: int, n: int, k: int) -> Knobs:
     knobs = next(
         one.knobs for one in SHAPE_CLASSES[form] if tiles >= one.least_tiles and n >= one.least_n and k >= one.least_k
     )
+    return _filling(knobs, batch, m, n, k)
+
+
+def _filling(knobs: Knobs, batch: int, m: int, n: int, k: int) -> Knobs:
+    """The same knobs with as many slices of K as fill the multiprocessors once, each with sums worth a program."""
     programs = batch * -(-m // knobs.block_m) * -(-n // knobs.block_n)
-    # As many slices of K as fill the multiprocessors once, each with sums worth a program.
     fitting = [s for s in (2, 4, 8, 16, 32, 64) if programs * s <= MULTIPROCESSORS and k // s >= 256]
     return replace(knobs, split_k=max(fitting, default=1))
+
+
+def alternatives(form: str, batch: int, m: int, n: int, k: int) -> tuple[Knobs, ...]:
+    """Knobs worth a look for a product of these sizes, those of its shape's class first.
+
+    All have one accumulator and a chunk of one step of at most 64, as the defaults have, so that each errs as little.
+    """
+    first = chosen(form, batch, m, n, k)
+    if form == "wgmma":
+        made = (replace(first, **choice) for choice in WGMMA_CHOICES)  # type: ignore[arg-type]
+        fitting = [one for one in made if (one.cluster, one.group) == (first.cluster, first.group)]
+    else:
+        tiles = itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
+        made = (
+            replace(first, block_m=bm, block_n=bn, block_k=bk, chunk=bk, num_warps=warps, num_stages=stages, split_k=1)
+            for bm, bn, bk, warps, stages in tiles
+        )
+        fitting = [*made]
+    filled = (_filling(one, batch, m, n, k) for one in fitting)
+    return tuple(dict.fromkeys((first, *(one for one in filled if unfit(one) is None))))
 
 
 def unfit(knobs: Knobs) -> str | None:
