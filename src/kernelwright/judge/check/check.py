@@ -100,7 +100,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
 
 
 _GROWN_BYTES = 8 << 20
-_GROWTH_S, _GROWTH_CALLS_MAX, _GROWTHS = 0.1, 4096, 3
+_GROWTH_S, _GROWTH_CALLS_MAX, _GROWTHS = 0.03, 4096, 3
 """Memory that a module which keeps every output must take, time and calls in which it must do so, and how many times
 running. Our choice."""
 
