@@ -104,7 +104,7 @@ def test_brief_calls_of_every_side_are_repeated_on_a_gpu(shared_judge: Judge, mo
     from kernelwright.judge.timing import triple as timing
 
     warmed = []
-    monkeypatch.setattr(stage.Side, "_repeat", lambda self, calls: warmed.append(self.role))
+    monkeypatch.setattr(stage.Side, "repeat", lambda self, calls: warmed.append(self.role))
     shared_judge.rotate(RELU, [SAME], settings=SETTINGS)
     assert warmed == []
     monkeypatch.setattr(timing, "_WARMED", ("cpu",))
