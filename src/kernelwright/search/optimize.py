@@ -216,8 +216,20 @@ class TaskSearch:
 
     def judge_best(self, pool: Evaluator, count: int) -> None:
         """Have the judge take the best few of those screened, and what looks too good."""
-        while chosen := next_to_judge(self.screened, {one.candidate_sha256: one for one in self.judged}, count):
-            self._judge(pool, (one.candidate() for one in chosen))
+        begun: set[str] = set()
+
+        def owed() -> Iterator[Candidate | None]:
+            while True:
+                judged = {one.candidate_sha256: one for one in self.judged}
+                chosen = next_to_judge(self.screened, judged, count)
+                fresh = [one for one in chosen if one.candidate_sha256 not in begun]
+                if not fresh and not begun - judged.keys():
+                    return
+                if fresh:
+                    begun.add(fresh[0].candidate_sha256)
+                yield fresh[0].candidate() if fresh else None
+
+        self._judge(pool, owed())
         if not ranked(self.screened):
             self._tell(SearchEvent("no candidate was right when it was screened", number=self.done, lasting=True))
 
