@@ -35,9 +35,9 @@ from kernelwright.tasks.input_sets import InputSet
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
 _ALONE_S = 0.4
-"""For so long blocks go on once the device is theirs. To get it is to wait until all others are out: beside four other
-judges 2.2 of an evaluation's 4.0 s, with a wait for each block, which for short tasks takes 10 to 20 ms; and beside three
-others 12 of 33 s, with a wait for each tenth of a second (results/2026-11-22-judge-throughput-2-h200). Our choice."""
+"""For so long blocks go on once the device is theirs. To get it is to have others stop their workers, and to wait for what
+their judges do themselves. When it was to wait until all others were out, a wait for each tenth of a second took 12 of 33 s
+beside three other judges (results/2026-11-22-judge-throughput-2-h200). Our choice."""
 _LONG_S = 10.0
 """Once timing has had the device for so long, no process beyond the least is begun. Without it a task of 22 ms took half a
 minute on two cores; our choice."""
