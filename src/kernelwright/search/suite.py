@@ -31,7 +31,7 @@ from kernelwright.tasks.entries import Suite, SuiteEntry
 FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""
 SCREENING_SHARE = 0.5
-"""Share of the minutes in which screening may begin with a task; the rest is the judge's. Our choice."""
+"""Share of the minutes that screening may take; the rest is the judge's. Our choice."""
 SETTLED_GAIN, SETTLED_ROOM = 1.02, 1.1
 """A task is settled where its last proposals brought less than this, or its best candidate is this near to the roofline."""
 _ASK_AGAIN_S, _POLL_S = 1.0, 0.2
@@ -215,6 +215,9 @@ class SuiteSearch:
                         self._end_round(self._states[job.task.sha256], job.budget)
                         continue
                     self._keep(job.task, found)
+                    if self._is_late(SCREENING_SHARE):
+                        searchers.close()  # in the middle of tasks, too: the judge needs the rest of the time
+                        return
                     if isinstance(found, KernelwrightError):
                         self._states[job.task.sha256].exhausted = True
         except BaseException:
