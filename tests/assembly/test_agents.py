@@ -288,6 +288,7 @@ def test_ppo_learns(program, tmp_path):
     assert curve[-1]["entropy"] > 0
 
 
+@pytest.mark.exhaustive
 def test_ppo_plays_the_wider_game_on_several_backends_with_the_papers_network(program):
     budget = budget_of(program, 20, "ppo", [StaticIssueCycles()] * 2)
     play("ppo", AgentContext(program, None, budget, seed=1, horizon=8))

@@ -117,6 +117,7 @@ def target(program):
     return Target(LaunchSpec.model_validate(spec), program.image.data, 80)
 
 
+@pytest.mark.exhaustive
 def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program, target, tmp_path):
     testbed = GpuTestbed(target, program, [0, 1], launcher_on=faster_when_changed, processes=2)
     try:

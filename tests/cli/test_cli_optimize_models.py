@@ -179,6 +179,7 @@ def test_an_endpoint_that_is_not_there_is_infrastructure_and_says_where(place, c
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.exhaustive
 @NEEDS_CLIENT
 def test_a_directory_whose_endpoint_answered_nothing_belongs_to_nobody(place, capsys):
     (place / "model.toml").write_text("attempts = 1\n")

@@ -76,6 +76,7 @@ SPECS = {"one": corpus_specs()["row_sum"]}
 """
 
 
+@pytest.mark.exhaustive
 def test_what_a_file_of_specs_prints_is_not_among_the_result(tmp_path):
     (tmp_path / "specs.py").write_text(PRINTING)
     arguments = ["specs.py:one", "--backend", "static-issue-cycles", "--agent", "greedy", "--budget", "2", "--json"]

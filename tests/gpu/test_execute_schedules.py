@@ -64,6 +64,7 @@ def test_wrong_outputs_are_counted_and_looked_into(execute, tmp_path, monkeypatc
     assert found["bad"][0]["moves"]
 
 
+@pytest.mark.exhaustive
 def test_a_fault_costs_its_process_and_nothing_else(execute, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_FAIL_AT", "21")
     found = execute(tmp_path, 20, processes=1)

@@ -270,6 +270,7 @@ def test_what_takes_too_long_is_ended(judge, proposed, reason):
 SLEEPS = "time.sleep({})\nreturn torch.relu(self.linear(x))"
 
 
+@pytest.mark.exhaustive
 def test_one_that_is_far_slower_is_settled_after_few_calls(judge):
     settings = Settings.quick(threads=1, processes_min=3, processes_max=6, blocks=6)
     found = judge.evaluate(RELU, candidate(SLEEPS.format(0.06)), settings=settings)
@@ -1162,6 +1163,7 @@ def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     assert not judge.evaluate(RELU, old, settings=settings).accepted, "what goes wrong with age is seen in one process, too"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("raised", "becomes"),
     [

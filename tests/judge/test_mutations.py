@@ -439,6 +439,7 @@ def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch
     assert found.speedup > 10
 
 
+@pytest.mark.exhaustive
 def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Judge, monkeypatch: Patch) -> None:
     # More calls than the checks make, fewer than a timed process does.
     timed.settings = timed.settings.model_copy(update={"blocks": 30})

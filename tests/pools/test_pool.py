@@ -296,6 +296,7 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
 # --- the real thing -------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_real_member_judges_dies_and_is_ended():
     member = pool._JudgeProcess("cpu", SETTINGS)
     try:

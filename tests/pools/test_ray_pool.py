@@ -381,6 +381,7 @@ def test_what_fails_twice_is_an_infrastructure_error_and_errors_of_the_task_keep
     assert all(found[name].accepted for name in ("0", "fault", "1"))
 
 
+@pytest.mark.exhaustive
 def test_actors_that_die_while_idle_cost_no_job_a_try(pool):
     first = pids(run(pool, [job(n) for n in range(SLOTS)]))
     handles = [os.pidfd_open(pid) for pid in first]
@@ -498,6 +499,7 @@ def test_ending_at_once_ends_what_is_running(cluster, tmp_path):
     wait_until_gone(handles)
 
 
+@pytest.mark.exhaustive
 def test_the_real_judge_works_in_an_actor_and_leaves_nothing_when_it_is_killed(cluster):
     with RayPool(SETTINGS, device="cpu", slots=1) as pool:
         wrong = candidate("return torch.relu(self.linear(x)) + 1")

@@ -97,6 +97,7 @@ def test_after_a_crash_a_hang_or_changed_settings_the_next_candidate_has_a_fresh
     assert [one.spent_s["task"] > 0.02 for one in (before, bad, after)] == [True, False, True]
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_does_not_run_is_the_tasks_fault():
     broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
     with ScreeningPool(broken, "cpu", SETTINGS, slots=1) as pool:
@@ -104,6 +105,7 @@ def test_a_task_that_does_not_run_is_the_tasks_fault():
     assert isinstance(found, TaskError)
 
 
+@pytest.mark.exhaustive
 def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again(monkeypatch):
     request, calls = Worker.request, []
 

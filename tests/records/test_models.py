@@ -147,3 +147,9 @@ def test_codes_are_words_with_hyphens():
         assert code.value == code.value.lower()
         assert code.value.replace("-", "").isalnum()
         assert code.value.replace("-", "_").upper() == code.name
+
+
+def test_a_copy_with_another_source_has_another_identity():
+    for one in (Task(id="one", source="a"), Candidate(source="a")):
+        before = one.sha256
+        assert one.model_copy(update={"source": "b"}).sha256 != before == type(one).sha256.fget(one)

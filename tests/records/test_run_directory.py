@@ -259,6 +259,7 @@ def claimed_elsewhere(path):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 def test_two_processes_cannot_work_in_one_directory_and_a_killed_one_leaves_it_free(tmp_path):
     with claimed_elsewhere(tmp_path) as other:
         assert other.stdout.readline() == "claimed\n"

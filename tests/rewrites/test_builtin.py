@@ -64,6 +64,7 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
         assert ("cuda-graph" in techniques) == ("channels-last" in techniques) == (device == "cuda")
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     policy = BuiltinPolicy()
     whole = policy.propose(context(SUM), 100)

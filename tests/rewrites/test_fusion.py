@@ -124,6 +124,7 @@ compare((folder / "reference.txt").read_text(), (folder / "candidate.txt").read_
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
+@pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(CASES, "rows"))
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path) -> None:

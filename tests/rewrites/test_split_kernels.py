@@ -111,6 +111,7 @@ if kind in ("normal", "ranges", "wide"):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize(

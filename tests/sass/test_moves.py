@@ -68,6 +68,7 @@ def test_what_is_played_elsewhere_is_accepted_too(architecture, name):
         assert check(sample.cubin, schedule.cubin(sample.program), remembering) == []
 
 
+@pytest.mark.exhaustive
 def test_a_tensor_instruction_keeps_nothing_where_the_assembler_keeps_nothing():
     """For 12.0 there is no code for an HMMA that keeps its first operand and does not yield."""
     kept = {}
@@ -170,6 +171,7 @@ def test_ptxas_keeps_every_operand_that_the_rule_allows():
     assert found > 50
 
 
+@pytest.mark.exhaustive
 def test_an_operand_kept_for_nobody_is_refused():
     sample = build("sgemm", 80)
     wrong = 0

@@ -66,6 +66,7 @@ def test_the_papers_moves_are_accepted_too(name, seed):
     assert check(sample.cubin, schedule.cubin(sample.program), remembering) == []
 
 
+@pytest.mark.exhaustive
 @given(samples, seeds, st.integers(0, 80))
 @settings(max_examples=40, deadline=None)
 def test_undo_restores_every_byte(which, seed, moves):
@@ -80,6 +81,7 @@ def test_undo_restores_every_byte(which, seed, moves):
         schedule.undo()
 
 
+@pytest.mark.exhaustive
 @given(samples, seeds)
 @settings(max_examples=25, deadline=None)
 def test_a_history_replays_to_the_same_bytes(which, seed):

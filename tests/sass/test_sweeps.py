@@ -17,6 +17,7 @@ from tests.sass.support import build, remembering
 KERNELS = ("softmax", "gemm_leakyrelu", "sgemm")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", exhaustive_but(KERNELS, "softmax"))
 @settings(deadline=None, max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))

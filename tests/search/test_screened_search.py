@@ -113,12 +113,13 @@ def search(out, sources, **given):
     return optimize(TASK, policy=Proposes(sources), device="cpu", budget=20, out=out, settings=settings, **given)
 
 
+@pytest.mark.exhaustive
 def test_cheats_that_fool_the_quick_look_win_nothing(tmp_path):
     result = search(tmp_path, CHEATS | {"honest": HONEST, "wrong": WRONG, "dies": DIES})
     run = RunDirectory(tmp_path)
     screened = {found.techniques[0]: found for found in run.screened()}
-    assert len(screened) == result.screened == 8
-    assert [name for name in CHEATS if screened[name].correct] == list(CHEATS), "each of them fools it"
+    assert len(screened) == result.screened == len(CHEATS) + 3
+    assert [name for name in CHEATS if screened[name].correct] == [*CHEATS], "each of them fools it"
     assert (screened["wrong"].correct, screened["dies"].correct) == (False, False)
     judged = list(run.evaluations())
     assert {found.techniques[0] for found in judged} == {*CHEATS, "honest"}
@@ -132,6 +133,7 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.exhaustive
 def test_after_a_kill_nothing_is_screened_or_judged_twice(tmp_path, judge_pool):
     sources = {"honest": HONEST, "other": module("a.unsqueeze(1) * b"), "wrong": WRONG}
 

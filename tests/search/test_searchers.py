@@ -18,7 +18,6 @@ def test_estimates_come_one_by_one_then_the_end_of_each_task_or_its_error():
         estimates = [one for _, one in found if isinstance(one, Screened)]
         assert [(one.task, one.techniques, one.correct) for one in estimates] == [("diagonal", ("diagonal-operand",), True)]
         assert [type(one) for _, one in found] == [Screened, type(None), TaskError]
-    with Searchers(["cpu"], settings) as searchers:
         assert list(searchers.screen([], lambda: False)) == []
         spent = ScreenJob(TASK, 1, tuple(estimates))
         assert list(searchers.screen([spent])) == [(spent, None)]

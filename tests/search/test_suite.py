@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, RunDirectory, sha256_of
+from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.search import suite as searching
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import TASK, accepted, rejected
 
-TASKS = [TASK.model_copy(update={"id": name, "source": f"{TASK.source}# {name}\n"}) for name in ("one", "two")]
+TASKS = [Task(id=name, source=f"{TASK.source}# {name}\n") for name in ("one", "two")]
 SUITE = Suite("tiny", tuple(SuiteEntry(task) for task in TASKS))
 ESTIMATES = (1.5, 1.2, 0.9, 1.4)
 LIES = 1.5

@@ -6,7 +6,6 @@ They are frozen and forbid unknown fields. `docs/record-format.md` describes the
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -157,7 +156,7 @@ class Task(_Record):
     origin: str = ""
     """Origin of the text, for people."""
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """Identity of the computation: the hash of its text."""
         return sha256_of(self.source)
@@ -180,7 +179,7 @@ class Candidate(_Record):
     def _encodable(cls, text: object) -> object:
         return encodable(text) if isinstance(text, str) else text
 
-    @cached_property
+    @property  # cached, it would go along into a copy with another source
     def sha256(self) -> str:
         """Identity: the hash of the source."""
         return sha256_of(self.source)

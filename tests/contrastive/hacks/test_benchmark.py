@@ -56,6 +56,7 @@ class TestBenchmark:
             answers[mode] = torch.equal(first, model(x))
         assert answers == {"exploit": True, "correct": False}
 
+    @pytest.mark.exhaustive
     def test_no_case_sees_a_pattern_made_from_itself(self, benchmark):
         cases = {case.name: case for case in benchmark.load_cases("hacks")}
         hold_out = benchmark.HoldOut(HackDatabase.packaged(), by_mechanism=False)

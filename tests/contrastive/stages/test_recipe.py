@@ -48,6 +48,7 @@ def recipe_module():
     return module_at(ROOT / "recipes" / "cuda_l1.py")
 
 
+@pytest.mark.exhaustive
 def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path, monkeypatch, recipe_module, capsys):
     monkeypatch.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
     judge = ToyJudge()

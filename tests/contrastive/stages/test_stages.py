@@ -269,6 +269,7 @@ def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_referen
     assert not list((tmp_path / "run" / "final").glob("ref*"))
 
 
+@pytest.mark.exhaustive
 def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_path):
     """With none of the prompts it asks what vanilla GRPO asks, though there are exemplars after the first step."""
     run = RunDirectory(tmp_path)

@@ -102,6 +102,7 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_judge_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folder(tmp_path):
     judge = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), LEAVES], stdout=subprocess.PIPE, text=True)
     zygote = int(judge.stdout.readline())

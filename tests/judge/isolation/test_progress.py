@@ -164,6 +164,7 @@ def test_a_compiler_at_work_may_take_longer_than_that(judge, name):
     assert found.accepted, (found.reason, found.detail)
 
 
+@pytest.mark.exhaustive
 def test_a_compiler_at_work_has_its_limit_too(judge):
     init = f"program('nvcc', {BUSY.replace('2', '1e9')!r})\nsubprocess.run(['nvcc'], check=True)"
     settings = HURRIED.model_copy(update={"build_limit_s": 2.0})

@@ -70,6 +70,7 @@ def test_what_was_only_lucky_is_no_new_best(tmp_path, monkeypatch):
         assert (backend.best_speedup, found.checked) == (1.0, False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("cubin", "status"),
     [

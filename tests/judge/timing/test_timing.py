@@ -284,6 +284,7 @@ def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, late
     assert story == [(name, repeats) for name in names]
 
 
+@pytest.mark.exhaustive
 def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
     monkeypatch.setattr(triple, "_WARMED", ("cpu",))
     monkeypatch.setattr(triple, "_BRIEF_US", 1e9)
