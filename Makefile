@@ -24,9 +24,9 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_MMAP_THRES
 	MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_TOP_PAD_=67108864
 PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# One path a feature, one cheat a defence. OPTIONS are pytest's.
+# One path a feature, one cheat a defence, a few examples a property. OPTIONS are pytest's.
 test: setup
-	$(PYTEST) $(OPTIONS)
+	$(PYTEST) --hypothesis-profile quick $(OPTIONS)
 
 # What `make test` leaves out, but for candidates that need minutes of a C++ compiler.
 test-rest: setup

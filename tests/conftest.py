@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from kernelwright.gpu.target import Target
@@ -38,6 +39,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported so far out of every later collection of garbage: torch makes each take a third of a second."""
     gc.freeze()
     gc.enable()
+
+
+settings.register_profile("quick", max_examples=20)
+"""For `make test`; `make test-all` draws hypothesis's usual hundred examples of each property."""
 
 
 @pytest.fixture(scope="session")

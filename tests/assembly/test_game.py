@@ -164,6 +164,7 @@ def test_reset_returns_to_the_original(program):
     assert env.schedule.cubin(program) == program.image.data
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "options"), [(AssemblyGameEnv, {"memory_only": False, "offsets": (-7, -1, 1, 7)}), (BeyondGameEnv, {})]
 )

@@ -145,6 +145,7 @@ def test_a_winner_on_a_gpu_is_measured_again_proven_and_ready_to_deploy(program,
     assert min(lesson["without"]["speedup"] for lesson in found) < result.best.speedup
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_hold_is_no_winner(program, target, tmp_path):
     testbed = GpuTestbed(target, program, [0], launcher_on=never_faster, processes=1)
     try:

@@ -123,6 +123,7 @@ def test_a_kernel_that_is_deployed_anew_between_a_readers_two_files_is_read_agai
     assert not caplog.records
 
 
+@pytest.mark.exhaustive
 def test_two_processes_write_while_a_third_reads(tmp_path, caplog):
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=write_many, args=(tmp_path, name, 60)) for name in ("one", "two")]

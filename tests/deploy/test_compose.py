@@ -24,6 +24,8 @@ from tests.deploy.fake_triton import FakeDriver, triple_on_the_host
 from tests.deploy.test_deploy import fails, saying
 from tests.gpu.fakes import GPU
 
+pytestmark = pytest.mark.exhaustive
+
 TASK = Task(
     id="triple",
     source="""

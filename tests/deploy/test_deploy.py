@@ -178,6 +178,7 @@ def test_moving_the_source_changes_the_bytes_and_not_the_identity(two_builds):
     assert cubin_identity(one.cubin) == cubin_identity(other.cubin)
 
 
+@pytest.mark.exhaustive
 def test_a_tuned_kernel_is_found_for_another_build_and_fits_it(two_builds, cache):
     one, other = two_builds
     program = sass.load(one.cubin, disassemble)

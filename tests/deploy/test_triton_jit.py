@@ -220,6 +220,7 @@ def test_a_damaged_entry_keeps_the_original(fake, cache, tuned, caplog):
     assert "damaged" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_over_autotune_the_winner_is_replaced(fake, cache, caplog):
     found = launch(kernels.tuned_scale)
     tuned = keep(cache, found)

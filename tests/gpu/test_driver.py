@@ -197,6 +197,7 @@ def test_the_whole_path_in_a_contained_process(fake):
         assert child.time(b"kernel: fast", plan).ratios[0] == pytest.approx(2.0)
 
 
+@pytest.mark.exhaustive
 def test_a_faulted_process_is_lost_and_replaced(fake, monkeypatch):
     with ContainedLauncher(SPEC, b"kernel: image", launcher_on_the_stand_in) as child:
         child.ready()

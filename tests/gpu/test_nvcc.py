@@ -71,6 +71,7 @@ def test_schedules_of_every_kernel_are_proven_legal(cubin, program):
     assert sass.check(cubin, mutated, disassemble) == []
 
 
+@pytest.mark.exhaustive
 def test_a_broken_dependence_is_found(cubin, program):
     kernel = program.kernel("sgemm")
     words = [instruction.word for instruction in kernel.instructions]

@@ -84,6 +84,7 @@ def test_what_is_wrong_has_a_reason_code(pool, source, reason):
     assert (found.correct, found.reason) == (False, reason), found.detail
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("source", "reason"),
     exhaustive_but([(DIES, Reason.CRASHED), (HANGS, Reason.RUN_TIMEOUT), (CHANGES_FLAGS, None)], (DIES, Reason.CRASHED)),

@@ -212,6 +212,7 @@ def test_a_script_that_is_not_the_pages_own_is_refused(page):
     assert "11 shown" in dom
 
 
+@pytest.mark.exhaustive
 def test_text_is_readable_in_light_and_dark(page):
     """Contrast of every visible text against what lies behind it is at least 4.5 to 1 (WCAG 2.2, 1.4.3)."""
     measure = """

@@ -166,6 +166,7 @@ def test_kernels_compile_for_hopper_with_wgmma(form, tmp_path, monkeypatch):
     assert kernel.shared_bytes <= split_product.SHARED_BYTES
 
 
+@pytest.mark.exhaustive
 @pytest.mark.toolchain
 @pytest.mark.parametrize("cluster", exhaustive_but([1, 2], 2))
 def test_the_kernels_in_cuda_compile_without_spilling(cluster, tmp_path):

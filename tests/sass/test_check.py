@@ -82,6 +82,7 @@ def test_swapped_definitions(file_and_kind):
         assert any(v.kind == kind and "WAW" in v.detail for v in found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
 def test_a_carry_cannot_be_overtaken(architecture):
     def wanted(sample, i, j):
@@ -136,6 +137,7 @@ def test_two_instructions_too_close_for_their_port(family, architecture):
         assert "port" in kinds(sample, sample.with_control(i, stall=stall - 1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
 def test_a_load_too_soon_after_a_barrier(architecture):
     """The barrier holds the warp only some cycles after it issued; hardware then reads old data."""
@@ -150,6 +152,7 @@ def test_a_load_too_soon_after_a_barrier(architecture):
     assert any(v.kind == "stall" and v.address == 16 * load and "BAR" in v.detail for v in found)
 
 
+@pytest.mark.exhaustive
 def test_a_distance_that_only_a_loop_keeps():
     """Producer at the loop's end, consumer at its begin: the distance runs over the back edge."""
     sample = build("gemm_leakyrelu", 80)
@@ -227,6 +230,7 @@ def test_memory_across_a_fence(fence, upwards, architecture):
         assert "barrier-crossing" in kinds(sample, sample.reordered(source, target))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
 def test_a_copy_in_another_group(architecture):
     def wanted(sample, i, j):
@@ -339,6 +343,7 @@ def test_the_padding_behind_the_code():
     assert kinds(sample, bytes(data)) == {"changed-instruction"}
 
 
+@pytest.mark.exhaustive
 def test_a_block_that_relies_on_something_not_understood():
     """A result used without any wait in the original: the block may stay, but not change."""
     sample = build("softmax", 80)

@@ -135,6 +135,7 @@ def test_a_yield_that_may_cost_the_cycle_that_is_needed_stays():
     assert {v.kind for v in check(sample.cubin, mutated, remembering)} == {"yield"}
 
 
+@pytest.mark.exhaustive
 def test_new_neighbours_keep_what_ptxas_would_keep_for_them():
     sample = build("sgemm", 90)
     schedule = Schedule(sample.kernel)
@@ -155,6 +156,7 @@ def test_new_neighbours_keep_what_ptxas_would_keep_for_them():
     assert schedule.words() == words
 
 
+@pytest.mark.exhaustive
 def test_ptxas_keeps_every_operand_that_the_rule_allows():
     """What the rule rests on: in the compiler's own code it never allows what the compiler left out."""
     found = 0
@@ -187,6 +189,7 @@ def test_an_operand_kept_for_nobody_is_refused():
     pytest.fail("wanted instructions without reuse bits")
 
 
+@pytest.mark.exhaustive
 def test_a_lost_reuse_bit_comes_back_where_the_new_follower_reads_the_same():
     """Two runs swapped as one keep what they share inside."""
     sample = build("sgemm", 80)

@@ -117,6 +117,7 @@ def test_a_damaged_container_is_read_or_refused(seed, flips):
     assert all(len(image.code_bytes(c.section)) == c.section.size_bytes for c in image.code)
 
 
+@pytest.mark.exhaustive
 @given(st.integers(0, 2**32))
 @settings(max_examples=4, deadline=None)
 def test_damaged_code_is_read_or_refused(seed):

@@ -94,6 +94,7 @@ def test_a_history_replays_to_the_same_bytes(which, seed):
     assert again.issue_cycles == schedule.issue_cycles
 
 
+@pytest.mark.exhaustive
 @given(samples, seeds)
 @settings(max_examples=25, deadline=None)
 def test_words_are_a_permutation_with_encodable_control_words(which, seed):

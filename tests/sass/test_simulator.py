@@ -34,6 +34,7 @@ def test_the_same_schedule_gives_the_same_cycles():
     assert simulate(schedule, 80) == before
 
 
+@pytest.mark.exhaustive
 def test_a_stall_in_a_loop_costs_in_every_pass_of_a_lone_warp():
     kernel = build("sgemm", 80).kernel
     original = Schedule(kernel)

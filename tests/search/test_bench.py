@@ -59,6 +59,7 @@ def cheap(monkeypatch):
     monkeypatch.setattr(module, "ALL_BASELINES", ("eager", "again", "wrong"))
 
 
+@pytest.mark.exhaustive
 def test_a_suite_is_measured_once_and_resumed(tmp_path, suite, cheap, judge_pool):
     events = []
     arguments = {

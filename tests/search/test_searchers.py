@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.records import Task
@@ -10,6 +12,7 @@ from kernelwright.search.searchers import ScreenJob, Searchers
 from tests.pools.test_screening import TASK
 
 
+@pytest.mark.exhaustive
 def test_estimates_come_one_by_one_then_the_end_of_each_task_or_its_error():
     broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "torch.relu(a @ nothing)"))
     settings = Settings.quick(threads=1)

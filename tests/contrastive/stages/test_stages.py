@@ -197,6 +197,7 @@ STAGES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", exhaustive_but(STAGES, "contrastive"))
 def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, schooled, tmp_path):
     train, config, kill_at = STAGES[stage]
