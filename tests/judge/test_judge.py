@@ -1183,3 +1183,12 @@ def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raise
     assert closed
     assert "\n" not in str(caught.value)
     assert becomes is RuntimeError or "filled" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mine_us", "why"), [(2e6, "1.0 s longer than the reference's"), (1e7, "10 times as long"), (1.001e6, "")]
+)
+def test_calls_that_exceed_the_budget_together_are_slow(mine_us, why):
+    sides = [SimpleNamespace(calls_us=[one]) for one in (1e6, mine_us)]
+    assert why in judge_module._slow(*sides, budget_s=10.0)
+    assert bool(judge_module._slow(*sides, budget_s=10.0)) == bool(why)
