@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory, Scoring, TimingBlock, TimingSeries
-from kernelwright.records.intervals import MISS_PROBABILITY
+from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
 from kernelwright.records.scoring import Score, score
 
 LATENCY_US, HARNESS_US, HARNESS_NOISE_US = 100.0, 60.0, 3.0
@@ -110,7 +110,7 @@ def run(noise: Noise, least: int, most: int, target: float, generator: np.random
     """One evaluation with the judge's stopping rule."""
     blocks: list[TimingBlock] = []
     series: list[TimingSeries] = []
-    left, early = MISS_PROBABILITY, MISS_PROBABILITY / 2 / max(1, most - least)
+    left, early = MISS_PROBABILITY, early_miss_probability(least, most)
     while True:
         more, one = triple(noise, len(series), generator)
         blocks += more
@@ -161,7 +161,7 @@ def student_coverage(model: str, least: int, most: int, runs: int, *, spending: 
     held = np.ones(runs, dtype=bool)
     for count in range(least, most + 1):
         seen = centres[:, :count]
-        early = MISS_PROBABILITY / 2 / max(1, most - least)
+        early = early_miss_probability(least, most)
         miss = MISS_PROBABILITY - (most - least) * early if count == most else early
         margin = (
             stdtrit(count - 1, 1 - (miss if spending else MISS_PROBABILITY) / 2) * seen.std(axis=1, ddof=1) / np.sqrt(count)

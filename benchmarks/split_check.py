@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import statistics
 import subprocess
@@ -26,22 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-TEMPLATE = Path(__file__).parents[1] / "src" / "kernelwright" / "rewrites" / "templates" / "split_product.py"
-FLUSH_BYTES = 1 << 28
+from split_products import FLUSH_BYTES, load, template
 
-
-def load(path: Path, name: str) -> ModuleType:
-    """A module from its file, without the packages around it."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-template = load(TEMPLATE, "split_product_template")
 EPILOGUES: dict[str, tuple[Any, ...]] = {
     "none": (),
     "bias relu": (template.bias(), template.RELU),

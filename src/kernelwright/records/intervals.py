@@ -65,6 +65,14 @@ def ratio_interval(
     return Interval(math.exp(estimate), math.exp(min(low, estimate)), math.exp(max(high, estimate)))
 
 
+def early_miss_probability(least: int, most: int) -> float:
+    """Probability that each look spends at which a run may stop by its interval; they share half of the 5 %.
+
+    Such looks come after `least` processes and more, but for the last one after `most`, which has what they left.
+    """
+    return MISS_PROBABILITY / 2 / max(1, most - least)
+
+
 def noise_floor(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
     """95 % bound of |ratio - 1| of A/A ratios measured like this one."""
     arrays = [np.asarray(blocks, dtype=np.float64) for blocks in processes if len(blocks)]

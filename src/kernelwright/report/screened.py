@@ -38,7 +38,7 @@ class ScreenedRow:
 
 
 def screened_section(found: Sequence[Screened], rows: Sequence[EvaluationRow]) -> dict[str, Any] | None:
-    """What the page's template shows of the estimates; None where nothing was screened."""
+    """Values for the page's section on estimates; None where nothing was screened."""
     if not found:
         return None
     # Confirmations were chosen for their verdicts; the first one was not.

@@ -50,7 +50,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
 
 
 def _first(group: Sequence[Screened], judged: Mapping[str, Evaluation], count: int) -> list[Screened]:
-    """As many as are wanted, with those that the judge rejected replaced by the next."""
+    """The first `count` of a group; the next one replaces each that the judge rejected."""
     found: list[Screened] = []
     wanted = count
     for one in group[: _TRIED * count]:

@@ -128,7 +128,7 @@ def _ask_after_step(examiner: Examiner, state: State, names: set[str], how: str)
 
 
 def check_ties(examiner: Examiner) -> None:
-    """What is one parameter under several names must change under all of them when it changes under one."""
+    """A tied parameter, which has several names, must change under all of them when it changes under one."""
     facts = examiner.trial.facts
     tied = [sorted(names) for names in facts.oracle.owners() if len(names) > 1]
     if not tied:

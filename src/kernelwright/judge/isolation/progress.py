@@ -66,7 +66,7 @@ class CompilerWatch:
         return ran_s - self.compiled_s >= self._limit_s
 
     def detail(self) -> str:
-        """What was found instead of progress."""
+        """Reason, in words, for saying that there was no progress."""
         if self._compiler:
             return f"its compiler ({self._compiler}) was started and used no processor time"
         return f"no compiler was at work{self._where}"

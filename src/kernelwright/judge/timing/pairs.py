@@ -28,7 +28,7 @@ from kernelwright.judge.timing.clocks import TripleClocks
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple
 from kernelwright.records import Label, Reason, Scoring
-from kernelwright.records.intervals import MISS_PROBABILITY
+from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
 from kernelwright.records.scoring import Score, score
 from kernelwright.tasks.input_sets import InputSet
 
@@ -67,7 +67,7 @@ def time_candidate(
     """
     settings = trial.settings
     triples: list[TripleClocks] = []
-    left, early = MISS_PROBABILITY, _early_probability(settings)
+    left, early = MISS_PROBABILITY, early_miss_probability(settings.processes_min, settings.processes_max)
     odd = OddInputs([*check.tolerances], settings)
     before_s = trial.gate.held_s
     while True:
@@ -105,11 +105,6 @@ def time_candidate(
                 continue
             break
     return found, [one.summary for one in triples]
-
-
-def _early_probability(settings: Settings) -> float:
-    """What each look at which the run may stop by its interval spends; half of all is for the last one."""
-    return MISS_PROBABILITY / 2 / max(1, settings.processes_max - settings.processes_min)
 
 
 class OddInputs:

@@ -409,7 +409,7 @@ def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
 
 
 def cuda_sources() -> str:
-    """What follows the head, whatever the knobs."""
+    """Text of the CUDA C++ that follows the head; it is the same for all knobs."""
     return "".join(path.read_text(encoding="utf-8") for path in CUDA_SOURCES)
 
 
