@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job
-from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records import Evaluation, Task
 
 SUSPICIOUS_SPEEDUP = 3.0
 """CUDA-L1, section 2.4.4: verify again above 3x ..."""
@@ -57,13 +57,6 @@ class Reverification:
         return self.second if self.agrees else min(self.second, self.first, key=lambda found: found.speedup or 0.0)
 
 
-def candidate_of(evaluation: Evaluation) -> Candidate:
-    """The candidate that was judged, from the record."""
-    return Candidate(
-        source=evaluation.source, policy=evaluation.policy, techniques=evaluation.techniques, parent=evaluation.parent
-    )
-
-
 def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
@@ -73,7 +66,7 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
         KernelwrightError: a judge failed.
     """
     queues: dict[str, list[Job]] = {device: [] for device in judges}
-    jobs = [Job(task, candidate_of(evaluation)) for task, evaluation in cases]
+    jobs = [Job(task, evaluation.candidate()) for task, evaluation in cases]
     for job, (_, evaluation) in zip(jobs, cases, strict=True):
         kind = evaluation.device.partition(":")[0]
         same = [device for device in judges if device.partition(":")[0] == kind]

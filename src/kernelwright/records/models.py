@@ -285,3 +285,7 @@ class Evaluation(_Record):
     def is_improvement(self) -> bool:
         """True when the lower bound of the speedup clears the noise floor: only that is called faster."""
         return self.accepted and clears_noise_floor(self.speedup_low, self.noise_floor)
+
+    def candidate(self) -> Candidate:
+        """The candidate that was judged, from the record."""
+        return Candidate(source=self.source, policy=self.policy, techniques=self.techniques, parent=self.parent)

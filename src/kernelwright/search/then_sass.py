@@ -51,7 +51,7 @@ def tune_kernels(
     Raises:
         DeviceError: the winner's launches could not be captured, or the machine is at fault.
     """
-    winner = Candidate(source=best.source, policy=best.policy, techniques=best.techniques, parent=best.parent)
+    winner = best.candidate()
     earlier = [found for found in run.evaluations() if is_composed(found) and found.parent == best.candidate_sha256]
     first = next((found for found in earlier if not found.confirms), None)
     if first is None:
@@ -119,8 +119,7 @@ def needs_gpu(device: str) -> None:
 
 def measured_again(run: RunDirectory, pool: Evaluator, task: Task, found: Evaluation) -> Evaluation:
     """Measure a winner once more, in fresh processes on fresh seeds, and record that as its confirmation."""
-    candidate = Candidate(source=found.source, policy=found.policy, techniques=found.techniques, parent=found.parent)
-    again = _judged(pool, task, candidate).model_copy(update={"confirms": True})
+    again = _judged(pool, task, found.candidate()).model_copy(update={"confirms": True})
     run.append(again)
     return again
 

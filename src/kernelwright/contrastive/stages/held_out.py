@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.reverification import candidate_of
 from kernelwright.contrastive.sampling.drawing import draw, drawn
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING
@@ -202,7 +201,7 @@ def _verify(
     again = context.confirming(RunDirectory(judged.run.path / "confirmations"))
     for turn in range(config.confirm_tries):
         wanted = {
-            task_sha256: Proposal(by_hash[task_sha256], candidate_of(accepted[turn]))
+            task_sha256: Proposal(by_hash[task_sha256], accepted[turn].candidate())
             for task_sha256, accepted in ranked.items()
             if task_sha256 not in verified and len(accepted) > turn
         }
