@@ -6,11 +6,9 @@ import inspect
 import os
 import queue
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +18,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
@@ -28,7 +25,7 @@ from kernelwright.judge import Settings
 from kernelwright.pools import ray_pool
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job, JudgePool
-from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES, connect
+from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES
 from kernelwright.pools.ray_pool import RayPool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
@@ -40,20 +37,6 @@ SLOTS = 2
 SPARE = 1
 """Places of the cluster that the shared pool leaves to others."""
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def ray_home():
-    """A short path: Unix sockets lie in it. Ray keeps its token in HOME."""
-    patch = pytest.MonkeyPatch()
-    home = tempfile.mkdtemp(prefix="kwray", dir="/tmp")
-    patch.setenv("HOME", home)
-    patch.setenv("RAY_TMPDIR", home)
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_worker_niceness", "0")  # or they wait for whatever tests run beside these
-    yield home
-    patch.undo()
-    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -184,21 +167,6 @@ def test_both_pools_are_evaluators(kind):
         assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(Evaluator, name))
 
 
-def test_a_cluster_that_listens_is_connected_to():
-    started = []
-    fake = SimpleNamespace(init=lambda **options: started.append(options["address"]), exceptions=ray.exceptions)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        connect(fake, address, None)
-        server.settimeout(5.0)
-        server.accept()[0].close()
-    with pytest.raises(DeviceError, match=address):
-        connect(fake, address, None)
-    connect(fake, "auto", None)
-    connect(fake, "ray://nobody.invalid:10001", None)  # Ray's own client knows how to ask
-    assert started == [address, "auto", "ray://nobody.invalid:10001"]
-
-
 # --- what runs in an actor, in this process -------------------------------------------------------
 
 
@@ -279,7 +247,7 @@ def bare_pool(**fake):
     made = object.__new__(RayPool)
     made._ray = SimpleNamespace(exceptions=ray.exceptions, **fake)
     made._lock, made._closing, made._waiting, made._slots = threading.Lock(), False, 0, 1
-    made._actors, made._starting, made._idle = set(), set(), queue.Queue()
+    made._actors, made._starting, made._idle = set(), {}, queue.Queue()
     made._start_limit_s = 0.0
     return made
 
@@ -513,35 +481,3 @@ def test_the_real_judge_works_in_an_actor_and_leaves_nothing_when_it_is_killed(c
         assert len(handles) >= 2  # the actor and its fork server
         ray.kill(one)
         wait_until_gone(handles)
-
-
-def test_a_cluster_that_is_not_there_is_a_device_error(ray_home):
-    ray.shutdown()
-    with pytest.raises(DeviceError, match=r"Wanted the Ray cluster at 127\.0\.0\.1:1"):
-        RayPool(SETTINGS, device="cpu", address="127.0.0.1:1")
-
-
-@pytest.mark.exhaustive
-def test_a_ray_of_its_own_ends_with_the_pool(ray_home):
-    ray.shutdown()
-    with fake_pool(slots=1) as pool:
-        assert len(run(pool, [job(n) for n in range(2)])) == 2
-        with pytest.raises(DeviceError, match="with a GPU"):
-            RayPool(SETTINGS)
-        assert ray.is_initialized()
-    assert not ray.is_initialized()
-    with pytest.raises(InfrastructureError, match="shut down"):
-        run(pool, [job(0)])
-    assert not ray.is_initialized()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_real_judges_work_on_every_gpu_that_ray_gives_them(ray_home):
-    ray.shutdown()
-    jobs = [Job(RELU, Candidate(source=candidate().source + f"# {number}\n")) for number in range(4)]
-    with RayPool(Settings.quick(), device="cuda", per_gpu=2) as pool:
-        found = [outcome for _, outcome in pool.evaluate(jobs)]
-        assert pool.slots == 2 * torch.cuda.device_count()
-    assert [outcome.accepted for outcome in found] == [True] * 4, found
-    assert all(outcome.device.startswith("cuda:") and outcome.speedup_low is not None for outcome in found)

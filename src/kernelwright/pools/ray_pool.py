@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -105,8 +105,8 @@ class RayPool:
         self._lock = threading.Lock()
         """Held while the four below change."""
         self._actors: set[Any] = set()
-        self._starting: set[Any] = set()
-        """Actors that have not answered yet."""
+        self._starting: dict[Any, Future[int]] = {}
+        """Actors that have not answered yet, and their answers."""
         self._waiting = 0
         """Jobs that wait for an actor."""
         self._closing = False
@@ -140,11 +140,15 @@ class RayPool:
         self._closing = True
         if self._ray.is_initialized():  # else the actors have ended with it, and to speak to it would start another
             if not at_once:
-                closing = [actor.close.remote() for actor in self._actors - self._starting]
+                closing = [actor.close.remote() for actor in self._actors - self._starting.keys()]
                 if closing:
                     self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
+            answers = list(self._starting.values())
             for actor in list(self._actors):
                 self._discard(actor)
+            # Ray ends the whole process when a thread of it, or of ours, speaks to it once it has been shut down.
+            wait(answers, timeout=_ANSWER_LIMIT_S)
+            self._threads.shutdown(cancel_futures=True)
             self._leave_ray()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -231,15 +235,15 @@ class RayPool:
                     return
                 actor = self._actor_class.remote(*self._start_arguments)
                 self._actors.add(actor)
-                self._starting.add(actor)
-                actor.ready.remote().future().add_done_callback(partial(self._started, actor))
+                answer = self._starting[actor] = actor.ready.remote().future()
+                answer.add_done_callback(partial(self._started, actor))
 
     def _started(self, actor: Any, answer: Future[int]) -> None:
         """Take an actor that has answered, or could not be started, into `_idle`. Runs in a thread of Ray."""
         with self._lock:
             if actor not in self._starting:
                 return  # it was discarded meanwhile
-            self._starting.discard(actor)
+            del self._starting[actor]
             if (error := answer.exception()) is not None:
                 self._actors.discard(actor)  # it has ended; besides, Ray cannot be asked for anything in this thread
         if error is None:
@@ -253,7 +257,7 @@ class RayPool:
             if actor not in self._actors:
                 return
             self._actors.discard(actor)
-            self._starting.discard(actor)
+            self._starting.pop(actor, None)
         self._ray.kill(actor, no_restart=True)
 
     def _leave_ray(self) -> None:
