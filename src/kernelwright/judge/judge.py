@@ -87,7 +87,8 @@ def devices_of(name: str) -> list[str]:
 class Judge:
     """Evaluates candidates on a device (`auto`, `cpu`, `cuda` or `cuda:N`) and tells `progress` in words what it is doing.
 
-    Keep one for many evaluations: it holds the process that forks workers.
+    Keep one for many evaluations: it holds the process that forks workers. One evaluation at a time in a process, whatever
+    its threads: torch's default dtype and random generators are the process's.
 
     Raises:
         DeviceError: there is no such device, or its memory is full.

@@ -170,6 +170,9 @@ class RayPool:
                     break
                 continue
             call.at_work.add(actor)
+            if call.is_over:  # the caller went before it could see this actor at work
+                self._idle.put(actor)
+                break
             try:
                 kind, value = self._ray.get(
                     actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)

@@ -13,7 +13,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import progress
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.progress import CompilerWatch
-from kernelwright.records import Reason
+from kernelwright.records import Candidate, Reason
 from tests.judge.snippets import RELU, candidate
 
 HURRIED = Settings.quick(threads=1, timed=False, stall_limit_s=1.0)
@@ -193,7 +193,8 @@ def test_another_one_is_timed_while_one_never_returns(judge, monkeypatch):
     with Judge("cpu", HURRIED.model_copy(update={"stall_limit_s": 3600.0, "build_limit_s": 3600.0})) as other:
 
         def evaluate():
-            found = other.evaluate(RELU, candidate("while True: pass"))
+            # Endless where it is built: two judges of one process may not draw inputs at once.
+            found = other.evaluate(RELU, Candidate(source=candidate().source + "while True: pass\n"))
             events.append(found.reason)
 
         evaluating = threading.Thread(target=evaluate)
