@@ -19,6 +19,7 @@ from kernelwright.search.policies import policy_named
 from kernelwright.search.selection import JUDGED
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.entries import Suite
+from kernelwright.tasks.selection import chosen_tasks, with_candidates
 from kernelwright.tasks.suites import load_suite
 
 
@@ -125,6 +126,8 @@ def bench(
     out: str | Path,
     path: str | Path | None = None,
     levels: Sequence[int] = (1, 2, 3),
+    only: Sequence[str] = (),
+    candidates: str | Path | None = None,
     baselines: Sequence[str] = ("compile",),
     device: str = "auto",
     settings: Settings | None = None,
@@ -146,6 +149,9 @@ def bench(
         out: The run directory.
         path: Of a suite given by name: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.
         levels: Of a suite given by name: the levels to keep.
+        only: Names of the tasks to keep, such as `level1/1`; by default all.
+        candidates: Your own candidates in place of the suite's: a folder of files named as the tasks, or a file of JSON
+            lines. Tasks without one are left out.
         baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudnn`; `eager` is always
             measured, as the reference.
         device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
@@ -166,6 +172,10 @@ def bench(
     """
     if isinstance(suite, str):
         suite = load_suite(suite, path=Path(path) if path is not None else None, levels=levels)
+    if only:
+        suite = chosen_tasks(suite, only)
+    if candidates is not None:
+        suite = with_candidates(suite, Path(candidates)).suite
     return run_bench(
         suite,
         baselines=baselines,

@@ -333,7 +333,7 @@ def test_a_task_that_ends_the_program_is_a_broken_task(place, capsys, ending):
         (["task.py", "good.py", "--timeout", "nan"], "wanted a finite number, found nan"),
         (["task.py", "good.py", "--build-timeout", "inf"], "wanted a finite number, found inf"),
         (["x" * 5000, "good.py"], "File name too long"),
-        (["", "good.py"], "found '', which is neither"),
+        (["", "good.py"], "found '', which is none of them"),
         (["task.py", "good.py", "--allow", "tf32", "--forbid", "tf32"], "allowed or forbidden, found `tf32`"),
         (["task.py", "good.py", "--check-only", "--processes", "3"], "wanted --processes without --check-only"),
     ],

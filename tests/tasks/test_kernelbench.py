@@ -69,6 +69,19 @@ def test_missing_checkout_file_and_level(tmp_path: Path) -> None:
         load_suite("kernelbench", path=tmp_path)
 
 
+def test_a_wrong_path_is_answered_with_what_was_looked_for_and_what_is_there(tmp_path: Path) -> None:
+    write_checkout(tmp_path, {1: [1], 4: [1]})
+    with pytest.raises(TaskError, match=r"found level 1, 4 only\. Add --levels 1,4"):
+        load_suite("kernelbench", path=tmp_path)
+    with pytest.raises(TaskError, match="that is one level itself"):
+        load_suite("kernelbench", path=tmp_path / "KernelBench" / "level1")
+    other = tmp_path / "other"
+    for name in "abcdef":
+        (other / name).mkdir(parents=True)
+    with pytest.raises(TaskError, match=r"a folder level1 or KernelBench/level1, .*found a, b, c, d and 2 more\. Point"):
+        load_suite("kernelbench", path=other)
+
+
 def test_level_without_tasks(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="found none"):
         load_suite("kernelbench", path=write_checkout(tmp_path, {1: []}), levels=(1,))

@@ -35,6 +35,13 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
 @click.option("--hub", is_flag=True, help="Read kernelbench from the Hugging Face hub instead.")
 @click.option("--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep.")
 @click.option("--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}.")
+@click.option(
+    "--candidates",
+    type=options.NamedPath(),
+    metavar="DIR",
+    help="Judge your own candidates: a folder of files named as the tasks, level1/1.py, or a file of JSON lines.",
+)
+@click.option("--only", metavar="LIST", help="Only these tasks, such as level1/1,level2/40 or diag_matmul.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @click.option(
@@ -63,6 +70,8 @@ def command(
     hub: bool,
     levels: str,
     baselines: str,
+    candidates: Path | None,
+    only: str | None,
     limit: int | None,
     strict_fp32_too: bool,
     policy: str | None,
@@ -74,16 +83,19 @@ def command(
     as_json: bool,
     **further: Any,
 ) -> None:
-    """Judge the candidates of SUITE and time its baselines, in one run. With --policy, search every task instead.
+    """Judge the candidates of SUITE, or your own, and time its baselines, in one run. With --policy, search every task.
 
-    SUITE is builtin, kernelbench or cuda-l1. Prints the table of CUDA-L1 against each baseline, and against
-    the best of each task. --device cuda uses every GPU. Run again with the same DIR, it goes on where it stopped.
+    SUITE is builtin, kernelbench or cuda-l1. Prints the table of CUDA-L1 against each baseline, and against the best of
+    each task. With --candidates, tasks without one are left out. --device cuda uses every GPU. Run again with the same DIR,
+    it goes on where it stopped.
     """
     options.require_together("--policy", policy is not None, "budget", "judged", "minutes", *model_options.NAMES)
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
     if policy is not None and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without --policy, whose winners are judged once; found both.")
+    if policy is not None and candidates is not None:
+        raise click.UsageError("wanted --candidates without --policy, which proposes candidates itself; found both.")
     if settings.strict_fp32 and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     wanted = _words(baselines, "baselines")
@@ -94,7 +106,7 @@ def command(
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
-    loaded = replace(loaded, entries=loaded.entries[:limit])
+    loaded = _narrowed(loaded, None if only is None else _words(only, "tasks"), candidates, limit)
     options.resolve_device(device, say)
     with (
         results_only(),
@@ -126,6 +138,22 @@ def command(
         click.echo((result.run / "table.md").read_text(encoding="utf-8"))
         click.echo(f"run     {result.run}")
         click.echo(f"report  {result.run / 'report.html'}")
+
+
+def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, limit: int | None) -> Suite:
+    """The tasks that were asked for, with the user's candidates where there are some."""
+    from kernelwright.tasks.selection import chosen_tasks, listed, with_candidates
+
+    if only is not None:
+        suite = chosen_tasks(suite, only)
+    if candidates is not None:
+        attached = with_candidates(suite, candidates)
+        suite = attached.suite
+        if attached.unknown:
+            say(f"left out, as they name no task of this run: {printable(listed(attached.unknown))}")
+        if attached.without:
+            say(f"left out, as they have no candidate: {listed(attached.without)}")
+    return replace(suite, entries=suite.entries[:limit])
 
 
 def _search(suite: Suite, proposer: Proposer, out: Path, status: Status, **given: Any) -> BenchResult:

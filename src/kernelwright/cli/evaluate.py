@@ -28,6 +28,7 @@ REJECTED = 1
 @click.command("evaluate", short_help="Judge one candidate against one task.")
 @click.argument("task")
 @click.argument("candidate", type=options.NamedPath())
+@options.task_path_option
 @options.device_option
 @click.option(
     "--out",
@@ -37,7 +38,9 @@ REJECTED = 1
 )
 @options.json_option
 @options.judge_options
-def command(task: str, candidate: Path, device: str, out: Path | None, as_json: bool, **judge: Any) -> int:
+def command(
+    task: str, candidate: Path, path: Path | None, device: str, out: Path | None, as_json: bool, **judge: Any
+) -> int:
     """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.
 
     Prints the verdict, its reason, both contracts, and the paired speedup with its 95 % interval. Ends with 0 when
@@ -52,7 +55,7 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
     from kernelwright.tasks import load_task, read_source
 
     source = read_source(candidate, "a candidate that defines ModelNew", CandidateError)
-    loaded = load_task(task)
+    loaded = load_task(task, path)
     chosen = options.resolve_device(device, say)
     config = {
         "kind": "evaluate",
@@ -63,8 +66,8 @@ def command(task: str, candidate: Path, device: str, out: Path | None, as_json: 
         "settings": settings.model_dump(mode="json"),
         "kernelwright": kernelwright.__version__,
     }
-    with options.run_directory(out, "evaluate", loaded.id) as path:
-        run = RunDirectory(path)
+    with options.run_directory(out, "evaluate", loaded.id) as target:
+        run = RunDirectory(target)
         run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=chosen)
         with (
             results_only(),

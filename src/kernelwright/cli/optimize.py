@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 @click.command("optimize", short_help="Search for a verified faster drop-in for a task.")
 @click.argument("task")
+@options.task_path_option
 @options.device_option
 @click.option(
     "--policy",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 @options.judge_options
 def command(
     task: str,
+    path: Path | None,
     device: str,
     policy: str,
     budget: int,
@@ -94,13 +96,13 @@ def command(
     from kernelwright.search.then_sass import play_with
     from kernelwright.tasks import load_task
 
-    loaded = load_task(task)
+    loaded = load_task(task, path)
     chosen = options.resolve_device(device, say)
-    with options.run_directory(out, "optimize", loaded.id) as path:
-        proposer = model_options.proposer(policy, chosen, path, **asked)
+    with options.run_directory(out, "optimize", loaded.id) as target:
+        proposer = model_options.proposer(policy, chosen, target, **asked)
         with (
             results_only(),
-            says_what_was_kept(lambda: options.kept_in(path)),
+            says_what_was_kept(lambda: options.kept_in(target)),
             progress_console().status("starting") as status,
         ):
             result = optimize(
@@ -109,12 +111,12 @@ def command(
                 device=chosen,
                 budget=budget,
                 judged=judged,
-                out=path,
+                out=target,
                 settings=settings,
                 on_event=_Progress(status, budget),
                 tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
             )
-    for line in proposer.finish(path):
+    for line in proposer.finish(target):
         say(line)
     if as_json:
         emit_json(as_contract(result, loaded.id, chosen))

@@ -76,6 +76,12 @@ judge_option = click.option(
     metavar="N",
     help="Screened candidates that the judge takes, the best first; those that look too good come on top.",
 )
+task_path_option = click.option(
+    "--path",
+    type=NamedPath(),
+    metavar="PATH",
+    help="Where TASK is, if it is an id such as kernelbench/level1/1: a checkout, or a file of CUDA-L1's release.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 

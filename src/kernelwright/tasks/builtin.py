@@ -67,8 +67,8 @@ def builtin_task(name: str) -> Task:
     names = builtin_names()
     if name not in names:
         raise TaskError(
-            f"Wanted a task file or one of the {len(names)} built-in tasks; found {name!r}, which is neither."
-            + near_names(name, names)
+            f"Wanted a task: a Python file, one of the {len(names)} built-in ids, or an id such as "
+            f"kernelbench/level1/1 with --path; found {name!r}, which is none of them." + near_names(name, names)
         )
     source = (_DIRECTORY / f"{name}.py").read_text(encoding="utf-8")
     return Task(id=name, source=source, origin=f"builtin:{name}")

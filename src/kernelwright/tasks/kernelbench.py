@@ -32,15 +32,29 @@ def entries_from_checkout(checkout: Path, levels: Sequence[int]) -> list[SuiteEn
         found = "it is a file" if checkout.exists() else "there is nothing"
         raise TaskError(f"Wanted a checkout of KernelBench, a folder, at {checkout}; {found}. Check --path.")
     root = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
+    missing = [level for level in levels if not (root / f"level{level}").is_dir()]
+    if missing:
+        raise TaskError(_without_level(checkout, root, missing[0]))
     return [entry for level in levels for entry in _level_entries(root / f"level{level}", level)]
 
 
+def _without_level(checkout: Path, root: Path, level: int) -> str:
+    """Message for a folder that lacks a level: what was looked for, what is there, and what to do."""
+    wanted = f"Wanted level {level} of KernelBench, a folder level{level} or KernelBench/level{level}, in {checkout}"
+    levels = sorted(match[1] for path in root.iterdir() if (match := re.fullmatch(r"level(\d+)", path.name)))
+    if levels:
+        return f"{wanted}; found level {', '.join(levels)} only. Add --levels {','.join(levels)}."
+    if re.fullmatch(r"level\d+", checkout.name):
+        return f"{wanted}; that is one level itself. Name the folder above with --path, and the level with --levels."
+    names = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
+    found = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return (
+        f"{wanted}; found {found or 'an empty folder'}. "
+        "Point --path at a clone of github.com/ScalingIntelligence/KernelBench, or at a folder with level1/1_Title.py."
+    )
+
+
 def _level_entries(folder: Path, level: int) -> list[SuiteEntry]:
-    if not folder.is_dir():
-        raise TaskError(
-            f"Wanted level {level} of KernelBench in {folder}; there is no such folder. "
-            "Point --path at a checkout of github.com/ScalingIntelligence/KernelBench."
-        )
     paths: dict[int, Path] = {}
     for path in sorted(folder.glob("*.py")):
         match = _NUMBERED.fullmatch(path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,25 +12,42 @@ from kernelwright.tasks.builtin import builtin_entries, builtin_task, near_names
 from kernelwright.tasks.cuda_l1 import entries_from_release
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.kernelbench import entries_from_checkout, entries_from_hub
+from kernelwright.tasks.selection import chosen_tasks
 from kernelwright.tasks.source import task_from_file
 
 SUITE_NAMES = ("builtin", "kernelbench", "cuda-l1")
+_PLACES = {"kernelbench": "a checkout of KernelBench", "cuda-l1": "a JSON lines file of CUDA-L1's release"}
+_LEVEL = re.compile(r"level(\d{1,3})/")
 
 
-def load_task(name_or_path: str) -> Task:
-    """A task from a Python file, or by its id in the built-in suite.
+def load_task(name_or_path: str, path: Path | None = None) -> Task:
+    """A task from a Python file, by its id in the built-in suite, or by an id that records of another suite show.
+
+    Args:
+        name_or_path: A file, or an id such as `diag_matmul` or `kernelbench/level1/1`.
+        path: The suite of an id that is not built in: a checkout of KernelBench, or a file of CUDA-L1's release.
 
     Raises:
         TaskError: there is no such file or id, or the file is not a task.
     """
-    path = Path(name_or_path)
+    suite, _, rest = name_or_path.partition("/")
+    level = _LEVEL.match(rest)
+    if suite in SUITE_NAMES and level and not Path(name_or_path).exists():
+        if path is None:
+            what = _PLACES.get(suite, "the suite")
+            raise TaskError(f"Wanted {what}, from which {name_or_path} is taken; found no path. Name it with --path.")
+        return chosen_tasks(load_suite(suite, path=path, levels=(int(level[1]),)), [name_or_path]).entries[0].task
+    if path is not None:
+        raise TaskError(
+            f"Wanted an id such as kernelbench/level1/1 or cuda-l1/level1/1 beside --path; found {name_or_path!r}. "
+            "Name such an id, or leave --path out."
+        )
+    file = Path(name_or_path)
     try:
-        is_file = bool(name_or_path) and (path.suffix == ".py" or path.exists())
+        is_file = bool(name_or_path) and (file.suffix == ".py" or file.exists())
     except OSError as error:
         raise TaskError(f"Wanted a task, a file or an id; found {name_or_path[:40]!r}...: {error.strerror}.") from error
-    if is_file:
-        return task_from_file(path)
-    return builtin_task(name_or_path)
+    return task_from_file(file) if is_file else builtin_task(name_or_path)
 
 
 def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (1, 2, 3), hub: bool = False) -> Suite:
@@ -62,18 +80,19 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         if hub:
             entries = entries_from_hub(levels)
         else:
-            entries = entries_from_checkout(_required(path, name, "a checkout of KernelBench"), levels)
+            entries = entries_from_checkout(_required(path, name), levels)
     else:
-        release = _required(path, name, "a JSON lines file of CUDA-L1's release")
+        release = _required(path, name)
         entries = entries_from_release(release, levels)
     if not entries:
         raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none.")
     return Suite(name, tuple(entries))
 
 
-def _required(path: Path | None, name: str, what: str) -> Path:
+def _required(path: Path | None, name: str) -> Path:
     if path is None:
-        raise TaskError(f"Wanted {what} for the suite {name}; found no path. Name one with --path.")
+        hub = ", or read the suite with --hub" if name == "kernelbench" else ""
+        raise TaskError(f"Wanted {_PLACES[name]} for the suite {name}; found no path. Name one with --path{hub}.")
     return path
 
 
