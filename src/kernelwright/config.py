@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,6 +20,30 @@ from kernelwright.errors import ConfigError
 from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def require_http_url(url: str, example: str, what: str) -> None:
+    """Check the address of `what`, such as `an endpoint`.
+
+    Raises:
+        ConfigError: it is no address of HTTP, or has a secret in it. The message never repeats it: it may be a key.
+    """
+    wanted = f"Wanted the address of {what}, such as {example}"
+    if _is_http(url):
+        if {"@", "?"} & set(url):
+            raise ConfigError(f"{wanted}; found one with a user, password or query in it. Put the key into the environment.")
+    elif "://" not in url and _is_http(f"http://{url}"):
+        raise ConfigError(f"{wanted}; found one where http:// is missing. Put http:// or https:// in front of it.")
+    else:
+        raise ConfigError(f"{wanted}; found something else. Correct the address.")
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, or a port that is none
+        return False
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import re
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +18,14 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
 import httpx
+import uvicorn
 
-from kernelwright.errors import InfrastructureError, UsageError
+from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
 from kernelwright.pools.service import queue as queues
-from kernelwright.pools.service.client import FAILURES_MAX
-from kernelwright.pools.service.protocol import BODY_LIMIT_BYTES, EvaluationRequest, SettingsRequest, TaskText
+from kernelwright.pools.service import server
+from kernelwright.pools.service.app import create_app
+from kernelwright.pools.service.client import FAILURES_MAX, ServiceClient
+from kernelwright.pools.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Evaluation, RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
@@ -39,6 +48,13 @@ def start(tmp_path):
 @pytest.fixture
 def service(start):
     return start()
+
+
+def service_blocks(language):
+    """Blocks of code on the page, from the section on the service to its table of routes."""
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    section = page.partition("## The reward service")[2].partition("| route |")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
 def refused(response, status, code, *words):
@@ -246,6 +262,17 @@ def test_a_full_queue_says_when_to_come_back(start):
     ("fields", "code", "words"),
     [
         ({"candidat": "x"}, "invalid-request", "body.candidat"),
+        ({"candidat": "x"}, "invalid-request", "did you mean `candidate`?"),
+        (
+            {"task": {"id": "x", "sorce": "x = 1"}},
+            "invalid-request",
+            "`body.task.sorce`, which does not exist; did you mean `source`?",
+        ),
+        (
+            {"settings": {"proceses_min": 2, "zzz": 1}},
+            "invalid-request",
+            "did you mean `processes_min`?; `body.settings.zzz`",
+        ),
         ({"candidate": ""}, "invalid-request", "body.candidate"),
         ({"candidate": 3}, "invalid-request", "body.candidate"),
         ({"candidate": "x" * (1 << 18) + "x"}, "invalid-request", "body.candidate"),
@@ -340,6 +367,39 @@ def chunks():
 def test_a_body_that_is_too_large_is_refused(service, make):
     headers = {**service.headers, "Content-Type": "application/json"}
     refused(service.http.post("/v1/evaluations", content=make(), headers=headers), 413, "too-large")
+
+
+@contextmanager
+def listening(app):
+    """The application on a real socket; gives its port."""
+    listener = server.listen("127.0.0.1", 0, TOKEN)
+    listener.listen()  # whoever connects before the server is up waits
+    runner = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        runner.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(("token", "status"), [(TOKEN, 413), ("wrong", 401)])
+def test_a_client_that_writes_all_before_it_reads_sees_the_answer(tmp_path, token, status):
+    queue = queues.EvaluationQueue([FakeEvaluator()], EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
+    with listening(create_app(queue, TOKEN)) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        connection.request("POST", "/v1/evaluations", b" " * (4 * BODY_LIMIT_BYTES), {"Authorization": f"Bearer {token}"})
+        assert connection.getresponse().status == status
+
+
+def test_a_client_that_asks_before_it_writes_is_answered_at_once(tmp_path):
+    queue = queues.EvaluationQueue([FakeEvaluator()], EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
+    with listening(create_app(queue, None)) as port, socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:
+        connection.sendall(
+            b"POST /v1/evaluations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert connection.recv(12) == b"HTTP/1.1 413"
 
 
 @pytest.mark.parametrize(
@@ -462,6 +522,7 @@ def test_the_client_gives_up_on_a_machine_that_always_fails(service):
     ("token", "answers", "words"),
     [
         ("wrong", [], "unauthorized"),
+        (TOKEN, [httpx.Response(404)], "address"),
         (TOKEN, [httpx.Response(200, text="<html>")], "something else"),
         (TOKEN, [httpx.Response(413, text="nginx")], "413"),
     ],
@@ -469,6 +530,66 @@ def test_the_client_gives_up_on_a_machine_that_always_fails(service):
 def test_the_client_does_not_repeat_what_is_refused(service, token, answers, words):
     with pytest.raises(UsageError, match=words):
         Scripted(service, *answers).client(token).evaluate(REQUEST)
+
+
+def test_the_client_raises_the_error_that_the_service_met(service):
+    client = Scripted(service).client()
+    with pytest.raises(TaskError, match=r"found 'diag_matmull'.*Did you mean diag_matmul"):
+        client.evaluate(EvaluationRequest(task="diag_matmull", candidate="x"))
+    ending = ErrorBody(error="shutting-down", wanted="an evaluation", found="the end", do="Ask again.").model_dump()
+    with pytest.raises(ShuttingDownError, match="the end"):
+        Scripted(service, *[httpx.Response(503, json=ending)] * FAILURES_MAX).client().evaluate(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"candidat": "x"}, "`candidat`, which does not exist; did you mean `candidate`?"),
+        ({"candidate": ""}, "candidate: String should have at least 1 character"),
+        ({"candidate": "x", "settings": {"run_limit": 1}}, "`settings.run_limit`, which does not exist; did you mean"),
+    ],
+)
+def test_a_request_of_wrong_fields_is_a_config_error_before_it_is_sent(fields, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EvaluationRequest(task="diag_matmul", **fields)
+
+
+def test_an_address_without_a_scheme_is_refused_before_anything_is_asked():
+    with pytest.raises(ConfigError, match="http:// is missing"):
+        ServiceClient("127.0.0.1:8730")
+
+
+def test_plain_evaluate_in_a_coroutine_says_what_to_write(service):
+    async def coroutine():
+        Scripted(service).client().evaluate(REQUEST)
+
+    with pytest.raises(UsageError, match=r"await client\.evaluate_async"):
+        asyncio.run(coroutine())
+
+
+def test_parameters_in_the_address_that_do_not_exist_are_named(service):
+    response = service.http.post(
+        "/v1/evaluations", json={"task": TASK, "candidate": "x"}, params={"wait": 3}, headers=service.headers
+    )
+    refused(response, 422, "invalid-request", "`query.wait`, which does not exist; did you mean `wait_s`?")
+    refused(service.get(f"/v1/evaluations/{'0' * 64}", rewrd="log"), 422, "invalid-request", "did you mean `reward`?")
+
+
+def test_the_examples_of_the_page_are_accepted(service, monkeypatch):
+    shell, python = (service_blocks(language) for language in ("sh", "python"))
+    (body,) = re.findall(r"-d '(.*?)'$", "\n".join(shell), re.DOTALL | re.MULTILINE)
+    response = service.http.post(
+        "/v1/evaluations",
+        content=body,
+        params={"wait_s": LIMIT_S},
+        headers={**service.headers, "Content-Type": "application/json"},
+    )
+    assert response.status_code == 200, response.text
+    monkeypatch.setattr("kernelwright.pools.service.client.ServiceClient", lambda url: Scripted(service).client())
+    names = {}
+    exec("\n".join(python), names)
+    assert names["source"] == json.loads(body)["candidate"]
+    assert len(service.judge.jobs) == 1, "the second was answered from the record"
 
 
 def test_the_client_serves_coroutines_too(service):

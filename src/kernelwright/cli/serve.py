@@ -112,7 +112,7 @@ def command(
 
         def ready() -> None:
             click.echo(server.url_of(listener))
-            say(f"{len(judges)} judges on {kind}; {len(store)} evaluations on record in {out}")
+            say(f"{len(judges)} judge{'s' * (len(judges) > 1)} on {kind}; {len(store)} evaluations on record in {out}")
             if token is None:
                 say("no token: every user of this machine can call this service, and run code as you through it")
 

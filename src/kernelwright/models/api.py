@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import openai
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernelwright.errors import ConfigError, PolicyError
+from kernelwright.config import require_http_url
+from kernelwright.errors import PolicyError
 from kernelwright.models.accounting import Meter, Prices, Usage
 from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
@@ -104,7 +104,7 @@ class ApiModel:
         if not model:
             raise PolicyError("Wanted the name of a model; found none. Set `model`, or OPENAI_MODEL in the environment.")
         base_url = settings.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
-        _check_url(base_url)
+        require_http_url(base_url, "http://localhost:8000/v1", "an endpoint")
         self._key = _key_of(environ, settings.key_variable)
         if not self._key and base_url == OPENAI_URL:
             raise PolicyError(
@@ -330,19 +330,3 @@ def _key_of(environ: Mapping[str, str], variable: str) -> str:
             "other characters in it. Copy the key again."
         )
     return key
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        # Brackets that do not close, or a port that is none.
-        known = False
-    if not known:
-        raise ConfigError("Wanted the address of an endpoint, such as http://localhost:8000/v1; found something else.")
-    if parts.username or parts.password or parts.query:
-        raise ConfigError(
-            f"Wanted an address without secrets; the one for {parts.hostname} has a user, password or query in it. Put the "
-            "key into the environment."
-        )

@@ -19,15 +19,17 @@ from kernelwright.errors import InternalError, KernelwrightError, QueueFullError
 from kernelwright.pools.local import Outcome
 from kernelwright.pools.service.protocol import (
     BODY_LIMIT_BYTES,
-    WAIT_LIMIT_S,
     ErrorBody,
     ErrorCode,
     EvaluationReply,
     EvaluationRequest,
+    GetQuery,
     Health,
     Metrics,
+    PostQuery,
     RewardReply,
     State,
+    explained,
 )
 from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation
 from kernelwright.records.rewards import Reward, reward_named
@@ -37,7 +39,9 @@ HEALTH_PATH = "/v1/health"
 _RETRY_SOON_S = 5
 """`Retry-After` of a failure of the machine; our choice."""
 
-WaitS = Annotated[float, Query(ge=0, le=WAIT_LIMIT_S)]
+_BODY_LEFT_S = 20.0
+"""Time in which a client may finish writing a body that is refused; our choice."""
+
 RequestId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
@@ -69,7 +73,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
     app = FastAPI(title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.post("/v1/evaluations")
-    async def post_evaluation(body: EvaluationRequest, wait_s: WaitS = 0.0) -> Response:
+    async def post_evaluation(body: EvaluationRequest, query: Annotated[PostQuery, Query()]) -> Response:
         reward = None if body.reward is None else reward_named(body.reward)
         timed = queue.settings.timed if body.settings.timed is None else body.settings.timed
         if reward is not None and reward.needs_time and not timed:
@@ -92,11 +96,11 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
                 retry_after=str(full.retry_after_s),
             ) from full
         reused = pending.done.is_set()
-        return _answer(queue, pending.id, await _waited(pending, wait_s), reward, reused)
+        return _answer(queue, pending.id, await _waited(pending, query.wait_s), reward, reused)
 
     @app.get("/v1/evaluations/{request}")
-    async def get_evaluation(request: RequestId, wait_s: WaitS = 0.0, reward: str | None = None) -> Response:
-        function = None if reward is None else reward_named(reward)
+    async def get_evaluation(request: RequestId, query: Annotated[GetQuery, Query()]) -> Response:
+        function = None if query.reward is None else reward_named(query.reward)
         found = queue.find(request)
         if found is None:
             raise RequestError(
@@ -107,7 +111,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
                 "Post the request again: it has the same id.",
             )
         if isinstance(found, PendingEvaluation):
-            return _answer(queue, request, await _waited(found, wait_s), function, reused=False)
+            return _answer(queue, request, await _waited(found, query.wait_s), function, reused=False)
         return _answer(queue, request, found, function, reused=True)
 
     @app.get(HEALTH_PATH)
@@ -176,13 +180,14 @@ def _problem(error: KernelwrightError) -> RequestError:
 
 def _invalid(request: Request, error: RequestValidationError) -> RequestError:
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    found = f"{where}: {problem['msg']}"
+    in_query = problem["loc"][0] == "query"
+    model = EvaluationRequest if not in_query else PostQuery if request.method == "POST" else GetQuery
+    found = explained(error.errors(), model)
     if problem["type"] == "json_invalid":
         return RequestError(400, ErrorCode.INVALID_JSON, "a JSON object", found, "Send JSON, encoded in UTF-8.")
     wanted, do = "a request of known fields, each in its range", "Correct the field; docs/scale.md lists them."
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if where == "body" and not kind.endswith("json"):
+    if problem["loc"] == ("body",) and not kind.endswith("json"):
         # What a page in a browser may send unasked is never read as JSON.
         wanted, found = "a body that says it is JSON", f"the content type {kind}" if kind else "no content type"
         do = "Send the header `Content-Type: application/json`."
@@ -213,6 +218,9 @@ class _RequestGuard:
         headers = dict(scope["headers"])
         problem = self._refusal(scope["path"], headers)
         if problem is not None:
+            # Who asks first, as curl does for a large body, need not send it.
+            if b"expect" not in headers:
+                await _read_to_the_end(receive)
             await problem.response(scope, receive, send)
             return
         taken = 0
@@ -222,6 +230,8 @@ class _RequestGuard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_LIMIT_BYTES:
+                if message.get("more_body"):
+                    await _read_to_the_end(receive)
                 raise HTTPException(413)
             return message
 
@@ -250,6 +260,17 @@ class _RequestGuard:
             )
         length = headers.get(b"content-length", b"0")
         return _too_large() if not length.isdigit() or int(length) > BODY_LIMIT_BYTES else None
+
+
+async def _read_to_the_end(receive: Receive) -> None:
+    """Drop the rest of a body.
+
+    A client that writes all of it before it reads would else find its connection reset, and never the answer.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BODY_LEFT_S):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _too_large() -> RequestError:

@@ -6,13 +6,15 @@ Asking again is safe, since equal requests are one evaluation. Neither torch nor
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.errors import ConfigError, InfrastructureError, UsageError
+from kernelwright.config import require_http_url
+from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
 from kernelwright.pools.service.protocol import (
     TOKEN_VARIABLE,
     ErrorBody,
@@ -28,6 +30,8 @@ except ImportError as error:
     raise ConfigError(
         f"Wanted httpx, to call the reward service; {error}. Install it with `pip install 'kernelwright[serve]'`."
     ) from error
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 60.0
 """Wait of one request for its evaluation; the next one waits on."""
@@ -52,14 +56,18 @@ class ServiceClient:
         token: The service's token; the variable KERNELWRIGHT_TOKEN when None.
         backoff_s: Pause before the first try after a failure.
         transport: Asynchronous transport of httpx, for tests.
+
+    Raises:
+        ConfigError: the address is none.
     """
 
     def __init__(
         self, url: str, token: str | None = None, *, backoff_s: float = BACKOFF_S, transport: Any | None = None
     ) -> None:
+        require_http_url(url, "http://127.0.0.1:8730", "the reward service")
         token = token or os.environ.get(TOKEN_VARIABLE)
         self._options: dict[str, Any] = {
-            "base_url": url,
+            "base_url": url.rstrip("/").removesuffix("/v1"),
             "headers": {"Authorization": f"Bearer {token}"} if token else {},
             "timeout": httpx.Timeout(SLACK_S, read=WAIT_S + SLACK_S),
             "limits": httpx.Limits(max_connections=None),
@@ -69,14 +77,23 @@ class ServiceClient:
         self._backoff_s = backoff_s
 
     def evaluate(self, request: EvaluationRequest) -> EvaluationReply:
-        """`evaluate_async` for plain code; coroutines await that one instead."""
-        return asyncio.run(self.evaluate_async(request))
+        """`evaluate_async` for plain code; coroutines and notebooks await that one instead."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.evaluate_async(request))
+        raise UsageError(
+            "Wanted `evaluate` in plain code; found an event loop at work, as in a coroutine or a notebook. Write "
+            "`await client.evaluate_async(request)` there."
+        )
 
     async def evaluate_async(self, request: EvaluationRequest) -> EvaluationReply:
         """Have a candidate judged, and wait for it. Any number may wait at once.
 
         Raises:
+            TaskError: the task itself does not work.
             UsageError: the service refuses the request; to repeat it would not help.
+            ShuttingDownError: the service keeps saying that it ends.
             InfrastructureError: the service cannot be reached, or its machine fails again and again.
         """
         # A client of its own: one that is kept belongs to the event loop in which it was first used.
@@ -88,15 +105,15 @@ class ServiceClient:
         follow = wait if request.reward is None else wait | {"reward": request.reward}
         body, kind = request.model_dump_json(exclude_defaults=True), {"Content-Type": "application/json"}
         pending: str | None = None
-        failures = 0
+        failures, fault = 0, InfrastructureError()
         while True:
             try:
                 if pending is None:
                     answer = await client.post("/v1/evaluations", params=wait, content=body, headers=kind)
                 else:
                     answer = await client.get(f"/v1/evaluations/{pending}", params=follow)
-            except httpx.TransportError as error:
-                failures, found = failures + 1, f"{type(error).__name__}: {error}"
+            except httpx.RequestError as error:
+                failures, fault = failures + 1, InfrastructureError(f"{type(error).__name__}: {error}")
             else:
                 if answer.status_code in (200, 202):
                     reply = _reply(answer)
@@ -112,16 +129,18 @@ class ServiceClient:
                     continue
                 # 404: the service was restarted before it had ended this one.
                 if answer.status_code < 500 and (answer.status_code != 404 or pending is None):
-                    raise UsageError(f"The reward service refuses this request ({answer.status_code}): {_found(answer)}")
-                failures, found = failures + 1, f"status {answer.status_code}: {_found(answer)}"
+                    raise _refusal(answer)
+                failures, fault = failures + 1, _failure(answer)
             if failures >= FAILURES_MAX:
-                raise InfrastructureError(
-                    f"Wanted an evaluation from the reward service; {failures} failures in a row, the last one {found}. "
-                    "Is it running, and does its log say more?"
+                raise type(fault)(
+                    f"Wanted an evaluation from the reward service at {self._options['base_url']}; {failures} failures in a "
+                    f"row, the last one {fault}. Is it running, and does its log say more?"
                 )
             pending = None  # what failed is not remembered, so it has to be asked for anew
             # Spread, so that all who wait for one service do not come back at once.
-            await asyncio.sleep(min(BACKOFF_LIMIT_S, self._backoff_s * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
+            wait_s = min(BACKOFF_LIMIT_S, self._backoff_s * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
+            log.warning("%s: %s; asking again in %.1f s", self._options["base_url"], fault, wait_s)
+            await asyncio.sleep(wait_s)
 
 
 def _reply(answer: httpx.Response) -> EvaluationReply:
@@ -134,12 +153,32 @@ def _reply(answer: httpx.Response) -> EvaluationReply:
         ) from error
 
 
-def _found(answer: httpx.Response) -> str:
+def _refusal(answer: httpx.Response) -> UsageError:
+    body = _problem(answer)
+    if body is None:
+        return UsageError(
+            f"Wanted an answer of the reward service; found status {answer.status_code}: {answer.text[:200]!r}. Is the "
+            "address the service's own?"
+        )
+    if body.error is ErrorCode.TASK_ERROR:
+        return TaskError(body.found)
+    return UsageError(f"Wanted {body.wanted}; the reward service found {body.found} ({body.error}). {body.do}")
+
+
+def _failure(answer: httpx.Response) -> InfrastructureError:
+    body = _problem(answer)
+    if body is None:
+        return InfrastructureError(f"status {answer.status_code}: {answer.text[:200]!r}")
+    kind = ShuttingDownError if body.error is ErrorCode.SHUTTING_DOWN else InfrastructureError
+    return kind(f"status {answer.status_code}, {body.error}: {body.found}")
+
+
+def _problem(answer: httpx.Response) -> ErrorBody | None:
+    """What the service says is wrong; None where another program answered."""
     try:
-        body = ErrorBody.model_validate_json(answer.content)
+        return ErrorBody.model_validate_json(answer.content)
     except ValidationError:
-        return answer.text[:200]
-    return f"{body.error}: wanted {body.wanted}, found {body.found} {body.do}"
+        return None
 
 
 def _retry_after_s(answer: httpx.Response) -> float:

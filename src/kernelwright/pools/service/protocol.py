@@ -5,11 +5,14 @@ This module needs neither torch nor FastAPI, so that a client can be light.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from kernelwright.errors import ConfigError
 from kernelwright.records import Contract, Evaluation, Label
 
 TOKEN_VARIABLE = "KERNELWRIGHT_TOKEN"
@@ -27,7 +30,24 @@ WAIT_LIMIT_S = 300.0
 REPEAT_LIMIT = 99
 
 
-class _WireModel(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _RaisesConfigError(ModelMetaclass):
+    """Lets a constructor that is called in Python raise this package's error; what is parsed raises pydantic's own."""
+
+    def __call__(cls, **fields: Any) -> Any:
+        try:
+            return super().__call__(**fields)
+        except ValidationError as error:
+            found = explained(error.errors(include_url=False), cast("type[BaseModel]", cls))
+            raise ConfigError(f"Wanted valid fields of {cls.__name__}; found {found}. docs/scale.md lists them.") from error
+
+
+class _WireModel(BaseModel, metaclass=_RaisesConfigError):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -80,6 +100,18 @@ class EvaluationRequest(_WireModel):
     too good to be believed at once."""
     reward: Name | None = None
     """Name of the reward to compute from the record, such as `lower-bound`."""
+
+
+class PostQuery(_WireModel):
+    """Parameters in the address of a request to judge."""
+
+    wait_s: float = Field(default=0.0, ge=0, le=WAIT_LIMIT_S)
+
+
+class GetQuery(PostQuery):
+    """Parameters in the address of a request for an evaluation that was asked for before."""
+
+    reward: str | None = None
 
 
 class State(StrEnum):
@@ -173,3 +205,34 @@ class Metrics(_WireModel):
     judging_s: float
     """Time spent judging, all lanes together."""
     uptime_s: float
+
+
+_PARTS: dict[str, type[BaseModel]] = {"settings": SettingsRequest, "task": TaskText}
+_UNION_BRANCHES = ("constrained-str", TaskText.__name__)
+"""Steps of pydantic's path to a field that are in no message."""
+
+
+def explained(problems: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> str:
+    """Pydantic's problems with a message in words: every misspelt field with the one that is near, else the first problem.
+
+    Args:
+        problems: As of `ValidationError.errors()`.
+        model: Model of the message.
+    """
+    unknown = [_unknown(_path(one), model) for one in problems if one["type"] == "extra_forbidden"]
+    if unknown:
+        return "; ".join(unknown[:5])
+    # A task is a name or a text: of the two complaints, the one that reaches further in is meant.
+    deepest = max(problems, key=lambda one: len(one["loc"]))
+    return f"{'.'.join(_path(deepest))}: {deepest['msg']}"
+
+
+def _path(problem: Mapping[str, Any]) -> list[str]:
+    return [str(step)[:100] for step in problem["loc"] if step not in _UNION_BRANCHES]
+
+
+def _unknown(path: list[str], model: type[BaseModel]) -> str:
+    known = list(_PARTS.get(path[-2] if len(path) > 1 else "", model).model_fields)
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
+    return f"`{'.'.join(path)}`, which does not exist; {hint}"
