@@ -9,6 +9,7 @@ from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.search import suite as searching
+from kernelwright.search.schedule import room
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import TASK, accepted, rejected
 
@@ -122,7 +123,7 @@ def test_minutes_go_to_tasks_with_room_left(tmp_path):
     state.looked_at = searching.FIRST_LOOK
     candidate = Candidate(source="#")
     state.screened = [screened_of(TASK, candidate, correct=True, estimate=1.5, candidate_us=10.0, least_us=2.0)]
-    assert (state.is_settled, state.room) == (False, 5.0)
+    assert (state.is_settled, room(state.screened)) == (False, 5.0)
     state.looked_at, state.before = 2 * searching.FIRST_LOOK, 1.49
     assert state.is_settled, "the last proposals brought nothing"
     state.before = 1.2

@@ -3,6 +3,9 @@
 A screening process holds the task and takes one candidate after another. It is started anew after a crash, a hang, a leak,
 and after a candidate that left settings or libraries changed. What it says is an estimate (`records.screened`).
 
+All candidates that compile nothing go to the first process, which loads the task while proposals are still made. The others
+are for compilers, and are started when there is work for them; they share one folder of compiled files.
+
 Compiled files stay in the screening processes' own folder. The judge compiles a screened winner again: it must not trust
 files that a candidate could have written.
 """
@@ -12,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import queue
+import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -30,14 +34,14 @@ from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import on_core, timing_core
+from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
 from kernelwright.pools.local import spread
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
 
 PROGRAM = "kernelwright.judge.worker.screening"
-SCREENS_PER_GPU = 4
-"""Processes that screen one task on a GPU: compilers of three work while one is timed. Our choice."""
-SCREENS_PER_CPU = 2
+SCREENS_PER_GPU, SCREENS_PER_CPU = 8, 4
+"""Most processes that screen one task: one for each core, of which one is timed while the others compile. Our choice."""
 BUILD_LIMIT_S, RUN_LIMIT_S = 120.0, 20.0
 """Limits of a build or first call and of a later request; the judge's own, where they are lower. Our choice."""
 LEFT_BYTES_MAX = {"resident_bytes": 3 << 30, "device_bytes": 1 << 30}
@@ -54,6 +58,7 @@ class ScreeningProcess:
         self._gate = DeviceGate(pool.where, pool.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
         self._least_us: float | None = None
+        self._starting = threading.Lock()
 
     @property
     def worker(self) -> Worker | None:
@@ -70,7 +75,7 @@ class ScreeningProcess:
         spent_s: defaultdict[str, float] = defaultdict(float)
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with _counted(spent_s, "task"):
-            worker = self._started()
+            worker = self._started(candidate)
         found: dict[str, Any] = {}
         try:
             found = self._look(worker, candidate, spent_s)
@@ -110,34 +115,42 @@ class ScreeningProcess:
         numbers = {name: _number(timed.get(name)) for name in names}
         return {"correct": True, "pairs": int(_number(timed.get("pairs"))), **numbers}
 
-    def _started(self) -> Worker:
-        if self._worker is None:
-            pool = self._pool
-            spec = WorkerSpec(
-                role="candidate",
-                source="",
-                class_name="ModelNew",
-                device=pool.device,
-                directory=pool.directory,
-                build=pool.directory / "build",
-                arena_bytes={},
-                gate=self._gate,
-                program=PROGRAM,
+    def begin(self) -> None:
+        """Start it before there is a candidate. A failure is left to the first candidate to tell."""
+        with contextlib.suppress(KernelwrightError):
+            self._started(None)
+
+    def _started(self, candidate: Candidate | None) -> Worker:
+        with self._starting:
+            return self._worker or self._start(candidate)
+
+    def _start(self, candidate: Candidate | None) -> Worker:
+        pool = self._pool
+        spec = WorkerSpec(
+            role="candidate",
+            source="",
+            class_name="ModelNew",
+            device=pool.device,
+            directory=pool.directory,
+            build=pool.directory / "build",
+            arena_bytes={},
+            gate=self._gate,
+            program=PROGRAM,
+        )
+        if pool.closing:
+            raise InfrastructureError(f"Wanted to screen candidates of {pool.task.id}; the search was ended.")
+        self._worker = worker = Worker(pool.zygote_for(candidate), spec, pool.settings)
+        try:
+            answer = worker.request(
+                "task", pool.build_limit_s, task=pool.task.model_dump_json(), settings=pool.settings.model_dump_json()
             )
-            if pool.closing:
-                raise InfrastructureError(f"Wanted to screen candidates of {pool.task.id}; the search was ended.")
-            self._worker = worker = Worker(pool.zygote, spec, pool.settings)
-            try:
-                answer = worker.request(
-                    "task", pool.build_limit_s, task=pool.task.model_dump_json(), settings=pool.settings.model_dump_json()
-                )
-            except WorkerError as failure:
-                self.close()
-                if failure.reason is Reason.OUT_OF_MEMORY:
-                    raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
-                raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
-            self._least_us = answer.get("least_us")
-        return self._worker
+        except WorkerError as failure:
+            self.close()
+            if failure.reason is Reason.OUT_OF_MEMORY:
+                raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
+            raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
+        self._least_us = answer.get("least_us")
+        return worker
 
     def _make_ready(self, worker: Worker) -> None:
         """Have the process drop the candidate; end it where it is not as it was before."""
@@ -164,13 +177,13 @@ class ScreeningProcess:
 
 
 class ScreeningPool:
-    """Screens candidates of one task in `slots` processes, each started when it is first needed.
+    """Screens candidates of one task; its first process is started at once, others when they are first needed.
 
     Args:
         task: The task.
         device: Resolved name: `cpu`, `cuda:0` ...
         settings: Settings of the judge whose limits and labels hold here too.
-        slots: Processes; by default `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
+        slots: Most processes; by default one for each core, at most `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
         zygote: Process to fork from, which stays open; by default one of its own.
     """
 
@@ -186,7 +199,8 @@ class ScreeningPool:
             }
         )
         on_gpu = device.startswith("cuda")
-        self.slots = slots or (SCREENS_PER_GPU if on_gpu else SCREENS_PER_CPU)
+        most = SCREENS_PER_GPU if on_gpu else SCREENS_PER_CPU
+        self.slots = slots or max(2, min(most, len(os.sched_getaffinity(0))))
         self.build_limit_s = min(settings.build_limit_s, BUILD_LIMIT_S)
         self.run_limit_s = min(settings.run_limit_s, RUN_LIMIT_S)
         self.where = torch.device(device)
@@ -197,11 +211,12 @@ class ScreeningPool:
         self._folder = JudgeFolder()
         self.directory = self._folder.path
         self._processes = [ScreeningProcess(self) for _ in range(self.slots)]
-        self._free: queue.SimpleQueue[ScreeningProcess] = queue.SimpleQueue()
-        for process in self._processes:
-            self._free.put(process)
-        self._threads = ThreadPoolExecutor(self.slots)
-        self._begun: list[Future[Screened | KernelwrightError]] = []
+        self._free = [*self._processes]
+        self._lock = threading.Lock()
+        """Guards the free processes and the second zygote."""
+        self._compiling_zygote: Zygote | None = None
+        self._threads = ThreadPoolExecutor(self.slots + 1)
+        self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin)]
         self.closing = False
         """Whether no further process may start."""
 
@@ -214,13 +229,31 @@ class ScreeningPool:
         """
         return spread(candidates, self.slots, self._submit, stop)
 
+    def takes(self, kind: Compiles) -> bool:
+        """Whether a process is free for a candidate of this kind: the first one, or any where compilers will be at work."""
+        with self._lock:
+            return self._processes[0] in self._free if kind is Compiles.NOTHING else bool(self._free)
+
+    def zygote_for(self, candidate: Candidate | None) -> Zygote:
+        """The process to fork from; for torch.compile one that has imported its compiler, unless a zygote was given."""
+        if not self._owns_zygote or candidate is None or not uses_inductor(candidate.source):
+            return self.zygote
+        with self._lock:
+            if self._compiling_zygote is None:
+                self._compiling_zygote = Zygote(off=self._core)
+                self._compiling_zygote.import_compiler(self.where)
+            return self._compiling_zygote
+
     def _submit(self, candidate: Candidate) -> Future[Screened | KernelwrightError]:
+        first, nothing = self._processes[0], compiles(candidate.source) is Compiles.NOTHING
+        with self._lock:
+            process = min(self._free, key=lambda one: ((one is first) != nothing, one.worker is None))
+            self._free.remove(process)
         self._begun = [one for one in self._begun if not one.done()]
-        self._begun.append(self._threads.submit(self._screen, candidate))
+        self._begun.append(self._threads.submit(self._screen, process, candidate))
         return self._begun[-1]
 
-    def _screen(self, candidate: Candidate) -> Screened | KernelwrightError:
-        process = self._free.get()
+    def _screen(self, process: ScreeningProcess, candidate: Candidate) -> Screened | KernelwrightError:
         try:
             try:
                 return process.screen(candidate)
@@ -230,7 +263,8 @@ class ScreeningPool:
         except KernelwrightError as error:
             return error
         finally:
-            self._free.put(process)
+            with self._lock:
+                self._free.append(process)
 
     @contextlib.contextmanager
     def timing(self, worker: Worker, spent_s: defaultdict[str, float]) -> Iterator[None]:
@@ -259,8 +293,9 @@ class ScreeningPool:
             signal_each(alive, signal.SIGKILL)
         for process in self._processes:
             process.close()
-        if self._owns_zygote:
-            self.zygote.close()
+        for zygote in (self.zygote if self._owns_zygote else None, self._compiling_zygote):
+            if zygote is not None:
+                zygote.close()
         self._folder.remove()
 
     def __enter__(self) -> Self:

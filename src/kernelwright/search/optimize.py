@@ -203,7 +203,7 @@ class TaskSearch:
         """Estimate every proposal; False where this task cannot be screened here."""
         pool = ScreeningPool(self._task, self._device, settings)
         try:
-            for _, outcome in pool.screen(self._proposals.candidates(pool.slots)):
+            for _, outcome in pool.screen(self._proposals.candidates(pool.slots, pool.takes)):
                 if isinstance(outcome, KernelwrightError):
                     self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
                     return False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kernelwright.errors import NothingUsableError
+from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.records.screened import Screened
+from kernelwright.search.schedule import next_of
 from kernelwright.search.tuning import variants
 
 
@@ -54,38 +56,45 @@ class Proposals:
         """Proposals that were looked at."""
         return len(self._context.seen)
 
-    def candidates(self, slots: int) -> Iterator[Candidate | None]:
+    def candidates(self, slots: int, takes: Callable[[Compiles], bool] | None = None) -> Iterator[Candidate | None]:
         """Candidates to look at, one after the other; None where the next depends on one that is being looked at.
 
-        The policy is asked for as many as there are slots, when none is left of those that it gave before.
+        The policy is asked for as many as there are slots, when none is left of those that it gave before. With `takes`,
+        which tells whether a process is free for a candidate of a kind, it is asked for all that the budget has room for,
+        and they are taken in the order of `schedule`.
         """
         taken = self._context.seen
-        waited_at = -1
+        given: dict[str, Candidate] = {}
+        waiting: list[Candidate] = []
+        asked_at = None
         while len(taken) < self._budget:
-            if waited_at == self.done:  # nothing has been found since
-                yield None
-                continue
-            busy = len(taken) - self.done
-            self._tell("proposing", False)
-            try:
-                # It does not know of those at work, and may name them again.
-                proposed = self._policy.propose(self._context, min(slots + busy, self._budget - self.done))
+            seen = self._context.seen
+            busy = [one for sha256, one in given.items() if sha256 not in seen]
+            if asked_at != self.done and all(takes and compiles(one.source) is Compiles.VARIANTS for one in waiting):
+                asked_at = self.done
+                self._tell("proposing", False)
+                most = self._budget - self.done + len(waiting)
+                try:
+                    # It does not know of those at work, and may name them again.
+                    proposed = self._policy.propose(self._context, most if takes else min(slots + len(busy), most))
+                except NothingUsableError as error:
+                    if not taken:
+                        raise
+                    self._tell(str(error), True)
+                    return
+                known = taken | {one.sha256 for one in waiting}
                 # Every other place is for the knobs of what was found so far, and all once the policy has nothing more.
-                new = sum(one.sha256 not in taken for one in proposed)
-                proposed = [*variants(self.screened, taken, max(1, slots - new, slots // 2)), *proposed]
-            except NothingUsableError as error:
-                if not taken:
-                    raise
-                self._tell(str(error), True)
+                new = sum(one.sha256 not in known for one in proposed)
+                proposed = [*variants(self.screened, known, max(1, slots - new, slots // 2)), *proposed]
+                waiting += {one.sha256: one for one in proposed if one.sha256 not in known}.values()
+            one = next_of(waiting, busy, self.screened, takes) if takes else next(iter(waiting), None)
+            if one is not None:
+                waiting.remove(one)
+                taken.add(one.sha256)
+                given[one.sha256] = one
+                yield one
+            elif busy or asked_at != self.done:
+                yield None
+            else:
+                self._tell("the rest is not worth its compiler" if waiting else "the policy has nothing more to try", True)
                 return
-            fresh = {one.sha256: one for one in proposed if one.sha256 not in taken}
-            for sha256, candidate in list(fresh.items())[: self._budget - len(taken)]:
-                taken.add(sha256)
-                yield candidate
-            if fresh:
-                continue
-            if not busy:
-                self._tell("the policy has nothing more to try", True)
-                return
-            waited_at = self.done
-            yield None

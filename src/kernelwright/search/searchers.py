@@ -6,6 +6,7 @@ Proposing is Python that holds its interpreter's lock: in processes of their own
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -28,8 +29,9 @@ from kernelwright.records.screened import Screened
 from kernelwright.search.policies import policy_named
 from kernelwright.search.proposals import Proposals
 
-SEARCHERS_PER_GPU = 8
-"""Tasks that are screened at once on a GPU: one is timed while the others trace, compile and start. Our choice."""
+SEARCHERS_PER_GPU = 16
+"""Most tasks that are screened at once on a GPU, one for each core: one is timed while the others trace, compile and start.
+Each holds half a GiB of the GPU for its context alone. Our choice."""
 SEARCHERS_PER_CPU = 1
 
 
@@ -66,7 +68,8 @@ class Searchers:
     """
 
     def __init__(self, devices: list[str], settings: Settings, at_once: int | None = None, policy: str = "builtin") -> None:
-        count = at_once or (SEARCHERS_PER_GPU if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
+        on_gpu = max(2, min(SEARCHERS_PER_GPU, len(os.sched_getaffinity(0)) // len(devices)))
+        count = at_once or (on_gpu if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
         self._settings, self._policy = settings, policy
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
@@ -168,6 +171,7 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
     local, settings = see_one_gpu(device), Settings.model_validate_json(settings_json)
     policy = policy_named(policy_name)
     zygote = Zygote(off=timing_core(torch.device(local)))
+    zygote.import_compiler(torch.device(local))  # most tasks have a proposal for it
     try:
         while True:
             try:
@@ -175,9 +179,9 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
             except EOFError:
                 return
             try:
-                proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
                 with ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
-                    for _, outcome in pool.screen(proposals.candidates(pool.slots)):
+                    proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
+                    for _, outcome in pool.screen(proposals.candidates(pool.slots, pool.takes)):
                         if isinstance(outcome, KernelwrightError):
                             raise outcome
                         proposals.screened.append(outcome)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
@@ -24,6 +23,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.optimize import CONFIRMATIONS_TRIED, SearchEvent, TaskSearch, confirm
+from kernelwright.search.schedule import SETTLED_ROOM, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.tasks.entries import Suite, SuiteEntry
@@ -32,8 +32,8 @@ FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""
 SCREENING_SHARE = 0.5
 """Share of the minutes that screening may take; the rest is the judge's. Our choice."""
-SETTLED_GAIN, SETTLED_ROOM = 1.02, 1.1
-"""A task is settled where its last proposals brought less than this, or its best candidate is this near to the roofline."""
+SETTLED_GAIN = 1.02
+"""A task is settled where its last proposals brought less than this, or where it has no room left."""
 _ASK_AGAIN_S, _POLL_S = 1.0, 0.2
 
 
@@ -74,19 +74,10 @@ class _TaskState:
         return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
 
     @property
-    def room(self) -> float:
-        """How much faster than its best candidate a task could be, by the roofline, and by how much estimates differ."""
-        order = ranked(self.screened)
-        if not order or not order[0].least_us or not order[0].candidate_us:
-            return 2.0
-        differ = median(abs((one.estimate or 1.0) / (order[0].estimate or 1.0) - 1.0) for one in order)
-        return max(1.0, order[0].candidate_us / order[0].least_us) * (1.0 + differ)
-
-    @property
     def is_settled(self) -> bool:
         """Whether more proposals would hardly help."""
         gained = self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
-        return self.exhausted or (self.looked_at > 0 and (not gained or self.room < SETTLED_ROOM))
+        return self.exhausted or (self.looked_at > 0 and (not gained or room(self.screened) < SETTLED_ROOM))
 
     def owed(self, count: int) -> list[Screened]:
         """Candidates that the judge should take now: the best few, then a winner once more until one holds."""
@@ -228,7 +219,7 @@ class SuiteSearch:
 
     def _round(self, limit: int) -> Iterator[ScreenJob]:
         with self._keeping:
-            states = sorted(self._states.values(), key=lambda state: -state.room)
+            states = sorted(self._states.values(), key=lambda state: -room(state.screened))
         for state in states:
             if not self._is_screened(state) and len(state.screened) < limit:
                 yield ScreenJob(state.task, limit, tuple(state.screened))

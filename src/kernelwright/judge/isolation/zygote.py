@@ -9,6 +9,7 @@ disturbing the judge's clock.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -20,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
@@ -71,6 +74,9 @@ class Zygote:
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         # The pools of idle threads must not spin beside the worker that is being timed.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        environment |= (
+            serving.COMPILER_ENVIRONMENT
+        )  # torch reads it when its compiler is imported, which may be before a fork
         program = (
             "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
@@ -111,6 +117,14 @@ class Zygote:
         except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
             raise self._gone(error) from error
         return Ending(**answer)
+
+    def import_compiler(self, device: torch.device) -> None:
+        """Import torch.compile's compiler once for all workers that are forked from now on. Does not wait for it.
+
+        Only for a zygote none of whose workers runs a candidate: it does not watch them meanwhile.
+        """
+        with self._turn:
+            self._channel.send({"import_compiler": device.type})
 
     def _gone(self, error: Exception) -> SandboxError:
         return SandboxError(
@@ -157,6 +171,8 @@ def main(handle: int) -> None:
                     pid = _fork(channel, message, watched)
                     watched[pid] = _Watched(pid, message["spawn"])
                     channel.send({"pid": pid})
+                elif "import_compiler" in message:
+                    _import_compiler(message["import_compiler"])
                 else:
                     channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
             for one in watched.values():
@@ -166,6 +182,15 @@ def main(handle: int) -> None:
     finally:
         for one in watched.values():
             _end(one)
+
+
+def _import_compiler(device: str) -> None:
+    """Three seconds, and on a processor ten for torch's probes of its instructions, whose results stay in this process."""
+    importlib.import_module("torch._inductor.compile_fx")
+    if device == "cpu":
+        importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(channel: Channel, message: dict[str, Any], watched: dict[int, _Watched]) -> int:

@@ -20,6 +20,12 @@ OUTPUT_LOG = "output.log"
 """File in a worker's private folder that receives what it prints."""
 STACK_LOG = "stack.log"
 """File there to which a worker writes where it is when it gets SIGUSR1."""
+COMPILER_ENVIRONMENT = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+"""Settings of torch.compile's compiler: it starts no processes of its own."""
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
@@ -100,9 +106,7 @@ def prepare_directories(private: Path, build: Path) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"),
         "CUDA_CACHE_PATH": str(build / "cuda"),
         "MPLCONFIGDIR": str(private / "home"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
-        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        **COMPILER_ENVIRONMENT,
     }
     stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
