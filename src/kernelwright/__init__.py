@@ -3,7 +3,9 @@
 The command line's verbs are functions:
 
     evaluate(task, candidate)    a verdict, a reason, a paired speedup with its interval
+    optimize(model, example_inputs=(x,), out=...)    the model with verified faster code in place
     optimize(task, out=...)      a verified faster drop-in
+    load(model, folder)          the same again, without a search
     bench(suite, out=...)        a suite against its baselines
     jit                          a decorator for Triton functions that runs their tuned machine code
 
@@ -16,12 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelwright.api import bench, evaluate, optimize
+    from kernelwright.api import bench, evaluate, load, optimize
     from kernelwright.deploy.triton_jit import jit
+    from kernelwright.tasks.in_memory import Inputs
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "bench", "evaluate", "jit", "optimize"]
+__all__ = ["Inputs", "__version__", "bench", "evaluate", "jit", "load", "optimize"]
 
 
 def __dir__() -> list[str]:
@@ -33,7 +36,11 @@ def __getattr__(name: str) -> Any:
         from kernelwright.deploy import triton_jit
 
         return triton_jit.jit
-    if name in ("bench", "evaluate", "optimize"):
+    if name == "Inputs":
+        from kernelwright.tasks import in_memory
+
+        return in_memory.Inputs
+    if name in ("bench", "evaluate", "load", "optimize"):
         from kernelwright import api
 
         return getattr(api, name)

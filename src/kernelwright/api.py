@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypedDict, Unpack, overload
 
+import torch
+
+from kernelwright.deploy import placement
 from kernelwright.errors import CandidateError, UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.pools.evaluator import Evaluator
@@ -13,6 +17,7 @@ from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent
 from kernelwright.search.bench import bench as run_bench
 from kernelwright.search.bench_summary import BenchResult
+from kernelwright.search.in_memory import ModelResult, optimize_model
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
@@ -54,8 +59,32 @@ def evaluate(
         return judge.evaluate(_task(task), candidate)
 
 
+class SearchOptions(TypedDict, total=False):
+    """Options of `optimize` beside its task and its run directory."""
+
+    policy: Policy | str
+    device: str
+    budget: int
+    judged: int
+    settings: Settings | None
+    on_event: Callable[[SearchEvent], None] | None
+    seed: int
+    evaluator: Evaluator | None
+
+
+@overload
+def optimize(task: Task | str | Path, *, out: str | Path, **options: Unpack[SearchOptions]) -> OptimizeResult: ...
+
+
+@overload
 def optimize(
-    task: Task | str | Path,
+    task: torch.nn.Module, example_inputs: Any, *, out: str | Path, **options: Unpack[SearchOptions]
+) -> ModelResult: ...
+
+
+def optimize(
+    task: Task | torch.nn.Module | str | Path,
+    example_inputs: Any = None,
     *,
     out: str | Path,
     policy: Policy | str = "builtin",
@@ -66,8 +95,12 @@ def optimize(
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
     evaluator: Evaluator | None = None,
-) -> OptimizeResult:
-    """Search for a verified faster drop-in, and confirm it by an independent re-measurement.
+) -> OptimizeResult | ModelResult:
+    """Search for a verified faster version of a model or a task, and confirm it by an independent re-measurement.
+
+        result = kernelwright.optimize(model, example_inputs=(x,), out="model-run", budget=12)
+        print(result)
+        faster = result.module  # `model` itself where nothing was confirmed to be faster
 
         result = kernelwright.optimize("scale.py", out="scale-run", budget=12)
         if result.best is not None:
@@ -81,11 +114,13 @@ def optimize(
     called again with the same arguments, it goes on where it was.
 
     Args:
-        task: A record, a Python file in KernelBench's format or the id of a built-in task.
+        task: A model in memory, a record, a Python file in KernelBench's format or the id of a built-in task.
+        example_inputs: Of a model: the arguments of one call as a tuple, keyword arguments as a dict, both as
+            `kernelwright.Inputs(x, mask=m)`, or a list of such sets. Each form (shapes, types, plain values) is searched.
         out: The run directory.
         policy: Who proposes candidates: `builtin`, or a policy such as one of `contrastive.model_policy.policy_for_run`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        budget: Proposals to look at, those already in `out` included.
+        device: `auto` (for a model where it is), `cpu`, `cuda` or `cuda:N`.
+        budget: Proposals to look at for each form of inputs, those already in `out` included.
         judged: Screened candidates that the judge takes; those that look too good come on top.
         settings: Of the judge.
         on_event: Told about progress.
@@ -94,11 +129,11 @@ def optimize(
 
     Returns:
         The run directory, the confirming evaluation of the best candidate (None when nothing was confirmed to be faster)
-        and the numbers of evaluations and of estimates.
+        and the numbers of evaluations and of estimates. For a model its `module` and `save`, and one search for each form.
 
     Raises:
-        UsageError: the task cannot be read or does not work, there is no such policy, another process is at work in
-            `out`, or it belongs to another task, device, policy or other settings.
+        UsageError: the task or the model cannot be used, there is no such policy, another process is at work in `out`, or it
+            belongs to another task, device, policy or other settings.
         InfrastructureError: this machine cannot judge, or the policy gave nothing usable.
     """
     if budget < 1:
@@ -106,18 +141,45 @@ def optimize(
     if judged < 1:
         raise UsageError(f"Wanted at least one candidate for the judge; found {judged}.")
     chosen = policy_named(policy) if isinstance(policy, str) else policy
-    return run_search(
-        _task(task),
-        policy=chosen,
-        device=device,
-        budget=budget,
-        judged=judged,
-        out=Path(out),
-        settings=settings,
-        on_event=on_event,
-        seed=seed,
-        evaluator=evaluator,
-    )
+
+    def search(one: Task, where: str, run: Path) -> OptimizeResult:
+        return run_search(
+            one,
+            policy=chosen,
+            device=where,
+            budget=budget,
+            judged=judged,
+            out=run,
+            settings=settings,
+            on_event=on_event,
+            seed=seed,
+            evaluator=evaluator,
+        )
+
+    if not isinstance(task, Task | str | Path):
+        return optimize_model(task, example_inputs, device=device, out=Path(out), search=search)
+    if example_inputs is not None:
+        raise UsageError("Wanted a model beside example_inputs; found a task, which draws its own. Leave them out.")
+    return search(_task(task), device, Path(out))
+
+
+def load(model: torch.nn.Module, folder: str | Path) -> torch.nn.Module:
+    """Put into a model what the `save` of its result wrote, without searching: in another process, say.
+
+        faster = kernelwright.load(model, "model-optimized")
+
+    Args:
+        model: The model, with any weights, on the kind of device on which it was optimized.
+        folder: What was given to `save`.
+
+    Returns:
+        The model with the code in place; the model itself where nothing had been confirmed.
+
+    Raises:
+        ModelError: it computes something else than the model that was optimized, or is on another kind of device.
+        UsageError: there is nothing that was saved.
+    """
+    return placement.load(model, Path(folder))
 
 
 def bench(

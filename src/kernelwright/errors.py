@@ -4,6 +4,7 @@
     ├── UsageError                        2  an argument, option or input file is wrong
     │   ├── ConfigError                   2  a setting is unknown or out of range
     │   ├── TaskError                     2  a task file cannot be used
+    │   ├── ModelError                    2  a model in memory, or its example inputs, cannot be used
     │   ├── CandidateError                2  a candidate file cannot be read at all
     │   ├── CubinError                    2  bytes are not a cubin that this package can read
     │   ├── DisassemblyError              2  nvdisasm ran and could not read the file
@@ -69,6 +70,10 @@ class ConfigError(UsageError):
 
 class TaskError(UsageError):
     """A task is missing, is not valid Python, or lacks `Model`, `get_inputs` or `get_init_inputs`."""
+
+
+class ModelError(UsageError):
+    """A model in memory cannot be judged, does not fit its example inputs, or is not the one that was optimized."""
 
 
 class CandidateError(UsageError):

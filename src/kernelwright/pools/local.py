@@ -11,7 +11,9 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -202,7 +204,8 @@ class _JudgeProcess:
         self._connection, theirs = context.Pipe()
         # Not a daemon: its judge starts a process of its own.
         self._process = context.Process(target=_run, args=(theirs, device, settings.model_dump_json(), ready))
-        self._process.start()
+        with _without_main_program():
+            self._process.start()
         theirs.close()
 
     def do(self, work: Job | RotationJob) -> _Found:
@@ -231,6 +234,21 @@ class _JudgeProcess:
             self._process.kill()
             self._process.join()
         return self._process.exitcode
+
+
+_starting = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_main_program() -> Iterator[None]:
+    """A process that is started in here does not run the user's script again, as multiprocessing would have it do."""
+    with _starting:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _run(connection: Connection, device: str, settings_json: str, ready: bool = False) -> None:

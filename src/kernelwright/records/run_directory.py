@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.files import replace_file
+from kernelwright.files import remove_tree, replace_file
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.lines import append_lines, read_json, read_lines
 from kernelwright.records.models import Evaluation, Task
@@ -30,7 +30,7 @@ from kernelwright.records.screened import Screened
 
 R = TypeVar("R", bound=BaseModel)
 _LOCK = ".lock"
-_ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", _LOCK}
+_ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", "model", _LOCK}
 """Files of a directory in which nothing has been found out."""
 
 
@@ -114,9 +114,7 @@ class RunDirectory:
     def remove_if_nothing_was_found_out(self) -> None:
         """Remove the directory where it holds nothing but what was asked."""
         if self.holds_only_what_was_asked:
-            for path in self.path.iterdir():
-                path.unlink()
-            self.path.rmdir()
+            remove_tree(self.path)
 
     def _hold(self) -> None:
         """Keep other processes from claiming this directory until this object or the process ends."""

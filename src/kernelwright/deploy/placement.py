@@ -1,0 +1,269 @@
+"""Puts confirmed code into a model: calls of the confirmed form run it, all others run the model's own `forward`.
+
+The result has the model's own attributes, not copies of them: weights, buffers, submodules, mode and hooks are the same
+objects under two faces. So `state_dict`, `load_state_dict`, `to` and `train` of either hold for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import operator
+import pickle
+import platform
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernelwright.errors import ModelError, UsageError
+from kernelwright.files import replace_file
+from kernelwright.tasks.in_memory import (
+    Inputs,
+    ModelCall,
+    call_untouched,
+    candidate_of,
+    check_model,
+    form_of,
+    leaves_of,
+    name_of,
+    replaced,
+    tensors_in,
+    tried,
+    untouched,
+)
+
+_INDEX = "confirmed.json"
+_APART = 0.02
+"""Relative distance between outputs of the optimized code and of the model above which they are not of one computation. The
+judge has compared them strictly; half precision leaves 0.005. Our choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmedCode:
+    """Confirmed code for calls of one form."""
+
+    source: str
+    """Text of a module that defines `ModelNew`."""
+    inputs: Inputs
+    """An example of the calls for which it was confirmed."""
+    training: bool
+    """Mode of the model in which it was confirmed."""
+    device: str
+    """Kind of device on which it was confirmed: `cpu` or `cuda`."""
+    hardware: str
+    """Name of that processor or GPU."""
+    speedup_low: float
+    """Lower end of the confirmed speedup's 95 % interval."""
+
+
+_mode_of = operator.attrgetter("training")
+
+
+class _Code:
+    """Optimized code around one model, ready to be called."""
+
+    def __init__(self, model: nn.Module, placement: ConfirmedCode, call: ModelCall) -> None:
+        self._training = placement.training
+        self._rebuild, self._whole = call.rebuild, call.whole
+        with _in_mode(model, placement.training):
+            self._run = candidate_of(placement.source, model).forward
+            self._check(model, call)
+        owners = list(model.modules())
+        self._modes = owners
+        self._parts = [(owner._modules, list(owner._modules.values())) for owner in owners if owner._modules]
+        tables = [table for owner in owners for table in (owner._parameters, owner._buffers)]
+        self._state = next(
+            (
+                (table, name, value.dtype, value.device)
+                for table in tables
+                for name, value in table.items()
+                if value is not None and value.is_floating_point()
+            ),
+            None,
+        )
+        """Where one weight is, and its dtype and device: `to` changes those of all."""
+        self._device_type = call.examples[0].tensors[0].device.type
+
+    def _check(self, model: nn.Module, call: ModelCall) -> None:
+        """See that code and model compute the same on the example; raises ModelError."""
+        wanted = call_untouched(model, call.examples[0])
+        with untouched(model):
+            found = self(call.examples[0].copied().tensors)
+        if not _alike(wanted, found):
+            raise ModelError(
+                f"Wanted the {name_of(model)} that was optimized; on the inputs {call.description} this one computes "
+                "something else than the optimized code. Optimize it anew, into another directory."
+            )
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the model is still made of the parts for which the code was confirmed, in the same mode and precision."""
+        if torch.is_autocast_enabled(self._device_type) or torch.compiler.is_compiling():
+            return False
+        # Comparisons in C: of some hundred parts each call looks at all.
+        if (not self._training) in map(_mode_of, self._modes) or model.training is not self._training:
+            return False
+        for table, parts in self._parts:
+            if list(table.values()) != parts:
+                return False
+        value = self._state[0].get(self._state[1]) if self._state else None
+        return not self._state or (value is not None and (value.dtype, value.device) == self._state[2:])
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        """The model's result for the tensors of a call."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                outputs = self._run(*tensors)
+        else:
+            outputs = self._run(*tensors)
+        return outputs if self._whole else self._rebuild(iter(outputs))
+
+
+def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
+    """The model with confirmed code in place; the model itself where there is none.
+
+    Raises:
+        ModelError: the code belongs to another model, or the model is on another device than it was then.
+    """
+    if not placements:
+        return model
+    check_model(model)
+    codes = {}
+    for placement in placements:
+        with _in_mode(model, placement.training):
+            (call,) = tried(model, [placement.inputs])
+        codes[call.form] = _Code(model, placement, call)
+    kind = type(model)
+    signature = inspect.signature(model.forward)
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tensors: list[torch.Tensor] = []
+        given = (args, kwargs)
+        if kwargs:
+            with contextlib.suppress(TypeError):  # the model's own forward says what is wrong
+                bound = signature.bind(*args, **kwargs)
+                given = (bound.args, bound.kwargs)
+        found = codes.get(form_of(given, tensors))
+        if found is None or not found.fits(self) or _needs_gradients(self, tensors):
+            return kind.forward(self, *args, **kwargs)
+        return found(tensors)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        return place, (model, tuple(placements))
+
+    body = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    placed: nn.Module = object.__new__(type(f"Optimized{kind.__name__}", (kind,), body))
+    object.__setattr__(placed, "__dict__", model.__dict__)
+    return placed
+
+
+def _needs_gradients(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients are to flow through this call: none were checked, and most kernels carry none."""
+    if not torch.is_grad_enabled() or not any(one.requires_grad for one in (*tensors, *model.parameters())):
+        return False
+    if not model.training:
+        warnings.warn(
+            "kernelwright: gradients are recorded, so the model's own forward runs. For the optimized code call the model "
+            "under torch.inference_mode() or torch.no_grad().",
+            stacklevel=6,
+        )
+    return True
+
+
+def _alike(wanted: Any, found: Any) -> bool:
+    first, second = leaves_of(wanted), leaves_of(found)
+    return type(wanted) is type(found) and len(first) == len(second) and all(map(_near, first, second))
+
+
+def _near(wanted: Any, found: Any) -> bool:
+    if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return type(wanted) is type(found) and (wanted == found or isinstance(wanted, float))
+    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+        return False
+    kind = torch.complex128 if wanted.is_complex() else torch.float64
+    first, second = (value.to(kind).nan_to_num(0.0, 1.0, -1.0) for value in (wanted, found))
+    return bool((first - second).norm() <= _APART * first.norm())
+
+
+@contextlib.contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """A model in train or eval mode; afterwards all its parts are in theirs."""
+    before = [(part, part.training) for part in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in before:
+            part.training = mode
+
+
+def hardware_name(device: torch.device) -> str:
+    """The name of a processor or GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+# --- in a folder ----------------------------------------------------------------------------------------------------
+
+
+def save(placements: Sequence[ConfirmedCode], folder: Path) -> None:
+    """Write confirmed code and what it was confirmed for into a folder, for `load`; no weights."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        index = []
+        for number, one in enumerate(placements, start=1):
+            names = {"source": f"optimized-{number}.py", "inputs": f"inputs-{number}.pt"}
+            index.append({**vars_of(one), **names})
+            replace_file(folder / names["source"], one.source.encode())
+            args, kwargs = replaced(
+                (one.inputs.args, one.inputs.kwargs), (x.cpu() for x in tensors_in((one.inputs.args, one.inputs.kwargs)))
+            )
+            torch.save({"args": args, "kwargs": kwargs}, folder / names["inputs"])
+        replace_file(folder / _INDEX, json.dumps({"placements": index}, indent=2).encode())
+    except OSError as error:
+        raise UsageError(f"Wanted a folder to save to at {folder}; {error.strerror}. Choose another one.") from error
+
+
+def vars_of(placement: ConfirmedCode) -> dict[str, Any]:
+    """The plain facts of a placement."""
+    return {name: getattr(placement, name) for name in ("training", "device", "hardware", "speedup_low")}
+
+
+def load(model: nn.Module, folder: Path) -> nn.Module:
+    """Put into a model what `save` has written; nothing is searched or timed.
+
+    Raises:
+        ModelError: the model is another one, or on another kind of device.
+        UsageError: the folder holds nothing that was saved.
+    """
+    check_model(model)
+    where = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    placements = []
+    try:
+        for entry in json.loads((folder / _INDEX).read_text(encoding="utf-8"))["placements"]:
+            stored = torch.load(folder / entry["inputs"], weights_only=True)
+            device = where or torch.device(entry["device"])
+            args, kwargs = replaced(
+                (stored["args"], stored["kwargs"]), (x.to(device) for x in tensors_in((stored["args"], stored["kwargs"])))
+            )
+            source = (folder / entry["source"]).read_text(encoding="utf-8")
+            placements.append(ConfirmedCode(**{**entry, "source": source, "inputs": Inputs(*args, **kwargs)}))
+    except (OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise UsageError(
+            f"Wanted a folder that `save` of a result of kernelwright.optimize has written; found {folder}: {error}"
+        ) from error
+    for one in placements:
+        if where is not None and one.device != where.type:
+            raise ModelError(
+                f"Wanted the model on {one.device}, where its optimized code was confirmed; found it on {where}. Call "
+                f"model.to({one.device!r}) first, or use the model as it is."
+            )
+        if (here := hardware_name(where or torch.device(one.device))) != one.hardware:
+            warnings.warn(f"kernelwright: the speedup was confirmed on {one.hardware}; this is {here}.", stacklevel=3)
+    return place(model, placements)

@@ -1,0 +1,97 @@
+"""Searches for a faster version of a model in memory, and puts what was confirmed into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kernelwright.deploy import placement
+from kernelwright.deploy.placement import ConfirmedCode
+from kernelwright.errors import ModelError
+from kernelwright.judge import resolve_device
+from kernelwright.records import Task
+from kernelwright.search.optimize import OptimizeResult
+from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """Result of a search for a model in memory. Printed, it says what was confirmed for which inputs."""
+
+    run: Path
+    module: nn.Module
+    """The model with confirmed code in place; the model itself where nothing was confirmed to be faster."""
+    searches: dict[str, OptimizeResult]
+    """One search for each form of inputs, by the inputs in words."""
+    placements: tuple[ConfirmedCode, ...]
+    """Code that was confirmed, with the inputs for which it holds."""
+
+    @property
+    def improved(self) -> bool:
+        """Whether anything was confirmed to be faster."""
+        return bool(self.placements)
+
+    def save(self, folder: str | Path) -> None:
+        """Write what was confirmed into a folder; `kernelwright.load(model, folder)` puts it into the model again."""
+        placement.save(self.placements, Path(folder))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.placements)} of {len(self.searches)} forms of inputs are confirmed to be faster; see {self.run}"
+        ]
+        for inputs, search in self.searches.items():
+            best = search.best
+            if best is None:
+                lines.append(f"  {inputs}: nothing was confirmed to be faster, so the model's own forward runs")
+            else:
+                interval = f"{best.speedup:.3f}x ({best.speedup_low:.3f} to {best.speedup_high:.3f})"
+                lines.append(f"  {inputs}: {interval} by {', '.join(best.techniques) or best.policy}")
+        return "\n".join(lines)
+
+
+def optimize_model(
+    model: object, example_inputs: Any, *, device: str, out: Path, search: Callable[[Task, str, Path], OptimizeResult]
+) -> ModelResult:
+    """Search for each form of inputs, and put what was confirmed into the model.
+
+    Args:
+        model: The model.
+        example_inputs: One set or a list of them, as `example_inputs.sets_of` reads them.
+        device: `auto` for the model's own, or a device on which the model must be.
+        out: The run directory; with several forms of inputs it holds one for each.
+        search: Searches for a task on a device in a run directory.
+
+    Raises:
+        ModelError: the model or the inputs cannot be used.
+        UsageError, InfrastructureError: as `search`.
+    """
+    checked = check_model(model)
+    calls = tried(checked, sets_of(example_inputs))
+    where = device_of(checked, [example for call in calls for example in call.examples])
+    if device != "auto" and resolve_device(device).type != where.type:
+        raise ModelError(
+            f"Wanted {name_of(checked)} on {device}; found it on {where}. Call model.to({device!r}), or leave `device` out."
+        )
+    name = str(where) if device == "auto" else device
+    searches: dict[str, OptimizeResult] = {}
+    placements = []
+    with folder_on_path(out / "model"):
+        for number, call in enumerate(calls, start=1):
+            run = out if len(calls) == 1 else out / f"inputs-{number}"
+            searches[call.description] = found = search(task_of(checked, call, out / "model"), name, run)
+            if found.best is not None and found.best.speedup_low is not None:
+                placements.append(
+                    ConfirmedCode(
+                        source=found.best.source,
+                        inputs=Inputs(*call.examples[0].args, **call.examples[0].kwargs),
+                        training=checked.training,
+                        device=where.type,
+                        hardware=placement.hardware_name(where),
+                        speedup_low=found.best.speedup_low,
+                    )
+                )
+    return ModelResult(out, placement.place(checked, placements), searches, tuple(placements))

@@ -1,0 +1,22 @@
+"""Makes a task of a model in memory and example inputs of it. The task's text imports from here."""
+
+from __future__ import annotations
+
+from kernelwright.tasks.in_memory.calls import (
+    ModelCall,
+    call_untouched,
+    check_model,
+    device_of,
+    leaves_of,
+    name_of,
+    tried,
+    untouched,
+)
+from kernelwright.tasks.in_memory.inputs import Inputs, form_of, replaced, sets_of, tensors_in
+from kernelwright.tasks.in_memory.stored import candidate_of, folder_on_path, stored_inputs, stored_model, task_of
+
+__all__ = [
+    "Inputs", "ModelCall", "call_untouched", "candidate_of", "check_model", "device_of", "folder_on_path", "form_of",
+    "leaves_of", "name_of", "replaced", "sets_of", "stored_inputs", "stored_model", "task_of", "tensors_in", "tried",
+    "untouched",
+]  # fmt: skip

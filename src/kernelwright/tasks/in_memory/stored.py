@@ -1,0 +1,238 @@
+"""Turns a model in memory and its example inputs into a task, which the judge runs in processes of its own.
+
+The task's text calls the model's `forward` with tensors by name and takes apart what it returns. The model and the inputs
+lie in two files, which the text names by a hash of what the model is made of. Their folder is on Python's path of the
+judge's processes, which may read it and not write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib.machinery
+import inspect
+import linecache
+import os
+import pickle
+import re
+import sys
+import types
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from kernelwright.errors import ModelError
+from kernelwright.files import replace_file
+from kernelwright.records import Task, sha256_of
+from kernelwright.tasks.in_memory.calls import ModelCall, name_of
+from kernelwright.tasks.in_memory.inputs import InputDraws, is_plain
+
+_present: contextvars.ContextVar[nn.Module | None] = contextvars.ContextVar("present", default=None)
+"""A model that `stored_model` gives in the place of the stored one."""
+
+
+_TEXT = """{description}
+
+import torch
+from kernelwright.tasks.in_memory import stored_inputs, stored_model
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = stored_model({key!r})
+        self.training = self.model.training
+
+    def forward(self, {arguments}):
+        {body}
+
+
+def get_inputs():
+    return stored_inputs({inputs_key!r})
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+_SHOWN = 24_000
+"""Most characters of a model's description in a task's text, where language models read it. Our choice."""
+
+
+def task_of(model: nn.Module, call: ModelCall, folder: Path) -> Task:
+    """The task of a model on inputs of one form; writes the model and the inputs into `folder`.
+
+    Raises:
+        ModelError: the model cannot be stored.
+    """
+    description = _description(model)
+    first = call.examples[0]
+    invocation = f"self.model.forward({', '.join(first.values)})"
+    body = f"return {invocation}"
+    if not call.whole:
+        body = f"out = {invocation}\n        return [{', '.join(call.outputs)}]"
+    key, inputs_key = (sha256_of(text)[:16] for text in (description, f"{description}{call.description}{call.form}"))
+    shown = description if len(description) <= _SHOWN else description[:_SHOWN] + "\n..."
+    source = _TEXT.format(
+        description=_docstring(f"The model {name_of(model)} on inputs {call.description}.\n\n{shown}"),
+        key=key,
+        inputs_key=inputs_key,
+        arguments=", ".join(first.names),
+        body=body,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = InputDraws(call.examples, name_of(model))
+    for name, content in ((_model_file(key), model), (_inputs_file(inputs_key), draws)):
+        if not (folder / name).exists():  # that of an earlier run, which is to be resumed
+            replace_file(folder / name, _stored(content, model))
+    return Task(id=type(model).__name__, source=source, origin="a model in memory")
+
+
+def _docstring(text: str) -> str:
+    return '"""' + text.replace("\\", "\\\\").replace('"""', "'''").rstrip('"') + '\n"""'
+
+
+def _description(model: nn.Module) -> str:
+    """What a model is made of, without the values of its weights: two models with one description compute the same."""
+    kinds = {type(child): None for child in model.modules() if not type(child).__module__.startswith("torch.")}
+    lines = [f"In {'train' if model.training else 'eval'} mode:", repr(model), ""]
+    for name, child in model.named_modules():
+        plain = {
+            key: value
+            for key, value in sorted(vars(child).items())
+            if type(child) in kinds and key != "training" and not key.startswith("_") and _is_plain_data(value)
+        }
+        lines += [f"{name or 'model'}: {plain}"] if plain else []
+    lines += [f"{key}: {tuple(value.shape)} {value.dtype}" for key, value in model.state_dict().items()]
+    for kind in kinds:
+        with contextlib.suppress(OSError, TypeError):
+            lines += ["", inspect.getsource(kind)]
+    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(lines))
+
+
+def _is_plain_data(value: Any) -> bool:
+    return all(map(_is_plain_data, value)) if type(value) in (list, tuple) else is_plain(value)
+
+
+def _model_file(key: str) -> str:
+    return f"model-{key}.pt"
+
+
+def _inputs_file(key: str) -> str:
+    return f"inputs-{key}.pt"
+
+
+def _stored(content: object, model: nn.Module) -> bytes:
+    buffer = BytesIO()
+    with _by_value(model):
+        try:
+            torch.save(content, buffer, pickle_module=cloudpickle)
+        except Exception as error:
+            raise ModelError(
+                f"Wanted a model that can be pickled, since it is judged in other processes; {_unpicklable(model)}: "
+                f"{str(error).splitlines()[0]}. Make it in forward, or leave it out of __getstate__."
+            ) from error
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _by_value(model: nn.Module) -> Iterator[None]:
+    """Code of modules that another process could not import is stored with the model."""
+    names = {type(child).__module__.partition(".")[0] for child in model.modules()} - {"__main__"}
+    hidden = [sys.modules[name] for name in names if name in sys.modules and not _can_be_imported(name)]
+    for module in hidden:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in hidden:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_imported(name: str) -> bool:
+    if name in sys.builtin_module_names:
+        return True
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    specs = (finder.find_spec(name, None) for finder in finders)
+    return any(spec is not None and _is_there(spec) for spec in specs)
+
+
+def _is_there(spec: importlib.machinery.ModuleSpec) -> bool:
+    return spec.origin is not None or bool(spec.submodule_search_locations)
+
+
+def _unpicklable(model: nn.Module) -> str:
+    """Which attribute of which part cannot be pickled."""
+    for path, child in model.named_modules():
+        for name, value in vars(child).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                try:
+                    cloudpickle.dumps(value)
+                except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError):
+                    return f"`{'.'.join(filter(None, ('model', path, name)))}` is a {type(value).__name__}"
+    return f"something in this {name_of(model)} cannot"
+
+
+# --- in the judge's processes ---------------------------------------------------------------------------------------
+
+
+def stored_model(key: str) -> nn.Module:
+    """The model of a task, loaded anew; in `with_present_model` the present one."""
+    present = _present.get()
+    return _loaded(_model_file(key)) if present is None else present
+
+
+def stored_inputs(key: str) -> list[torch.Tensor]:
+    """Fresh inputs of a task."""
+    draws: InputDraws = _loaded(_inputs_file(key))
+    return draws.draw()
+
+
+def _loaded(name: str) -> Any:
+    for folder in sys.path:
+        if (file := Path(folder) / name).is_file():
+            return torch.load(file, map_location="cpu", weights_only=False)
+    raise FileNotFoundError(f"no {name} on Python's path; put the folder `model` of its run on PYTHONPATH")
+
+
+@contextlib.contextmanager
+def folder_on_path(folder: Path) -> Iterator[None]:
+    """Processes that are started in here find the files in a folder, and what this process imports from the working
+    directory."""
+    before = list(sys.path)
+    sys.path[:] = [entry or os.getcwd() for entry in before] + [str(folder.resolve())]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def candidate_of(source: str, model: nn.Module) -> nn.Module:
+    """The module `ModelNew` of a candidate's text, around a model that is present.
+
+    Raises:
+        ModelError: it holds another model.
+    """
+    module = types.ModuleType(f"kernelwright_optimized_{sha256_of(source)[:12]}")
+    filename = f"<{module.__name__}>"
+    # Triton reads a kernel's text from here, and its module from there.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    sys.modules[module.__name__] = module
+    token = _present.set(model)
+    try:
+        exec(compile(source, filename, "exec"), module.__dict__)
+        built: nn.Module = module.ModelNew()
+    finally:
+        _present.reset(token)
+    if getattr(built, "model", None) is not model:
+        raise ModelError(
+            f"Wanted optimized code that takes the weights of {name_of(model)}; it makes a model of its own. Its text is in "
+            "optimized.py of the run."
+        )
+    return built

@@ -1,0 +1,127 @@
+"""A model in memory from end to end: searched, judged, confirmed, in place, saved, and loaded in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kernelwright
+from kernelwright.errors import ModelError, UsageError
+from kernelwright.search.in_memory import optimize_model
+from kernelwright.search.optimize import OptimizeResult
+from tests.samples import accepted
+
+CODE = """
+class ModelNew(Model):
+    def forward(self, input):
+        return torch.nn.functional.linear(input, self.model.weight, self.model.bias)
+"""
+
+
+@pytest.fixture
+def model():
+    return nn.Linear(3, 3).eval()
+
+
+class Search:
+    """Confirms code for inputs of four rows."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, task, device, run):
+        self.asked.append((device, run))
+        best = accepted(2.0, task.source + CODE, confirms=True) if "[4, 3]" in task.source else None
+        return OptimizeResult(run, best, 1, 1)
+
+
+def test_each_form_of_inputs_is_searched_and_the_result_says_what_was_confirmed(model, tmp_path):
+    search, x = Search(), torch.randn(4, 3)
+    result = optimize_model(model, [x, torch.randn(5, 3), (x + 1,)], device="auto", out=tmp_path, search=search)
+    assert search.asked == [("cpu", tmp_path / "inputs-1"), ("cpu", tmp_path / "inputs-2")]
+    assert result.improved
+    lines = str(result).splitlines()
+    assert lines[0].startswith("1 of 2 forms of inputs")
+    assert lines[1].startswith("  (float32[4, 3]): 2.000x (")
+    assert lines[2] == "  (float32[5, 3]): nothing was confirmed to be faster, so the model's own forward runs"
+    with torch.no_grad():
+        torch.testing.assert_close(result.module(x), model(x))
+    result.save(tmp_path / "saved")
+    assert type(kernelwright.load(model, tmp_path / "saved")).__name__ == "OptimizedLinear"
+
+
+def test_where_nothing_was_confirmed_the_module_is_the_model(model, tmp_path):
+    result = optimize_model(model, torch.randn(5, 3), device="cpu", out=tmp_path, search=Search())
+    assert result.module is model
+    assert not result.improved
+    assert "0 of 1 forms" in str(result)
+
+
+def test_another_device_than_the_models_is_refused(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.search.in_memory.resolve_device", lambda name: torch.device("cuda", 0))
+    with pytest.raises(ModelError, match=r"on cuda; found it on cpu. Call model.to\('cuda'\)"):
+        optimize_model(model, torch.randn(5, 3), device="cuda", out=tmp_path, search=Search())
+
+
+def test_the_function_tells_models_from_tasks(model, tmp_path):
+    with pytest.raises(UsageError, match="found a task, which draws its own"):
+        kernelwright.optimize("layer_norm", (torch.ones(2),), out=tmp_path)
+    with pytest.raises(ModelError, match="Wanted example_inputs"):
+        kernelwright.optimize(model, out=tmp_path)
+    with pytest.raises(ModelError, match=r"found a builtins\.int"):
+        kernelwright.optimize(3, (torch.ones(2),), out=tmp_path)
+
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+import torch, kernelwright
+from kernelwright.judge import Settings
+
+@dataclass
+class Out:
+    y: torch.Tensor
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 32)
+        self.scale = lambda rows: torch.diag(torch.full((rows,), 2.0))
+    def forward(self, x, *, shift):
+        return Out(self.scale(x.shape[0]) @ self.linear(x) + shift)
+
+torch.manual_seed(int(sys.argv[1]))
+model, x = Net().eval(), torch.randn(1500, 32)
+given = kernelwright.Inputs(x, shift=torch.randn(32))
+if sys.argv[2] == "search":
+    settings = Settings.quick(threads=1)
+    result = kernelwright.optimize(model, given, out="run", budget=2, judged=1, device="cpu", settings=settings)
+    print(result)
+    assert result.improved, result
+    result.save("saved")
+    faster = result.module
+else:
+    faster = kernelwright.load(model, "saved")
+with torch.no_grad():
+    torch.testing.assert_close(faster(*given.args, **given.kwargs).y, model(*given.args, **given.kwargs).y)
+print(type(faster).__name__)
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_script_optimizes_its_own_class_and_another_process_loads_it(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for seed, what in (("0", "search"), ("1", "load"), ("2", "search")):
+        before = (tmp_path / "run" / "screened.jsonl").read_bytes() if what == "search" and seed == "2" else None
+        done = subprocess.run(
+            [sys.executable, "script.py", seed, what], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "OptimizedNet"
+        if before is not None:  # other weights of the same model: nothing is searched again
+            assert (Path(tmp_path) / "run" / "screened.jsonl").read_bytes() == before
