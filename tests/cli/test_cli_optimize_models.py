@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -13,10 +14,12 @@ from kernelwright import cli
 from kernelwright.cli.model_options import Proposer
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.rollouts import RolloutLog
-from kernelwright.errors import NothingUsableError
-from kernelwright.models.accounting import Usage
-from kernelwright.models.chat import Completion
+from kernelwright.errors import NothingUsableError, PolicyError
+from kernelwright.models.answers import ModelAnswer
+from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.transcript import Transcript
 from kernelwright.records import RunDirectory
+from kernelwright.records.model_costs import TRANSCRIPT
 
 TASK = """import torch
 
@@ -189,14 +192,29 @@ def test_a_directory_whose_endpoint_answered_nothing_belongs_to_nobody(place, ca
         assert f"Wanted answers of ApiModel('{name}'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("untold", [0, 2])
-def test_tokens_that_a_server_did_not_tell_are_said_to_be_missing(tmp_path, untold):
-    RunDirectory(tmp_path).evaluations_path.touch()
-    policy = SimpleNamespace(database=ExemplarDatabase(tmp_path / "exemplars.sqlite"))
-    model = SimpleNamespace(usage=Usage(requests=3, prompt_tokens=5, completion_tokens=7, unreported=untold), cost=0.5)
-    (line,) = Proposer(policy, policy, model).finish(tmp_path)
-    assert line.startswith("the model answered 3 requests with 5 prompt tokens and 7 answer tokens, at a cost of 0.5")
-    assert ("2 did not tell theirs, so it was more" in line) == bool(untold)
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, PolicyError])
+def test_whatever_ends_a_search_its_costs_are_said_over_all_resumptions(tmp_path, capsys, end):
+    def answered():
+        completion = Completion(text="x", prompt_tokens=1000, completion_tokens=100)
+        answer = ModelAnswer(prompt=0, number=0, completion=completion, cost=0.25, currency="EUR")
+        Transcript(tmp_path / TRANSCRIPT).append("api:m", [Message("user", "Hello")], Sampling(), answer)
+
+    answered()
+    with contextlib.suppress(KeyboardInterrupt, PolicyError), Proposer(SimpleNamespace()).accounted(tmp_path):
+        answered()
+        if end is not None:
+            raise end
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "the language model: 2 answers, 2000 prompt tokens, 200 answer tokens, 0.5 EUR "
+        "(this time 1 answer, 1000 prompt tokens, 100 answer tokens, 0.25 EUR)"
+    )
+
+
+def test_a_search_without_a_language_model_says_nothing_of_costs(tmp_path, capsys):
+    with Proposer(SimpleNamespace()).accounted(tmp_path):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.exhaustive
@@ -213,7 +231,7 @@ def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
     assert json.loads(captured.out).keys() == {"task", "device", "run", "evaluations", "screened", "best"}
     assert json.loads(captured.out)["evaluations"] == 1
     assert "2 answers in a row held none" in captured.err
-    assert "the model answered 3 requests" in captured.err
+    assert "the language model: 3 answers, " in captured.err
     found = [evaluation for evaluation in RunDirectory(place / "run").evaluations() if not evaluation.confirms]
     assert [evaluation.policy for evaluation in found] == ["api:fake+bucket"]
     assert found[0].accepted, found[0].detail

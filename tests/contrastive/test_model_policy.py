@@ -125,6 +125,32 @@ def test_a_model_without_anything_usable_is_given_up_with_reasons(tmp_path):
     assert len(list(RolloutLog(tmp_path).rollouts())) == 6
 
 
+def failed(failure):
+    return Completion(text="", prompt_tokens=0, completion_tokens=0, failure=failure)
+
+
+def test_an_endpoint_that_fails_alike_three_times_ends_the_search_with_the_cause(tmp_path, caplog):
+    junk = ["junk-answer: no event stream came (request 1)", "junk-answer: no event stream came (request 2)"]
+    model = ScriptedModel(lambda number: failed(junk[number % 2]))
+    with pytest.raises(NothingUsableError, match=r"3 answers in a row failed alike: junk-answer: no event stream came"):
+        policy_for_run(model, tmp_path).propose(context(), 1)
+    assert model.given == 3
+    assert "no-answer: junk-answer: no event stream came (request 1)" in caplog.text
+
+
+def test_failures_of_several_kinds_or_with_an_answer_between_them_do_not(tmp_path):
+    script = [
+        failed("timeout"),
+        failed("timeout"),
+        failed("stream-cut"),
+        "No.",
+        failed("timeout"),
+        failed("timeout"),
+        *answers(1),
+    ]
+    assert len(policy_for_run(ScriptedModel(script), tmp_path).propose(context(), 1)) == 1
+
+
 def test_patience_begins_anew_with_each_candidate(tmp_path):
     model = ScriptedModel(lambda number: "No." if number % 4 else answers(99)[number])
     policy = policy_for_run(model, tmp_path, patience=4)

@@ -198,15 +198,26 @@ def test_a_stream_cut_short_keeps_what_arrived(server, clock, fault):
     assert model.usage == Usage(requests=1, failures=1, unreported=1)
 
 
+def test_a_server_that_does_not_stream_is_read_all_the_same_and_that_is_said_once(server, clock, caplog):
+    server.faults += [Fault("whole"), Fault("whole")]
+    model = model_of(server, clock)
+    assert [only(model).failure, only(model).failure] == [None, None]
+    assert model.usage.prompt_tokens > 0
+    assert [record.getMessage().count("does not stream") for record in caplog.records] == [1]
+
+
 @pytest.mark.parametrize(
     ("fault", "stream", "failure"),
     [
-        (Fault("html"), True, "junk-answer: no event stream came but text/html: see whether the address is right"),
+        (
+            Fault("html"),
+            True,
+            'junk-answer: no event stream came but text/html that begins "<html>a proxy\'s page</html>": see',
+        ),
         (Fault("html"), False, "junk-answer"),
         (Fault("bad-json"), False, "junk-answer"),
-        (Fault("bad-json"), True, "junk-answer: no event stream came but application/json: "),
-        (Fault("no-choices"), True, "junk-answer: no event stream came but application/json: "),
-        (Fault("whole"), True, "junk-answer: no event stream came but application/json: "),
+        (Fault("bad-json"), True, "junk-answer: no event stream came but application/json that begins '{"),
+        (Fault("no-choices"), True, "junk-answer: no event stream came but application/json that begins '{"),
         (Fault("no-events"), True, "empty-answer"),
         (Fault("no-choices"), False, "empty-answer"),
         (Fault("bad-chunk"), True, "junk-answer"),

@@ -92,6 +92,8 @@ def test_every_prompt_and_answer_is_written(file):
         "finish_reason": "stop",
         "failure": "stream-cut",
         "cost": 0.25,
+        "currency": "",
+        "bears_prompt": True,
     }
 
 

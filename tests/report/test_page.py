@@ -12,6 +12,7 @@ import pytest
 
 from kernelwright.errors import UsageError
 from kernelwright.records import Candidate, Label, Reason, RunDirectory, Task
+from kernelwright.records.model_costs import TRANSCRIPT
 from kernelwright.records.screened import screened_of
 from kernelwright.report import differences
 from kernelwright.report.html import write_page
@@ -398,3 +399,18 @@ def test_screened_candidates_stand_apart_from_judged_ones(tmp_path):
     assert "<td>screening</td><td>build</td>" in spent
     assert ">4.5<" in spent
     assert 'id="screened"' not in write_report(write_run(tmp_path / "plain", [judged]), tmp_path / "plain.html").read_text()
+
+
+def test_what_a_language_model_cost_is_on_the_page(tmp_path):
+    run = write_run(tmp_path, search())
+    answer = {
+        "kind": "answer",
+        "model": "api:m",
+        "prompt_tokens": 100,
+        "completion_tokens": 10,
+        "cost": 0.5,
+        "currency": "EUR",
+    }
+    (run.path / TRANSCRIPT).write_text(f"{json.dumps(answer)}\n" * 3)
+    text = write_report(run, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "3 answers, 300 prompt tokens, 30 answer tokens, 1.5 EUR" in text

@@ -159,12 +159,10 @@ def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, lim
 def _search(suite: Suite, proposer: Proposer, out: Path, status: Status, **given: Any) -> BenchResult:
     from kernelwright.search.suite import search_suite
 
-    result = search_suite(
-        suite, policy=proposer.policy, out=out, on_event=lambda event: _show_search(status, event), **given
-    )
-    for line in proposer.finish(out):
-        say(line)
-    return result
+    with proposer.accounted(out):
+        return search_suite(
+            suite, policy=proposer.policy, out=out, on_event=lambda event: _show_search(status, event), **given
+        )
 
 
 def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kernelwright.cli.options import FiniteRange, NamedPath
+from kernelwright.cli.output import say
 from kernelwright.contrastive.samplers import SAMPLERS
 from kernelwright.errors import PolicyError, UsageError
+from kernelwright.records.model_costs import answers_on_record, model_costs
 
 if TYPE_CHECKING:
     from kernelwright.contrastive.model_policy import ContrastivePolicy
-    from kernelwright.models.chat import ChatModel
     from kernelwright.records.policy import Policy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -79,27 +81,24 @@ def model_options(function: Function) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """A policy, and its parts where it is a language model."""
+    """A policy, also as what it is where a language model proposes."""
 
     policy: Policy
     contrastive: ContrastivePolicy | None = None
-    model: ChatModel | None = None
 
-    def finish(self, run: Path) -> list[str]:
-        """Keep what the run confirmed as exemplars; returns lines for people on what the model cost."""
-        if self.contrastive is None or self.model is None:
-            return []
-        self.contrastive.database.import_run(run)
-        usage = getattr(self.model, "usage", None)
-        if usage is None:
-            return []
-        cost = getattr(self.model, "cost", None)
-        price = "" if cost is None else f", at a cost of {cost:.4g}"
-        untold = f"; {usage.unreported} did not tell theirs, so it was more" if usage.unreported else ""
-        return [
-            f"the model answered {usage.requests} requests with {usage.prompt_tokens} prompt tokens and "
-            f"{usage.completion_tokens} answer tokens{price}{untold}"
-        ]
+    @contextmanager
+    def accounted(self, run: Path) -> Iterator[None]:
+        """Say at the end, whatever ends the search, what its model has cost; keep what was confirmed as exemplars."""
+        before = len(answers_on_record(run))
+        try:
+            yield
+            if self.contrastive is not None:
+                self.contrastive.database.import_run(run)
+        finally:
+            answers = answers_on_record(run)
+            if answers:
+                latest = f" (this time {model_costs(answers[before:]).in_words})" if before else ""
+                say(f"the language model: {model_costs(answers).in_words}{latest}")
 
 
 def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
@@ -139,7 +138,7 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
     sampling = Sampling(**{key: options.pop(key) for key in ("temperature", "max_tokens") if key in options})
     database = options.pop("exemplar_database", None)
     policy = policy_for_run(model, directory, database=database, sampling=sampling, hardware=_hardware(device), **options)
-    return Proposer(policy, policy, model)
+    return Proposer(policy, policy)
 
 
 def _hardware(device: str) -> str:

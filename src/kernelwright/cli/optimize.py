@@ -104,6 +104,7 @@ def command(
             results_only(),
             says_what_was_kept(lambda: options.kept_in(target)),
             progress_console().status("starting") as status,
+            proposer.accounted(target),
         ):
             result = optimize(
                 loaded,
@@ -116,8 +117,6 @@ def command(
                 on_event=_Progress(status, budget),
                 tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
             )
-    for line in proposer.finish(target):
-        say(line)
     if as_json:
         emit_json(as_contract(result, loaded.id, chosen))
     else:

@@ -5,27 +5,35 @@ With a frozen model this is CUDA-L1's fixed-parameter search (section 2.4): the 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, contrastive_prompt
 from kernelwright.contrastive.rollouts import Rollout, RolloutLog
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
 from kernelwright.contrastive.techniques import techniques_in
 from kernelwright.errors import NothingUsableError
+from kernelwright.models.answers import ADVICE, CompletionFailure
 from kernelwright.models.chat import ChatModel, Sampling
 from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, sha256_of
 from kernelwright.records.policy import Context
+
+log = logging.getLogger(__name__)
 
 EXEMPLARS = 2
 """Exemplars in a prompt: N of CUDA-L1's section 2.4.3."""
 
 PATIENCE = 16
 """Answers in a row without a new candidate after which a search ends. Our choice."""
+
+FAILURES_ALIKE = 3
+"""Answers in a row that the endpoint failed to give, for one and the same reason, after which it ends. Our choice."""
 
 
 class ContrastivePolicy:
@@ -69,6 +77,9 @@ class ContrastivePolicy:
         self._hardware = hardware
         self._patience = patience
         self._limit_characters = limit_characters
+        self._told = ""
+        self._failures: list[str] = []
+        """Codes of the latest answers that the endpoint failed to give, all the same."""
         self._rollouts: dict[str, list[Rollout]] = {}
         """Earlier answers by the hash of their task."""
 
@@ -76,7 +87,7 @@ class ContrastivePolicy:
         """At most `count` candidates that are not in the history.
 
         Raises:
-            NothingUsableError: `patience` answers in a row held no new candidate.
+            NothingUsableError: `patience` answers in a row held no new candidate, or `FAILURES_ALIKE` failed alike.
             PromptTooLongError: the task does not fit into a prompt.
             PolicyError: the model cannot be reached, or refuses all work.
         """
@@ -91,6 +102,7 @@ class ContrastivePolicy:
         while len(found) < count and fruitless.total() < self._patience:
             answered = self._ask(context, max(count - len(found), self._samples))
             rollouts += answered
+            self._require_answers(answered, context)
             fresh = self._new_candidates(context, answered, seen)
             found += fresh
             if fresh:
@@ -104,6 +116,22 @@ class ContrastivePolicy:
                 f"in a row held none ({listed}). Read {self._log.path}; try another model, temperature or token limit."
             )
         return found[:count]
+
+    def _require_answers(self, answered: list[Rollout], context: Context) -> None:
+        """Tell of every answer that is of no use; raise where the endpoint fails again and again in the same way."""
+        for answer in answered:
+            words = f"{answer.failure}: {answer.detail}" if answer.failure is not None else ""
+            if words and words != self._told:
+                log.warning("%s: no candidate in an answer: %s", self._model.name, words)
+            self._told = words
+            code = answer.detail.partition(": ")[0] if answer.failure is AnswerFailure.NO_ANSWER else ""
+            self._failures = [*(self._failures if code in self._failures else []), code] if code else []
+            if len(self._failures) >= FAILURES_ALIKE:
+                advice = ADVICE.get(CompletionFailure(code), "Correct what it names.")
+                raise NothingUsableError(
+                    f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {len(self._failures)} "
+                    f"answers in a row failed alike: {answer.detail}. {advice}".rstrip()
+                )
 
     def _new_candidates(self, context: Context, rollouts: list[Rollout], seen: set[str]) -> list[Candidate]:
         """Candidates of rollouts, each once; takes note of them in `seen`."""

@@ -37,6 +37,17 @@ class CompletionFailure(StrEnum):
     """The prompt leaves no room for an answer in the window of a local model."""
 
 
+ADVICE = {
+    CompletionFailure.EMPTY_ANSWER: "See whether the address is right; where a model reasons first, raise --max-tokens.",
+    CompletionFailure.JUNK_ANSWER: "",
+    CompletionFailure.STREAM_CUT: "See the server's log.",
+    CompletionFailure.TIMEOUT: "Raise `silence_timeout_s` or `answer_timeout_s` in --model-settings.",
+    CompletionFailure.REFUSED: "Change what the server names, such as --max-tokens, or ask another model.",
+    CompletionFailure.PROMPT_TOO_LONG: "Use a model with a longer window, or fewer --exemplars.",
+}
+"""Remedies of failures that come again and again; the rest name their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
     """One completion and its place among those asked for."""
@@ -49,7 +60,10 @@ class ModelAnswer:
     reasoning: str = ""
     """Reasoning that a provider shows in a field of its own; no part of the answer."""
     cost: float | None = None
-    """Cost in the currency of the prices; None without prices or token counts."""
+    """Cost in `currency`; None without prices or token counts."""
+    currency: str = ""
+    bears_prompt: bool = True
+    """True for the first answer of a request, to which the prompt is charged."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import openai
@@ -26,7 +26,7 @@ from kernelwright.models.accounting import Meter, Prices, Usage
 from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.models.faults import Fault, fault_of, redacted, transport_errors
-from kernelwright.models.replies import ApiReply, content_type
+from kernelwright.models.replies import ApiReply, body_in_one_piece, content_type, whole_reply
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,10 @@ OPENAI_URL = "https://api.openai.com/v1"
 FIRST_WAIT_S = 1.0
 """Wait before the second attempt; it doubles with each further one. Our choice, as are the defaults below."""
 
-EVENT_STREAM = "text/event-stream"
-NO_STREAM_ADVICE = "see whether the address is right, or set `stream = false` for an endpoint that does not stream"
+NO_STREAM_ADVICE = "see whether the address is right, which as a rule ends in /v1"
 
+EXCERPT_CHARACTERS = 60
+"""Beginning of what is no answer, in its failure."""
 FEWEST_FAULTS = 3
 """Fewest requests in a row that run out of attempts before an endpoint that had answered counts as gone."""
 
@@ -119,6 +120,7 @@ class ApiModel:
         self._meter = Meter()
         self._random = random.Random()
         self._takes_n = settings.several != "requests"
+        self._told_of_no_stream = False
         self._client = openai.OpenAI(
             # Servers that need no key still want the header to be there.
             api_key=self._key or "none",
@@ -251,15 +253,23 @@ class ApiModel:
         reply = ApiReply()
         try:
             answer = self._client.chat.completions.create(**body)
-            if self.settings.stream:
+            piece = body_in_one_piece(answer) if self.settings.stream else None
+            whole = whole_reply(piece) if self.settings.stream else answer
+            if whole is None:
                 deadline_s = self._clock() + self.settings.answer_timeout_s
                 reply.read_stream(answer, lambda: stop.is_set() or self._clock() > deadline_s)
-                if reply.is_blank and (kind := content_type(answer)) != EVENT_STREAM:
-                    came = redacted(kind, self._key) or "something of no type"
-                    detail = f"no event stream came but {came}: {NO_STREAM_ADVICE}"
-                    reply.fault = Fault(CompletionFailure.JUNK_ANSWER, detail)
+                if reply.is_blank and piece is not None:
+                    came = content_type(answer) or "something of no type"
+                    begun = f"that begins {piece[:EXCERPT_CHARACTERS]!r}" if piece.strip() else "with nothing in it"
+                    detail = f"no event stream came but {came} {begun}: {NO_STREAM_ADVICE}"
+                    reply.fault = Fault(CompletionFailure.JUNK_ANSWER, redacted(detail, self._key))
             else:
-                reply.read_whole(answer)
+                reply.read_whole(whole)
+                if self.settings.stream and not self._told_of_no_stream:
+                    self._told_of_no_stream = True
+                    log.warning("%s does not stream, and each answer is waited for: as with `stream = false`", self.name)
+                if reply.fault is not None:
+                    reply.fault = replace(reply.fault, detail=redacted(reply.fault.detail, self._key))
         except transport_errors() as error:
             fault = fault_of(error, self._key)
             if not reply.has_text:

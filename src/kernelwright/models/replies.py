@@ -7,8 +7,10 @@ order or lack a field.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from kernelwright.models.accounting import Prices, Usage
@@ -16,6 +18,7 @@ from kernelwright.models.answers import CompletionFailure, ModelAnswer
 from kernelwright.models.chat import Completion
 from kernelwright.models.faults import Fault
 
+EVENT_STREAM = "text/event-stream"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Names for hidden reasoning: DeepSeek, Qwen and vLLM use the first, OpenRouter and newer vLLM the second."""
 
@@ -64,7 +67,8 @@ class ApiReply:
     def read_whole(self, answer: Any) -> None:
         """Take a reply that came in one piece."""
         if isinstance(answer, str) or not hasattr(answer, "choices"):
-            self.fault = Fault(CompletionFailure.JUNK_ANSWER)
+            said = _text(getattr(answer, "error", None), "message")
+            self.fault = Fault(CompletionFailure.PROVIDER_ERROR if said else CompletionFailure.JUNK_ANSWER, said)
         else:
             self._add(answer, "message")
 
@@ -105,9 +109,8 @@ class ApiReply:
         shares = _shares(usage.completion_tokens, [len(choice.text) + len(choice.reasoning) for choice in choices])
         found = []
         for number, choice, tokens in zip(numbers, choices, shares, strict=False):
-            cost = None
+            cost, first = None, number == numbers[0]
             if prices is not None and not usage.unreported:
-                first = number == numbers[0]
                 cost = prices.cost(usage.prompt_tokens * first, tokens, usage.cached_prompt_tokens * first)
             completion = Completion(
                 text=choice.text,
@@ -116,8 +119,17 @@ class ApiReply:
                 finish_reason=choice.finish_reason or "error",
                 failure=self._failure(choice),
             )
-            answer = ModelAnswer(prompt=prompt, number=number, completion=completion, reasoning=choice.reasoning, cost=cost)
-            found.append(answer)
+            found.append(
+                ModelAnswer(
+                    prompt=prompt,
+                    number=number,
+                    completion=completion,
+                    reasoning=choice.reasoning,
+                    cost=cost,
+                    currency="" if prices is None or cost is None else prices.currency,
+                    bears_prompt=first,
+                )
+            )
         return found
 
     def _failure(self, choice: Choice) -> str | None:
@@ -128,6 +140,22 @@ class ApiReply:
         if choice.finish_reason == "content_filter":
             return CompletionFailure.CONTENT_FILTER
         return None if choice.text.strip() else CompletionFailure.EMPTY_ANSWER
+
+
+def body_in_one_piece(answer: Any) -> str | None:
+    """What a server that was asked to stream sent in one piece; None where it streams."""
+    if content_type(answer) == EVENT_STREAM or not hasattr(answer, "response"):
+        return None
+    return bytes(answer.response.read()).decode("utf-8", "replace")
+
+
+def whole_reply(body: str | None) -> Any | None:
+    """The reply in such a body; None where it holds none."""
+    try:
+        found = json.loads(body or "", object_hook=lambda fields: SimpleNamespace(**fields))
+    except ValueError:
+        return None
+    return found if getattr(found, "choices", None) or hasattr(found, "error") else None
 
 
 def content_type(answer: Any) -> str:

@@ -64,6 +64,8 @@ class AnswerLine(_Line):
     finish_reason: str
     failure: str | None = None
     cost: float | None = None
+    currency: str = ""
+    bears_prompt: bool = True
 
     @field_validator("text", "reasoning", mode="before")
     @classmethod
@@ -107,6 +109,8 @@ class Transcript:
             number=answer.number,
             reasoning=answer.reasoning,
             cost=answer.cost,
+            currency=answer.currency,
+            bears_prompt=answer.bears_prompt,
             **asdict(sampling),
             **asdict(answer.completion),
         )

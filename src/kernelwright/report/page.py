@@ -18,6 +18,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kernelwright.records import Evaluation, RunDirectory, sha256_of
+from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.report import charts, differences
 from kernelwright.report.html import asset, fill, flattened, write_page
 from kernelwright.report.rows import (
@@ -93,6 +94,7 @@ def render(run: RunDirectory) -> str:
         matrix=matrix(groups),
         screened=screened_section(screened, rows),
         spent=time_spent(screened, rows),
+        model=model_costs(answers_on_record(run.path)),
         tables=_tables(run.read_json("table.json")),
         errors=_object(run.read_json("errors.json")),
         facts=_headline_facts(environment),
