@@ -13,6 +13,7 @@ from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason,
 from kernelwright.report.bench_table import BenchEntry, _result, table_json
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task
+from tests.quick import exhaustive_but
 
 DROP_IN = Settings.quick(threads=1, timed=False)
 KERNELBENCH = Settings.quick(threads=1, timed=False, contract=Contract.KERNELBENCH)
@@ -86,7 +87,7 @@ def test_an_honest_candidate_keeps_both(judge, settings):
 
 
 @pytest.mark.parametrize("what", ONLY_KERNELBENCH)
-@pytest.mark.parametrize("settings", [DROP_IN, KERNELBENCH], ids=lambda one: one.contract.value)
+@pytest.mark.parametrize("settings", exhaustive_but([DROP_IN, KERNELBENCH], KERNELBENCH), ids=lambda one: one.contract.value)
 def test_what_only_kernelbench_allows_is_told_under_either_contract(judge, what, settings):
     proposed, reason, labels = ONLY_KERNELBENCH[what]
     found = judge.evaluate(RELU, proposed, settings=settings)
