@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from kernelwright.search.then_sass import Tune, is_composed
 
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,8 @@ def optimize(
         # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
         pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=judged))
         # Without times there is nothing to choose the best few by.
-        if look_of(policy) == "judged" or not settings.timed or not search.screen(settings):
+        if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged):
             search.judge_all(pool)
-        else:
-            search.judge_best(pool, judged)
         best = confirm(run, pool, task, tell)
         if best is not None and tune is not None:
             best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
@@ -173,6 +174,8 @@ class TaskSearch:
         tell: Callable[[SearchEvent], None],
     ) -> None:
         self._run, self._task, self._device, self._tell = run, task, device, tell
+        self._lock = threading.RLock()
+        """Guards the records: one thread screens while another waits for the judge."""
         self._proposals = Proposals(
             task,
             policy,
@@ -199,39 +202,52 @@ class TaskSearch:
         """Estimates so far."""
         return self._proposals.screened
 
-    def screen(self, settings: Settings) -> bool:
+    def judge_best(self, pool: Evaluator, settings: Settings, count: int) -> bool:
+        """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
+
+        The judge begins once only autotuners are left to be screened: it does not wait for them.
+        """
+        screens = ScreeningPool(self._task, self._device, settings)
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                screening = thread.submit(self._screen, screens)
+                self._judge(pool, self._owed(screening, count))
+            finally:
+                screens.close()
+        if not screening.result():
+            return False
+        if not ranked(self.screened):
+            self._tell(SearchEvent("no candidate was right when it was screened", number=self.done, lasting=True))
+        return True
+
+    def _screen(self, screens: ScreeningPool) -> bool:
         """Estimate every proposal; False where this task cannot be screened here."""
-        pool = ScreeningPool(self._task, self._device, settings)
-        try:
-            for _, outcome in pool.screen(self._proposals.candidates(pool.slots, pool.takes)):
-                if isinstance(outcome, KernelwrightError):
-                    self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
-                    return False
+        for _, outcome in screens.screen(self._proposals.candidates(screens.slots, screens.takes)):
+            if isinstance(outcome, KernelwrightError):
+                self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
+                return False
+            with self._lock:
                 self._run.append(outcome)
                 self.screened.append(outcome)
                 self._tell(SearchEvent("screened", screened=outcome, number=self.done))
-        finally:
-            pool.close()
         return True
 
-    def judge_best(self, pool: Evaluator, count: int) -> None:
-        """Have the judge take the best few of those screened, and what looks too good."""
+    def _owed(self, screening: Future[bool], count: int) -> Iterator[Candidate | None]:
         begun: set[str] = set()
-
-        def owed() -> Iterator[Candidate | None]:
-            while True:
+        while not (over := screening.done()) or (screening.exception() is None and screening.result()):
+            with self._lock:
                 judged = {one.candidate_sha256: one for one in self.judged}
-                chosen = next_to_judge(self.screened, judged, count)
-                fresh = [one for one in chosen if one.candidate_sha256 not in begun]
-                if not fresh and not begun - judged.keys():
-                    return
-                if fresh:
-                    begun.add(fresh[0].candidate_sha256)
-                yield fresh[0].candidate() if fresh else None
-
-        self._judge(pool, owed())
-        if not ranked(self.screened):
-            self._tell(SearchEvent("no candidate was right when it was screened", number=self.done, lasting=True))
+                chosen = next_to_judge(self.screened, judged, count) if over or self._proposals.is_tuning else []
+            fresh = [one for one in chosen if one.candidate_sha256 not in begun]
+            if fresh:
+                begun.add(fresh[0].candidate_sha256)
+                yield fresh[0].candidate()
+            elif begun - judged.keys():
+                yield None
+            elif over:
+                return
+            else:
+                wait([screening], timeout=_POLL_S)
 
     def judge_all(self, pool: Evaluator, stop: Callable[[], bool] | None = None) -> None:
         """Have the judge take every proposal until `stop()`."""
@@ -250,9 +266,10 @@ class TaskSearch:
         for _, outcome in pool.evaluate(jobs(), stop):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
-            self._run.append(outcome)
-            self.judged.append(outcome)
-            self._tell(SearchEvent("judged", outcome, number=self.done))
+            with self._lock:
+                self._run.append(outcome)
+                self.judged.append(outcome)
+                self._tell(SearchEvent("judged", outcome, number=self.done))
 
 
 def confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:

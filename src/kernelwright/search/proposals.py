@@ -40,6 +40,8 @@ class Proposals:
     ) -> None:
         self._task, self._policy, self._device, self._budget, self._seed = task, policy, device, budget, seed
         self.judged, self.screened, self._tell = judged, screened, tell
+        self.is_tuning = False
+        """Whether the latest candidate has an autotuner: all others that are known of have been looked at then."""
 
     @property
     def _context(self) -> Context:
@@ -92,6 +94,7 @@ class Proposals:
                 waiting.remove(one)
                 taken.add(one.sha256)
                 given[one.sha256] = one
+                self.is_tuning = takes is not None and compiles(one.source) is Compiles.VARIANTS
                 yield one
             elif busy or asked_at != self.done:
                 yield None
