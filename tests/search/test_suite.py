@@ -20,16 +20,20 @@ LIES = 1.5
 """Estimate that the judge does not confirm."""
 
 
+JOBS = []
+
+
 class Screens:
-    """Searchers that estimate four candidates of each task."""
+    """Searchers that estimate four candidates of each task, the last of which has an autotuner."""
 
     def __init__(self, devices, settings, policy):
         assert (devices, policy) == (["cpu"], "builtin")
 
     def screen(self, jobs, stop=None):
         for job in jobs:
+            JOBS.append((job.task.id, job.budget, job.tunes))
             known = {found.candidate_sha256 for found in job.earlier}
-            for speedup in ESTIMATES[: job.budget]:
+            for speedup in ESTIMATES[: job.budget if job.tunes else min(job.budget, 3)]:
                 candidate = Candidate(source=f"# {job.task.id} {speedup}", policy="builtin", techniques=(str(speedup),))
                 if candidate.sha256 not in known:
                     yield job, screened_of(job.task, candidate, correct=True, estimate=speedup, spread=0.0)
@@ -106,6 +110,16 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
     assert result.errors == {}
     assert search(tmp_path, budget=4, judged=1).errors == {}
     assert len(list(run.evaluations())) == len(verdicts)
+
+
+def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "FIRST_LOOK", 2)
+    JOBS.clear()
+    search(tmp_path, budget=6, judged=1, minutes=5.0)
+    assert [
+        (name, budget, tunes) for budget, tunes in ((2, False), (4, False), (6, True)) for name in ("one", "two")
+    ] == JOBS
+    assert len(list(RunDirectory(tmp_path).screened())) == 8
 
 
 def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):

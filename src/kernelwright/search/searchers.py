@@ -11,17 +11,18 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Self
 
 import torch
 
-from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import timing_core
+from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import see_one_gpu
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Task
@@ -46,6 +47,10 @@ class ScreenJob:
     seed: int = 0
     slots: int = 1
     """Screening processes for this task."""
+    is_last_try: bool = False
+    """Whether the device's memory was full at the first try."""
+    tunes: bool = True
+    """Whether proposals with an autotuner are looked at too, last and where they can still win."""
 
 
 @dataclass(slots=True)
@@ -82,16 +87,25 @@ class Searchers:
         `stop` is asked before each job; True leaves it and all that follow undone. One thread may call this at a time.
         """
         waiting, lock = iter(jobs), threading.Lock()
+        again: list[ScreenJob] = []
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
 
         def take() -> ScreenJob | None:
             with lock:
                 if self._closing.is_set() or (stop is not None and stop()):
                     return None
-                return next(waiting, None)
+                return next(waiting, None) or (again.pop() if again else None)
+
+        def put_off(job: ScreenJob) -> bool:
+            """Try a job once more, after all others, when fewer tasks share the device's memory."""
+            with lock:
+                if job.is_last_try:
+                    return False
+                again.append(replace(job, is_last_try=True))
+                return True
 
         for member in self._members:
-            member.thread = threading.Thread(target=self._serve, args=(member, take, found), daemon=True)
+            member.thread = threading.Thread(target=self._serve, args=(member, take, put_off, found), daemon=True)
             member.thread.start()
         at_work = len(self._members)
         while at_work:
@@ -105,6 +119,7 @@ class Searchers:
         self,
         member: _Member,
         take: Callable[[], ScreenJob | None],
+        put_off: Callable[[ScreenJob], bool],
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None],
     ) -> None:
         connection: Connection | None = None
@@ -114,9 +129,13 @@ class Searchers:
                     connection = self._start(member)
                 try:
                     connection.send(job)
+                    made = list(job.earlier)
                     while True:
                         answer = connection.recv()
+                        if isinstance(answer, DeviceError) and put_off(replace(job, earlier=tuple(made))):
+                            break
                         found.put((job, answer))
+                        made.append(answer)
                         if not isinstance(answer, Screened):
                             break
                 except (EOFError, OSError) as error:
@@ -181,7 +200,8 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
             try:
                 with ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
                     proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
-                    for _, outcome in pool.screen(proposals.candidates(pool.slots, pool.takes)):
+                    takes = pool.takes if job.tunes else lambda kind: kind is not Compiles.VARIANTS and pool.takes(kind)
+                    for _, outcome in pool.screen(proposals.candidates(pool.slots, takes)):
                         if isinstance(outcome, KernelwrightError):
                             raise outcome
                         proposals.screened.append(outcome)

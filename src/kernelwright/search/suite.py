@@ -65,6 +65,8 @@ class _TaskState:
     """Budget of the latest round of screening that ended."""
     before: float = 1.0
     """Best estimate before that round."""
+    tunes_next: bool = False
+    """Whether only proposals with an autotuner are left to be screened."""
     exhausted: bool = False
     """Whether the policy has nothing more, or the task cannot be screened or judged."""
 
@@ -76,7 +78,7 @@ class _TaskState:
     @property
     def is_settled(self) -> bool:
         """Whether more proposals would hardly help."""
-        gained = self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
+        gained = self.tunes_next or self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
         return self.exhausted or (self.looked_at > 0 and (not gained or room(self.screened) < SETTLED_ROOM))
 
     def owed(self, count: int) -> list[Screened]:
@@ -196,14 +198,15 @@ class SuiteSearch:
     # --- screening ------------------------------------------------------------------------------------------------
 
     def screen(self, searchers: Searchers) -> None:
-        """Screen in rounds: a first look at every task, then more for those with the most room."""
+        """Screen in rounds: a first look at every task, then more for those with the most room, autotuners last of all."""
         try:
             # Without a limit of time all tasks get the whole budget at once.
-            limits = range(FIRST_LOOK, self._budget + FIRST_LOOK, FIRST_LOOK) if self._minutes else [self._budget]
-            for limit in (min(limit, self._budget) for limit in limits):
-                for job, found in searchers.screen(self._round(limit), lambda: self._is_late(SCREENING_SHARE)):
+            limits = range(FIRST_LOOK, self._budget + FIRST_LOOK, FIRST_LOOK) if self._minutes else []
+            rounds = [*((min(limit, self._budget), False) for limit in limits), (self._budget, True)]
+            for limit, tunes in rounds:
+                for job, found in searchers.screen(self._round(limit, tunes), lambda: self._is_late(SCREENING_SHARE)):
                     if found is None:
-                        self._end_round(self._states[job.task.sha256], job.budget)
+                        self._end_round(self._states[job.task.sha256], job)
                         continue
                     self._keep(job.task, found)
                     if self._is_late(SCREENING_SHARE):
@@ -217,22 +220,22 @@ class SuiteSearch:
         finally:
             self._screening_over.set()
 
-    def _round(self, limit: int) -> Iterator[ScreenJob]:
+    def _round(self, limit: int, tunes: bool) -> Iterator[ScreenJob]:
         with self._keeping:
             states = sorted(self._states.values(), key=lambda state: -room(state.screened))
         for state in states:
-            if not self._is_screened(state) and len(state.screened) < limit:
-                yield ScreenJob(state.task, limit, tuple(state.screened))
+            if not self._is_screened(state) and len(state.screened) < limit and (tunes or not state.tunes_next):
+                yield ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
 
-    def _end_round(self, state: _TaskState, budget: int) -> None:
+    def _end_round(self, state: _TaskState, job: ScreenJob) -> None:
         with self._keeping:
             if self._ended.is_set():
                 return
             earlier = ranked(state.screened[: state.looked_at])
             state.before = max([1.0, *(one.estimate or 0.0 for one in earlier[:1])])
-            state.looked_at = budget
-            if len(state.screened) < budget:
-                state.exhausted = True
+            state.looked_at = job.budget
+            if len(state.screened) < job.budget:
+                state.tunes_next, state.exhausted = not job.tunes, job.tunes
                 done = sorted(one.task.sha256 for one in self._states.values() if one.exhausted)
                 self._run.write_json("exhausted.json", done)
 
@@ -247,7 +250,7 @@ class SuiteSearch:
             while not self._ended.is_set():
                 over = self._screening_over.is_set()
                 with self._keeping:
-                    ready = [one for one in self._states.values() if over or self._is_screened(one)]
+                    ready = [one for one in self._states.values() if over or one.tunes_next or self._is_screened(one)]
                     ready.sort(key=lambda state: -state.best)
                     jobs = [
                         Job(state.task, one.candidate())
