@@ -178,7 +178,7 @@ def test_the_source_of_a_live_model_can_be_found():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("import torch\n", "import torch, no_such_module\n", "its module.*no_such_module"),
+        ("import torch\n", "import torch, no_such_module\n", "the module of t to run.*no_such_module"),
         ("return [3]", "return 3", "list from get_init_inputs.*found int"),
         ("return [3]", "raise ValueError('here')", "get_init_inputs.*here"),
         ("return [3]", "raise ValueError", "get_init_inputs.*ValueError"),
@@ -194,8 +194,10 @@ def test_inputs_must_be_a_list_and_models_modules():
         live(GOOD.replace("    return [torch.randn(2, 3)", "    return 3 #")).inputs(0, CPU)
     with pytest.raises(TaskError, match=r"get_inputs.*ZeroDivisionError"):
         live(GOOD.replace("    return [torch.randn(2, 3)", "    1 / 0\n    return [0")).inputs(0, CPU)
-    with pytest.raises(TaskError, match=r"Model.*TypeError"):
+    with pytest.raises(TaskError, match=r"Model\(\) of t .*TypeError.*'size'\. Have get_init_inputs\(\) return a list"):
         live(GOOD.replace("return [3]", "return []")).model(0, CPU)
+    with pytest.raises(TaskError, match=r"Model\('a'\) of t .*, in line 7 of t\. Have get_init_inputs"):
+        live(GOOD.replace("return [3]", "return ['a']")).model(0, CPU)
     plain = GOOD.replace("(torch.nn.Module)", "").replace("super().__init__()", "pass")
     with pytest.raises(TaskError, match=r"torch\.nn\.Module from Model.*found Model"):
         live(plain).model(0, CPU)

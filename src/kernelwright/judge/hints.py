@@ -7,7 +7,8 @@ from kernelwright.records.models import Reason
 HINTS: dict[Reason, str] = {
     Reason.SYNTAX_ERROR: "mend the line that Python's parser names",
     Reason.NO_MODEL_NEW: "define a class ModelNew(torch.nn.Module) at the top level of the file",
-    Reason.BUILD_FAILED: "mend the first error above; ModelNew takes what get_init_inputs() returns",
+    Reason.BUILD_FAILED: "mend the first error above; ModelNew takes what get_init_inputs() returns, and its file imports "
+    "installed packages only, nothing beside it",
     Reason.BUILD_TIMEOUT: "build less at import, or raise --build-timeout",
     Reason.RUNTIME_ERROR: "mend the error above; forward must take other values of the task's inputs too",
     Reason.TIMEOUT: "make calls faster, or raise budget_s",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kernelwright.tasks.input_sets import INPUT_SETS, InputSet, is_inexact
 from kernelwright.tasks.loading import LiveTask, bring_to_life, device_is_full, printing_aside, seed_generators
-from kernelwright.tasks.source import read_source, task_from_file
-from kernelwright.tasks.suites import load_task
+from kernelwright.tasks.source import read_source
+from kernelwright.tasks.suites import load_task, task_from_file
 
 __all__ = [
     "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "printing_aside",

@@ -9,16 +9,21 @@ from __future__ import annotations
 import contextlib
 import linecache
 import sys
+import traceback
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
+from kernelwright.tasks.bundling import line_in_file
 from kernelwright.tasks.source import check_task_source
+
+_CONSTRUCTOR = "Have get_init_inputs() return a list of the arguments that Model's constructor takes."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,8 @@ class LiveTask:
         Raises:
             TaskError: the constructor raised, or `Model` is no module.
         """
-        with _seeded(seed, device), _as_task_error(self.task, "Model"):
+        given = ", ".join(repr(item)[:40] for item in self.init_inputs)
+        with _seeded(seed, device), _as_task_error(self.task, f"Model({given})", _CONSTRUCTOR):
             built = self.module.Model(*self.init_inputs)
         if not isinstance(built, torch.nn.Module):
             raise TaskError(f"Wanted a torch.nn.Module from Model of {self.task.id}; found {type(built).__name__}.")
@@ -64,12 +70,12 @@ def bring_to_life(task: Task) -> LiveTask:
     """
     check_task_source(task.source, task.origin or task.id)
     name = f"kernelwright_task_{task.sha256[:12]}"
-    filename = f"<task {task.id}>"
+    filename = _filename(task)
     # inspect.getsource, which Triton and torch.jit need, reads from here.
     linecache.cache[filename] = (len(task.source), None, task.source.splitlines(keepends=True), filename)
     module = types.ModuleType(name)
     module.__file__ = filename
-    with _seeded(0, torch.device("cpu")), _as_task_error(task, "its module"):
+    with _seeded(0, torch.device("cpu")), _as_task_error(task, "the module"):
         exec(compile(task.source, filename, "exec"), module.__dict__)
     with _seeded(0, torch.device("cpu")), _as_task_error(task, "get_init_inputs"):
         init_inputs = module.get_init_inputs()
@@ -110,16 +116,40 @@ def printing_aside() -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _as_task_error(task: Task, what: str) -> Iterator[None]:
+def _as_task_error(task: Task, what: str, to_do: str = "") -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
         if device_is_full(error):
             raise  # others may have filled it: not the task's fault
-        text = str(error).strip().splitlines()
         raise TaskError(
-            f"Wanted {what} of task {task.id} to run; it raised {type(error).__name__}: {text[0] if text else ''}"
+            f"Wanted {what} of {task.origin or task.id} to run; it raised {described(error, task, to_do)}"
         ) from error
+
+
+def described(error: BaseException, task: Task, to_do: str = "") -> str:
+    """An exception of a task's own code in one line: its kind, its message, where it was raised, and what to do."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        to_do = f"Put {top}.py or the package {top} into the folder of the task's file, or install it."
+    elif isinstance(error, ImportError) and "relative import" in first:
+        to_do = "Leave out the dot before the module's name: a task's file is no part of a package."
+    return f"{type(error).__name__}: {first.rstrip('.')}{_place(error, task)}. {to_do}".rstrip()
+
+
+def _place(error: BaseException, task: Task) -> str:
+    """The innermost line of the task's own files that an exception came through; empty where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == _filename(task):
+            return f", in line {line_in_file(task.source, frame.lineno or 1)} of {Path(task.origin or task.id).name}"
+        if frame.filename.startswith("<") and frame.filename.endswith(".py>"):
+            return f", in line {frame.lineno} of {frame.filename[1:-1]}"
+    return ""
+
+
+def _filename(task: Task) -> str:
+    return f"<task {task.id}>"
 
 
 def _to_device(item: Any, device: torch.device) -> Any:

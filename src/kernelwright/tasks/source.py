@@ -10,25 +10,18 @@ from pathlib import Path
 
 from kernelwright.errors import TaskError, UsageError
 from kernelwright.files import TEXT_LIMIT_BYTES, has_text_name, read_regular
-from kernelwright.records import Task
 
 REQUIRED_NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 
-def task_from_file(path: Path) -> Task:
-    """A task from a Python file in KernelBench's format; only its syntax and names are checked here."""
-    source = read_source(path, "a task")
-    check_task_source(source, str(path))
-    return Task(id=path.stem, source=source, origin=str(path))
-
-
-def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> str:
+def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError, *, may_be_empty: bool = False) -> str:
     """The text of a Python file.
 
     Args:
         path: The file.
         what: What it should hold, in words.
         wrong: What to raise.
+        may_be_empty: Whether an empty file is a text too.
 
     Raises:
         UsageError: it is missing, is no regular file, is empty, too large or is not UTF-8 text, or its name is not.
@@ -50,9 +43,22 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError) -> s
         raise wrong(f"{wanted}; found {len(data)} bytes that are not UTF-8 text.") from error
     if "\0" in text:
         raise wrong(f"{wanted}; found binary data with null bytes.")
-    if not text.strip():
+    if not text.strip() and not may_be_empty:
         raise wrong(f"{wanted}; the file is empty.")
     return text
+
+
+def parsed(source: str, what: str) -> ast.Module:
+    """The syntax tree of a task's text or of a module that it imports.
+
+    Raises:
+        TaskError: it is not Python.
+    """
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise TaskError(f"Wanted {what}; it is not valid Python{line}: {getattr(error, 'msg', error)}.") from error
 
 
 def check_task_source(source: str, where: str) -> None:
@@ -61,13 +67,7 @@ def check_task_source(source: str, where: str) -> None:
     Raises:
         TaskError: it is not, or does not.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise TaskError(
-            f"Wanted a task in {where}; it is not valid Python{line}: {getattr(error, 'msg', error)}."
-        ) from error
+    tree = parsed(source, f"a task in {where}")
     defined: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

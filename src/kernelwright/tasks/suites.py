@@ -9,11 +9,12 @@ from pathlib import Path
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_entries, builtin_task, near_names
+from kernelwright.tasks.bundling import bundled
 from kernelwright.tasks.cuda_l1 import entries_from_release
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.kernelbench import entries_from_checkout, entries_from_hub
 from kernelwright.tasks.selection import chosen_tasks
-from kernelwright.tasks.source import task_from_file
+from kernelwright.tasks.source import check_task_source, read_source
 
 SUITE_NAMES = ("builtin", "kernelbench", "cuda-l1")
 _PLACES = {"kernelbench": "a checkout of KernelBench", "cuda-l1": "a JSON lines file of CUDA-L1's release"}
@@ -48,6 +49,17 @@ def load_task(name_or_path: str, path: Path | None = None) -> Task:
     except OSError as error:
         raise TaskError(f"Wanted a task, a file or an id; found {name_or_path[:40]!r}...: {error.strerror}.") from error
     return task_from_file(file) if is_file else builtin_task(name_or_path)
+
+
+def task_from_file(path: Path) -> Task:
+    """A task from a Python file in KernelBench's format, with the modules beside it that it imports; nothing is executed.
+
+    Raises:
+        TaskError: it cannot be read, is no task, or imports a module from its folder that cannot be read.
+    """
+    source = read_source(path, "a task")
+    check_task_source(source, str(path))
+    return Task(id=path.stem, source=bundled(source, path.parent), origin=str(path))
 
 
 def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (1, 2, 3), hub: bool = False) -> Suite:

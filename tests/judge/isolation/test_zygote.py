@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -417,3 +418,11 @@ def test_only_named_variables_reach_the_zygote(monkeypatch):
 def test_torch_is_imported_before_the_first_fork(judge):
     assert not judge.evaluate(RELU, candidate("raise RuntimeError('no')")).accepted
     assert "libtorch_cpu" in Path(f"/proc/{judge._zygote.process.pid}/maps").read_text()
+
+
+def test_workers_have_no_modules_from_the_folder_that_the_program_was_started_in(tmp_path, monkeypatch):
+    others = sys.path[1:]
+    monkeypatch.chdir(tmp_path)
+    for first, kept in ((str(tmp_path), False), ("", False), ("/elsewhere", True)):
+        monkeypatch.setattr(sys, "path", [first, *others])
+        assert zygote._installed_path() == ([first, *others] if kept else others)

@@ -17,7 +17,7 @@ from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_tasks
 from kernelwright.tasks.families import family_of, family_tasks
-from kernelwright.tasks.source import task_from_file
+from kernelwright.tasks.suites import task_from_file
 
 SHINGLE = 4
 """Tokens in a row that are compared. Our choice."""

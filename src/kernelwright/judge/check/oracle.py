@@ -15,8 +15,10 @@ from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
+from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
+_ARGUMENTS = "Have get_inputs() return a list of the arguments that Model.forward takes."
 _HARDLY_SEEN = 0.01
 """Root mean square of a parameter below which its effect may vanish in rounding."""
 _SEEN = 0.5
@@ -176,7 +178,11 @@ class Oracle:
         try:
             return self._forward(self.model, fresh)
         except OutOfDomainError as error:
-            raise TaskError(f"Wanted the reference to run on its own inputs; {error}") from error
+            task = self._live.task
+            raise TaskError(
+                f"Wanted the reference of {task.origin or task.id} to run on its own inputs; "
+                f"it raised {described(error.__cause__ or error, task, _ARGUMENTS)}"
+            ) from error
 
     def random_state(self, generator: torch.Generator) -> State:
         """New weights of the same size: scaled, shifted and nowhere at a default such as 0 or 1.

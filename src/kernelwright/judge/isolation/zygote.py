@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import kernelwright
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.worker import serving  # imports torch once, for all workers that are forked off
@@ -66,6 +67,18 @@ class Ending(NamedTuple):
     """`memory` or `processes` when the watch ended it; None otherwise."""
 
 
+def _installed_path() -> list[str]:
+    """`sys.path` without the folder that Python put there for the program it was started with.
+
+    A candidate stands alone: it must not find modules there, beside a task perhaps.
+    """
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    started = {"", os.getcwd(), *([os.path.dirname(os.path.abspath(program))] if program else [])}
+    first, *others = sys.path
+    ours = str(Path(kernelwright.__file__).parents[1])
+    return sys.path if first not in started or first == ours else others
+
+
 class Zygote:
     """The parent's handle on the fork server, which leaves the processor's core `off` free, as do its forks."""
 
@@ -83,7 +96,7 @@ class Zygote:
             "from kernelwright.judge.isolation import zygote; zygote.main(int(sys.argv[1]))"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(sys.path)],
+            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(_installed_path())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
