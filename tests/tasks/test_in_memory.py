@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from kernelwright.errors import ModelError
+from kernelwright.judge.isolation import zygote
 from kernelwright.tasks import bring_to_life
 from kernelwright.tasks.in_memory import (
     Inputs,
@@ -195,6 +196,15 @@ def test_a_model_elsewhere_than_its_inputs_is_refused():
     assert device_of(nn.ReLU(), call.examples) == torch.device("cpu")
     with pytest.raises(ModelError, match="on cpu or cuda; found it on meta"):
         tried(nn.Linear(2, 2, device="meta"), [Inputs(torch.ones(1, 2, device="meta"))])
+
+
+def test_workers_find_the_modules_of_the_program_that_defines_the_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with folder_on_path(tmp_path / "model"):
+        assert zygote._installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
+    assert sys.path[0] == ""
+    assert str(tmp_path) not in zygote._installed_path()
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path):

@@ -203,10 +203,12 @@ def _loaded(name: str) -> Any:
 
 @contextlib.contextmanager
 def folder_on_path(folder: Path) -> Iterator[None]:
-    """Processes that are started in here find the files in a folder, and what this process imports from the working
-    directory."""
+    """Processes that are started in here find the files in a folder, and what this process imports from the folder of its
+    program, which defines the model."""
     before = list(sys.path)
-    sys.path[:] = [entry or os.getcwd() for entry in before] + [str(folder.resolve())]
+    whole = [entry or os.getcwd() for entry in before]
+    # Workers leave out the first entry, the program's folder: here it is wanted, and comes once more.
+    sys.path[:] = [*whole, whole[0], str(folder.resolve())]
     try:
         yield
     finally:
