@@ -144,7 +144,9 @@ def test_a_local_model_is_a_path_and_may_have_an_adapter(place, opened):
         pytest.param(["--policy", "api", "--model", "m"], 3, "OPENAI_API_KEY is not set", marks=NEEDS_CLIENT),
         (["--policy", "local"], 3, "none was named"),
         (["--policy", "local", "--model", "nowhere/at-all.gguf"], 3, "nowhere/at-all.gguf"),
-        (["--policy", "local", "--model", "/nowhere/at-all"], 3, "Wanted a folder with a model at /nowhere/at-all"),
+        (["--policy", "local", "--model", "/nowhere/at-all"], 3, "there is nothing at /nowhere/at-all"),
+        (["--policy", "local", "--model", "models/nothing"], 3, "there is nothing at models/nothing"),
+        (["--policy", "local", "--model", "models/nothing", "--adapter", "runs/nothing"], 3, "nothing at models/nothing"),
         pytest.param(["--policy", "api", "--model", "m", "--adapter", "lora"], 2, "adapter", marks=NEEDS_CLIENT),
         (["--policy", "local", "--model", "m", "--base-url", "http://x/v1"], 2, "base_url"),
         pytest.param(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ def test_an_illegal_schedule(cubin, tmp_path, capsys):
 def test_show(cubin, capsys):
     status, text, _ = run(capsys, "show", cubin)
     assert status == 0
+    assert {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2].isalpha()} == {
+        "B01----",
+        "R-,",
+        "W-,",
+        "Y",
+        "S04",
+        "a--",
+    }
     assert "softmax: sm_80" in text
     assert "EXIT" in text
     status, text, _ = run(capsys, "show", cubin, "--json")
@@ -162,3 +171,58 @@ def test_a_kernel_that_is_not_there(cubin, capsys):
     status, _, error = run(capsys, "show", cubin, "--kernel", "other")
     assert status == 2
     assert "wanted kernel 'other', found ['softmax']" in error
+
+
+SPECS = """
+import triton
+import triton.language as tl
+from kernelwright.gpu.launch_spec import TensorArgument
+from kernelwright.gpu.triton_spec import TritonSpec
+
+
+@triton.jit
+def doubled(x_ptr, out_ptr):
+    at = tl.program_id(0) * 128 + tl.arange(0, 128)
+    tl.store(out_ptr + at, tl.load(x_ptr + at) * 2)
+
+
+ARGUMENTS = [TensorArgument(name="x_ptr", dtype="fp32", shape=(1024,))]
+ARGUMENTS += [TensorArgument(name="out_ptr", dtype="fp32", shape=(1024,), role="output")]
+SPECS = {"doubled": TritonSpec(kernel=doubled, arguments=ARGUMENTS, grid=(8,))}
+"""
+
+
+def test_a_triton_kernel_becomes_a_cubin_without_a_gpu(tmp_path, capsys):
+    source, out = tmp_path / "kernels.py", tmp_path / "k.cubin"
+    source.write_text(SPECS)
+    status, text, error = run(capsys, "compile", f"{source}:doubled", "--architecture", "86", "--out", out, "--json")
+    assert (status, error) == (0, "")
+    assert json.loads(text) == {"out": str(out), "architecture": 86, "kernels": ["doubled"]}
+    status, text, _ = run(capsys, "show", out)
+    assert (status, text.split(",")[0]) == (0, "doubled: sm_86")
+
+
+@pytest.mark.toolchain
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_cuda_source_becomes_a_cubin_and_a_cubin_does_not(tmp_path, capsys):
+    source, out = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source.write_text('extern "C" __global__ void doubled(float *x) { x[threadIdx.x] *= 2; }')
+    assert run(capsys, "compile", source, "--out", out)[:2] == (
+        0,
+        f"{out}: doubled for sm_90; `kernelwright sass show {out}` prints it\n",
+    )
+    assert run(capsys, "compile", out, "--out", tmp_path / "again.cubin")[0] == 2
+    source.write_text("no C++")
+    status, text, error = run(capsys, "compile", source, "--out", out)
+    assert (status, text) == (2, "")
+    assert error.startswith(f"error: Wanted a kernel that compiles in {source}; ")
+
+
+@pytest.mark.parametrize(
+    "source", ["nothing.cu", "nothing.py:kernel", "nothing.toml", "nothing.cubin", "corpus:nothing", "."]
+)
+def test_what_cannot_be_compiled_is_one_line(source, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, text, error = run(capsys, "compile", source, "--out", "k.cubin")
+    assert (status, text, error.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "k.cubin").exists()

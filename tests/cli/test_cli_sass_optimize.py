@@ -100,6 +100,7 @@ def test_without_a_gpu_it_says_so_and_invents_nothing(no_gpu, tmp_path, capsys):
     status, text, error = run(capsys, "optimize", "corpus:softmax", "--agent", "greedy", "--out", tmp_path / "run", "--json")
     assert (status, text) == (3, "")
     assert error.startswith("error: wanted the CUDA driver")
+    assert "--backend static-issue-cycles or simulated-issue" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
 

@@ -475,7 +475,7 @@ def test_the_plain_template_spells_conversations_as_training_does(model):
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path):
-    with pytest.raises(PolicyError, match=r"GGUF file at .*nothing\.gguf"):
+    with pytest.raises(PolicyError, match=r"there is nothing at .*nothing\.gguf"):
         LocalModel.load(Weights(path=str(tmp_path / "nothing.gguf")))
     (tmp_path / "junk.gguf").write_bytes(b"not a model")
     (tmp_path / "empty").mkdir()

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles
-from kernelwright.errors import UsageError
+from kernelwright.errors import DeviceError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
 from kernelwright.gpu import disassemble, driver
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
-from kernelwright.gpu.target import find_target
+from kernelwright.gpu.target import find_target, require_architecture
 from kernelwright.judge.schedules.confirm import CONFIRMING, PROCESSES, Confirmation, ScheduleTrial, confirm
 from kernelwright.judge.schedules.contained import ContainedLauncher
 from kernelwright.judge.schedules.measure import GpuBackend
@@ -230,8 +230,18 @@ def find_game(
         return _game_of_cubin(text, backend, architecture, gpus, kernel_name)
     # A mistyped name is told wherever it is typed, also where there is no GPU.
     build = find_target(text)
-    default = driver.gpu_identity(0).architecture if backend == GPU_BACKEND else DEFAULT_ARCHITECTURE
+    default = _gpu_architecture() if backend == GPU_BACKEND else DEFAULT_ARCHITECTURE
     return open_game(_as_asked(build(architecture or default), text, architecture, kernel_name), backend, gpus)
+
+
+def _gpu_architecture() -> int:
+    """The GPU's architecture; the error where there is none names the backends that need none."""
+    try:
+        return driver.gpu_identity(0).architecture
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}, or choose a model that needs no GPU and gives no times: --backend {' or '.join(SIMULATED_BACKENDS)}"
+        ) from error
 
 
 def _game_of_cubin(text: str, backend: str, architecture: int | None, gpus: int, kernel_name: str | None) -> Game:
@@ -247,7 +257,7 @@ def _game_of_cubin(text: str, backend: str, architecture: int | None, gpus: int,
     with naming_file(text):
         program = load(data, disassemble)
     found = program.image.architecture
-    _require_architecture(found, text, architecture)
+    require_architecture(found, text, architecture)
     return Game(Path(text).stem, program, simulated_testbed(backend, found, gpus), kernel_name)
 
 
@@ -258,13 +268,5 @@ def _as_asked(target: Target, text: str, architecture: int | None, kernel_name: 
             f"Wanted the kernel {kernel_name}, found {text}, which launches {target.spec.entry}. A kernel is chosen only "
             "in a bare cubin; leave it out."
         )
-    _require_architecture(target.architecture, text, architecture)
+    require_architecture(target.architecture, text, architecture)
     return target
-
-
-def _require_architecture(found: int, text: str, wanted: int | None) -> None:
-    if wanted not in (None, found):
-        raise UsageError(
-            f"Wanted code for sm_{wanted}, found {text}, which is sm_{found} already. An architecture is chosen only for "
-            "what is compiled here; leave it out."
-        )

@@ -22,6 +22,11 @@ STAGES = ("sft", "self-supervised", "contrastive")
     metavar="FILE.toml",
     help="What to train, on what and how: docs/training.md, and recipes/ for examples.",
 )
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="The model to train, in place of the file's model.base: a folder, a GGUF file, a hub name or tiny-random.",
+)
 @options.out_option
 @click.option(
     "--time-limit",
@@ -31,7 +36,9 @@ STAGES = ("sft", "self-supervised", "contrastive")
     help="Save and end after this time; the same command resumes.",
 )
 @options.json_option
-def command(stage: str, config_file: Path, out: Path | None, limit_s: float | None, as_json: bool) -> None:
+def command(
+    stage: str, config_file: Path, model: str | None, out: Path | None, limit_s: float | None, as_json: bool
+) -> None:
     """Train one of the three stages after CUDA-L1, under the judge.
 
     Writes evaluations.jsonl, rollouts.jsonl, metrics.jsonl, TensorBoard events, checkpoints and, when finished, the trained
@@ -41,12 +48,12 @@ def command(stage: str, config_file: Path, out: Path | None, limit_s: float | No
     from kernelwright.contrastive.stages.config import read_stage
     from kernelwright.contrastive.stages.run import train
 
-    config = read_stage(stage, config_file)
+    config = read_stage(stage, config_file, model)
     with (
         results_only(),
         options.run_directory(out, "train", stage) as path,
         says_what_was_kept(lambda: options.kept_in(path)),
-        in_file(config_file),
+        in_file(config_file, "--model" if model else ""),
     ):
         say(f"run directory {path}")
         result = train(config, path, say=say, limit_s=limit_s)

@@ -68,7 +68,32 @@ def find_target(text: str) -> Callable[[int], Target]:
         target = Target(described.spec(), cubin, read_cubin(cubin).architecture)
         return lambda architecture: target
     source = path.parent / (described.source or "")
-    return functools.partial(_from_source, described, _read(source).decode("utf-8", errors="replace"), source)
+    return functools.partial(_from_source, described, _text_of(source), source)
+
+
+def compile_cubin(text: str, architecture: int) -> bytes:
+    """Compile the source that a name stands for: CUDA C++ in a `.cu` file, or a target that is no cubin yet.
+
+    Raises:
+        UsageError, ToolchainError: as `load_target`; also where the target is compiled, for another architecture.
+    """
+    path = Path(text)
+    if path.suffix == ".cubin":
+        raise UsageError(f"Wanted source to compile, found {text}, which is machine code already. Use it as it is.")
+    if path.suffix == ".cu":
+        return _compiled_cuda(_text_of(path), architecture, (), path, "Correct the kernel.")
+    target = load_target(text, architecture)
+    require_architecture(target.architecture, text, architecture)
+    return target.cubin
+
+
+def require_architecture(found: int, text: str, wanted: int | None) -> None:
+    """Raise UsageError where a target is machine code of another architecture than was asked for."""
+    if wanted not in (None, found):
+        raise UsageError(
+            f"Wanted code for sm_{wanted}, found {text}, which is sm_{found} already. An architecture is chosen only for "
+            "what is compiled here; leave it out."
+        )
 
 
 def _absent(text: str) -> str:
@@ -102,12 +127,15 @@ def _from_spec(spec: TritonSpec, name: str, path: Path, architecture: int) -> Ta
 
 def _from_source(described: LaunchFile, source: str, path: Path, architecture: int) -> Target:
     wanted = described.architecture or architecture
+    advice = "Correct the kernel, or the launch file's `options` or `architecture`."
+    return Target(described.spec(), _compiled_cuda(source, wanted, described.options, path, advice), wanted)
+
+
+def _compiled_cuda(source: str, architecture: int, options: tuple[str, ...], path: Path, advice: str) -> bytes:
     try:
-        cubin = compile_cuda(source, wanted, described.options)
+        return compile_cuda(source, architecture, options)
     except CompilationError as error:
-        advice = "Correct the kernel, or the launch file's `options` or `architecture`."
         raise UsageError(f"Wanted a kernel that compiles in {path}; {_words(error)}. {advice}") from error
-    return Target(described.spec(), cubin, wanted)
 
 
 def save_target(target: Target, folder: Path) -> Path:
@@ -137,10 +165,15 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
         with contextlib.redirect_stdout(sys.stderr):
             found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"Wanted {path} to run, found {type(error).__name__}: {error}. Correct the file.") from error
+        triton = isinstance(error, ModuleNotFoundError) and error.name == "triton"
+        do = "Install it with pip install 'kernelwright[triton]'." if triton else "Correct the file."
+        raise UsageError(f"Wanted {path} to run, found {type(error).__name__}: {error}. {do}") from error
     specs = getattr(module, "SPECS", None)
     if not isinstance(specs, dict) or not specs or not all(isinstance(spec, TritonSpec) for spec in specs.values()):
-        raise UsageError(f"Wanted `SPECS: dict[str, TritonSpec]` in {path}, found {type(specs).__name__}. Define it.")
+        raise UsageError(
+            f"Wanted `SPECS: dict[str, TritonSpec]` in {path}, found {type(specs).__name__}. Define it "
+            "as examples/sass/bias_gelu.py does: machine code depends on the types of a kernel's arguments."
+        )
     return specs
 
 
@@ -149,8 +182,12 @@ def _see_that_it_is_there(names: Collection[str], name: str, text: str) -> None:
         raise UsageError(f"Wanted one of {', '.join(names)}, found {text!r}. Name one after a colon.")
 
 
+def _text_of(path: Path) -> str:
+    return _read(path).decode("utf-8", errors="replace")
+
+
 def _read(path: Path) -> bytes:
     try:
         return read_regular(path, BINARY_LIMIT_BYTES)
     except OSError as error:
-        raise UsageError(f"Wanted a file at {path}, found: {error.strerror}. Check the path in the launch file.") from error
+        raise UsageError(f"Wanted a file at {path}, found: {error.strerror}. Check the path.") from error

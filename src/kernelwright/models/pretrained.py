@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from kernelwright.errors import PolicyError
+from kernelwright.models.location import missing_path
+from kernelwright.models.tiny import TINY, tiny_model, tiny_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class Weights(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
-    """A folder, a GGUF file, or a name on the hub."""
+    """A folder, a GGUF file, a name on the hub, or `tiny-random`."""
     gguf_file: str = ""
     """A GGUF file within `path`, when that is a folder or a name on the hub."""
     adapter: str = ""
@@ -53,6 +55,8 @@ def require_pretrained(weights: Weights) -> None:
     Raises:
         PolicyError: it is not there, or not a model.
     """
+    if weights.path == TINY:
+        return
     where, options = _location(weights)
     if options:
         return
@@ -73,10 +77,14 @@ def load_pretrained(weights: Weights) -> tuple[Any, Any]:
     dtype = weights.dtype if weights.dtype != "auto" else ("bfloat16" if device.startswith("cuda") else "float32")
     unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options, **unpacked
-        )
+        model: Any
+        if weights.path == TINY:
+            model, tokenizer = tiny_model(dtype=getattr(torch, dtype)), tiny_tokenizer()
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(where, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options, **unpacked
+            )
         if weights.adapter:
             from peft import PeftModel
 
@@ -112,15 +120,13 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _location(weights: Weights) -> tuple[str, dict[str, str]]:
-    """The arguments of `from_pretrained`."""
+    """The arguments of `from_pretrained`; raises PolicyError for a path where there is nothing."""
+    for wanted, name in (("a model's folder or GGUF file", weights.path), ("an adapter's folder", weights.adapter)):
+        if missing := missing_path(name):
+            raise PolicyError(f"Wanted {wanted}; {missing}")
     path = Path(weights.path)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise PolicyError(f"Wanted a GGUF file at {path}; there is none. Give the path of one.")
         return str(path.parent), {"gguf_file": path.name}
-    if not path.exists() and (path.is_absolute() or weights.path.startswith((".", "~"))):
-        # The hub would say what is wrong with it as a name there.
-        raise PolicyError(f"Wanted a folder with a model at {path}; there is none. Give the path of one.")
     return weights.path, {"gguf_file": weights.gguf_file} if weights.gguf_file else {}
 
 
@@ -135,7 +141,8 @@ def _forget_packing(model: Any) -> None:
 def _no_model(weights: Weights, error: Exception) -> PolicyError:
     return PolicyError(
         f"Wanted a causal language model from {weights.path}; {_first_line(error)} Give a folder with config.json, "
-        "weights and tokenizer, a GGUF file, or a name on the hub that this machine can reach."
+        'weights and tokenizer, a GGUF file, or a name on the hub that this machine can reach; docs/models.md, "Getting a '
+        'model", says where models come from.'
     )
 
 

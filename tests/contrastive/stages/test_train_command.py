@@ -39,9 +39,9 @@ def test_a_configuration_that_cannot_work_is_one_line_that_says_why(text, said, 
 @pytest.mark.parametrize(
     ("stage", "base", "expected", "said"),
     [
-        ("sft", "nothing", 2, "there is none"),
+        ("sft", "nothing", 2, "there is nothing at"),
         ("sft", "empty", 3, "a folder with config.json"),
-        ("contrastive", "nothing", 2, "there is none"),
+        ("contrastive", "nothing", 2, "there is nothing at"),
     ],
 )
 def test_a_model_that_is_not_there_is_named_before_anything_is_judged(
@@ -67,6 +67,14 @@ device = "cpu"
     assert status == expected
     assert f"{tmp_path}/{base}" in error
     assert said in error
+
+
+def test_a_model_on_the_command_line_takes_the_place_of_the_files(tmp_path, capsys):
+    config = written(tmp_path / "c.toml", "[model]\nbase = 'owner/name-on-the-hub'\n")
+    assert cli.main(["train", "sft", "--config", config, "--model", "models/nothing", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "there is nothing at models/nothing" in error
+    assert f"The file is {config}, besides --model." in error
 
 
 def test_a_file_in_the_place_of_the_run_directory_is_told_before_the_model_is_looked_up(tmp_path, capsys):

@@ -15,29 +15,39 @@ from kernelwright.cli.group import HelpfulGroup
 from kernelwright.cli.options import FiniteRange, NamedPath, device_name, require_together, run_directory
 from kernelwright.cli.output import emit_json, format_speedup, results_only, say, says_what_was_kept
 from kernelwright.cli.sass.cache import cache
+from kernelwright.cli.sass.compile import ARCHITECTURES, compile_source, write_cubin
 
 if TYPE_CHECKING:
     from kernelwright.assembly.search import AssemblyResult
     from kernelwright.sass import Kernel, Program
 
 NOT_LEGAL = 1
-ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
-"""Architectures that docs/sass.md describes."""
+LEGEND = """
+Columns: address, control word, instruction. `*` marks an instruction that stays at its address; `--` begins a basic block.
+The control word, such as B01----:R-:W2:-:S04:a--, says when the instruction issues:
+  B01----  it waits until scoreboards 0 and 1 are empty
+  R-, R3   its sources have been read when scoreboard 3 is empty; - for none
+  W-, W2   its result is there when scoreboard 2 is empty; - for none
+  Y        the scheduler may switch to another warp after it
+  S04      the next instruction of its warp issues 4 cycles later
+  a--      its source operands a, b, c stay in the operand cache for the next instruction"""
+"""Key to the output of `show`."""
 
 _cubin = NamedPath()
 _kernel_option = click.option("--kernel", "kernel_name", metavar="NAME", help="Only this kernel.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
-@click.group("sass", cls=HelpfulGroup, short_help="Show, play, check, optimize and deploy machine-code schedules.")
+@click.group("sass", cls=HelpfulGroup, short_help="Compile, show, play, check, optimize and deploy machine code.")
 def sass() -> None:
-    """Look at, re-schedule, check, tune and deploy the machine code of a cubin.
+    """Compile, look at, re-schedule, check, tune and deploy the machine code of a cubin.
 
     A disassembler of the cubin's generation or a later one is needed: the Triton wheel ships one,
     KERNELWRIGHT_NVDISASM names another.
     """
 
 
+sass.add_command(compile_source)
 sass.add_command(cache)
 command = sass
 
@@ -47,10 +57,9 @@ command = sass
 @_kernel_option
 @_json_option
 def show(cubin: Path, kernel_name: str | None, as_json: bool) -> None:
-    """Print CUBIN's instructions: address, control word, text, and what may move.
+    """Print CUBIN's instructions: address, control word, text, and what may move. A legend follows.
 
-    The control word reads B<waits>:R<read scoreboard>:W<write scoreboard>:<Y if yielding>:S<stall>:<reuse>.
-    A leading `*` marks an instruction pinned to its address; `--` begins a basic block.
+    `kernelwright sass compile` makes a cubin.
     """
     program = _load(cubin)
     kernels = program.kernels if kernel_name is None else (program.kernel(kernel_name),)
@@ -64,6 +73,7 @@ def show(cubin: Path, kernel_name: str | None, as_json: bool) -> None:
         return
     for kernel in kernels:
         _show_text(kernel, program.image.architecture)
+    click.echo(LEGEND)
 
 
 def _show_text(kernel: Kernel, architecture: int) -> None:
@@ -123,7 +133,6 @@ def play(cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name
     Fewer moves are played when no further legal one is found.
     """
     from kernelwright.errors import InfrastructureError, UsageError
-    from kernelwright.files import replace_file
     from kernelwright.gpu import disassemble
     from kernelwright.sass import Schedule, check_report
 
@@ -150,10 +159,7 @@ def play(cubin: Path, moves: int, seed: int, out: Path, paper: bool, kernel_name
         raise InfrastructureError(
             f"wanted a legal schedule from legal moves, found {report.violations[0]}; nothing was written"
         )
-    try:
-        replace_file(out.resolve(), mutated)  # what a link points to, not the link
-    except OSError as error:
-        raise UsageError(f"wanted to write {out}, found: {error.strerror}; name a writable file") from error
+    write_cubin(out, mutated)
     result = {
         "out": str(out),
         "played": played,

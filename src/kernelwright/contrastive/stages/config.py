@@ -415,14 +415,17 @@ STAGES: dict[str, type[SupervisedConfig] | type[SelfSupervisedConfig] | type[Con
 """The stages by the names that the command line gives them."""
 
 
-def read_stage(stage: str, path: Path) -> StageConfig:
-    """A stage's configuration from a TOML file.
+def read_stage(stage: str, path: Path, model: str | None = None) -> StageConfig:
+    """A stage's configuration from a TOML file; `model` takes the place of its `model.base`.
 
     Raises:
         ConfigError: no such file or stage, not TOML, an unknown key, or a value out of range.
     """
     with config.in_file(path):
-        return stage_from(stage, config.read_toml(path), str(path))
+        values = config.read_toml(path)
+        if model is not None and isinstance(values.setdefault("model", {}), dict):
+            values["model"]["base"] = model
+        return stage_from(stage, values, str(path))
 
 
 def stage_from(stage: str, values: dict[str, Any], where: str = "the configuration") -> StageConfig:
@@ -435,8 +438,8 @@ def stage_from(stage: str, values: dict[str, Any], where: str = "the configurati
         raise ConfigError(f"Wanted a stage, one of {', '.join(STAGES)}; found {stage!r}.")
     if not isinstance(values.get("model"), dict) or not values["model"].get("base"):
         raise ConfigError(
-            f"Wanted a model to train in {where}; found none. Set `base` in its [model] table: a hub id, a folder or a "
-            "GGUF file."
+            f"Wanted a model to train in {where}; found none. Set `base` in its [model] table, or give --model: a hub id, "
+            "a folder or a GGUF file."
         )
     _check_names(STAGES[stage], values, "")
     return config.build(STAGES[stage], values)

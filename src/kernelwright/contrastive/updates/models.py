@@ -8,6 +8,7 @@ from typing import Any
 from kernelwright.contrastive.stages.config import ModelSection
 from kernelwright.contrastive.updates.dependencies import require_training_packages
 from kernelwright.errors import ConfigError
+from kernelwright.models.location import missing_path
 
 GPU_ATTENTION = "eager"
 """Attention while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
@@ -74,12 +75,8 @@ def _check(section: ModelSection) -> None:
         )
     if section.adapter is not None and not section.adapter.is_dir():
         raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
-    base = section.base
-    path = Path(base)
-    # `owner/name` is a hub id unless such a folder exists; anything with more of a path is a folder.
-    local = path.suffix == ".gguf" or path.is_absolute() or base.startswith((".", "~")) or base.count("/") > 1
-    if local and not path.exists():
-        raise ConfigError(f"Wanted a model's folder or GGUF file at model.base = {base}; there is none. Check the path.")
+    if missing := missing_path(section.base):
+        raise ConfigError(f"Wanted a model at model.base; {missing}")
 
 
 def model_name(section: ModelSection) -> str:
