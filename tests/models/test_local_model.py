@@ -20,7 +20,8 @@ from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.factory import chat_model
 from kernelwright.models.local import LocalModel, LocalSettings
 from kernelwright.models.pretrained import Weights
-from tests.models.tiny_model import tiny_model, tiny_tokenizer, vocabulary
+from kernelwright.models.tiny import tiny_vocabulary
+from tests.models.tiny_model import tiny_model, tiny_tokenizer
 from tests.quick import exhaustive_but
 
 TEXTS = ("hi", "a longer prompt with more words in it", "of middle length", "hi there")
@@ -181,9 +182,9 @@ def test_answers_stop_where_the_model_says_so(model):
 
 
 def test_the_end_of_a_turn_in_the_template_ends_an_answer(model):
-    assert vocabulary().index("<|im_end|>") in sampler(model)._stop_ids
-    assert vocabulary().index("<|im_end|>") not in sampler(model, template=False)._stop_ids
-    assert vocabulary().index("<|endoftext|>") in sampler(model, template=False)._stop_ids
+    assert tiny_vocabulary().index("<|im_end|>") in sampler(model)._stop_ids
+    assert tiny_vocabulary().index("<|im_end|>") not in sampler(model, template=False)._stop_ids
+    assert tiny_vocabulary().index("<|endoftext|>") in sampler(model, template=False)._stop_ids
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 17])
@@ -435,7 +436,7 @@ def write_gguf(model, path: Path) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     # Byte-level BPE with two merges, for readers expect some; their tokens take the places of two bytes.
-    words = vocabulary()
+    words = tiny_vocabulary()
     words[254:256] = "yz", "zy"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
@@ -547,3 +548,12 @@ def test_vllm_is_told_what_was_asked_for(monkeypatch):
     assert [[found.text for found in group] for group in answers] == [["ho", "ho"]] * 4
     assert local.usage.completion_tokens == 16
     assert local.usage.prompt_tokens == 12
+
+
+def test_the_tiny_model_needs_no_files_and_is_the_same_every_time():
+    prompt = [[Message("user", "hi")]]
+    first, second = (
+        chat_model("local", path="tiny-random", device="cpu").sample(prompt, count=1, sampling=greedy(5)) for _ in range(2)
+    )
+    assert first[0][0].completion_tokens == 5
+    assert first[0][0].text == second[0][0].text

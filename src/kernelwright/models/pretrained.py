@@ -78,6 +78,7 @@ def load_pretrained(weights: Weights) -> tuple[Any, Any]:
     unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
     try:
         model: Any
+        tokenizer: Any
         if weights.path == TINY:
             model, tokenizer = tiny_model(dtype=getattr(torch, dtype)), tiny_tokenizer()
         else:

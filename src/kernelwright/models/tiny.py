@@ -28,16 +28,17 @@ def tiny_vocabulary() -> list[str]:
     return [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL]
 
 
-def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(template: str | None = TEMPLATE) -> Any:
     """A tokenizer whose tokens are single bytes."""
     inner = Tokenizer(BPE(vocab={word: index for index, word in enumerate(tiny_vocabulary())}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(list(SPECIAL))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=SPECIAL[0], chat_template=template)
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=inner, eos_token=SPECIAL[0], chat_template=template)
 
 
-def tiny_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen2ForCausalLM:
+def tiny_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A Qwen2 of two layers with 330,000 weights, the same every time; `changes` are fields of its configuration."""
     words = tiny_vocabulary()
     options = {
@@ -55,4 +56,5 @@ def tiny_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen2ForCa
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Qwen2ForCausalLM(Qwen2Config(**options | changes)).to(dtype).eval()
+        model: Any = Qwen2ForCausalLM(Qwen2Config(**options | changes))
+    return model.to(dtype).eval()
