@@ -13,7 +13,6 @@ from kernelwright.errors import PolicyError
 from kernelwright.models.accounting import Meter, Usage
 from kernelwright.models.answers import CompletionFailure
 from kernelwright.models.chat import Completion, Message, Sampling
-from kernelwright.models.location import missing_path
 
 
 class VllmSettings(BaseModel):
@@ -31,6 +30,8 @@ class VllmModel:
     """A `ChatModel` in vLLM's offline engine; raises PolicyError where vLLM cannot load the model."""
 
     def __init__(self, settings: VllmSettings) -> None:
+        from kernelwright.models.pretrained.location import missing_path
+
         if missing := missing_path(settings.path):
             raise PolicyError(f"Wanted a model's folder; {missing}")
         self._vllm = importlib.import_module("vllm")

@@ -8,7 +8,6 @@ from typing import Any
 from kernelwright.contrastive.stages.config import ModelSection
 from kernelwright.contrastive.updates.dependencies import require_training_packages
 from kernelwright.errors import ConfigError
-from kernelwright.models.location import missing_path
 
 GPU_ATTENTION = "eager"
 """Attention while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
@@ -75,6 +74,8 @@ def _check(section: ModelSection) -> None:
         )
     if section.adapter is not None and not section.adapter.is_dir():
         raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
+    from kernelwright.models.pretrained.location import missing_path
+
     if missing := missing_path(section.base):
         raise ConfigError(f"Wanted a model at model.base; {missing}")
 

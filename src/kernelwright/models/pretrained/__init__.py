@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from kernelwright.errors import PolicyError
-from kernelwright.models.location import missing_path
-from kernelwright.models.tiny import TINY, tiny_model, tiny_tokenizer
+from kernelwright.models.pretrained.location import missing_path
+from kernelwright.models.pretrained.tiny import TINY, tiny_model, tiny_tokenizer
 
 log = logging.getLogger(__name__)
 
