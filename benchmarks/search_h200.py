@@ -2,6 +2,7 @@
 
     python3 benchmarks/search_h200.py --out DIR --seconds 340 --commit "$(git rev-parse HEAD)"
     python3 benchmarks/search_h200.py --out DIR --suite cuda-l1 --path h100.json --seconds 340 --commit SHA
+    python3 benchmarks/search_h200.py --out DIR --suite cuda-l1 --path h100.json --phases race --seconds 560 --commit SHA
     python3 benchmarks/search_h200.py --out /tmp/dry --device cpu --tasks diag_matmul,row_softmax --seconds 200
 
 Phases, each of which goes on where the last run in the same directory stopped:
@@ -9,7 +10,11 @@ Phases, each of which goes on where the last run in the same directory stopped:
 - `optimize`: the command `kernelwright optimize` on one layer, from its start to the confirmed winner;
 - `screen`: all proposals of the built-in policy for every task;
 - `judge`: the best three of each task, and the winner once more;
-- `agree`: on some tasks every candidate that screening called right, so that the winners can be compared.
+- `harness`: KernelBench's own evaluation of the same candidates, a process for each, one after another; it needs
+  `--kernelbench`, a copy of its repository of which `src/kernelbench` is enough;
+- `agree`: on some tasks every candidate that screening called right, so that the winners can be compared;
+- `race`: `kernelwright bench --policy builtin` over the suite, killed when a slice of time is over; its minutes are the sum
+  of all slices. Only where it is named.
 
 Every record is on disk when it is made, and `summary.json` is rewritten after it: a run that is killed keeps all. On a CPU
 the numbers show that the script runs to its end, and nothing else.
@@ -18,6 +23,7 @@ the numbers show that the script runs to its end, and nothing else.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -32,6 +38,7 @@ from typing import Any
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
+from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
 from kernelwright.records.screened import Screened
@@ -39,11 +46,16 @@ from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.search.selection import next_to_judge, ranked
 from kernelwright.tasks.suites import load_suite
 
-PHASES = ("optimize", "screen", "judge", "agree")
-SHARES = {"optimize": 0.5, "screen": 0.6, "judge": 0.6, "agree": 1.0}
+PHASES = ("optimize", "screen", "judge", "harness", "agree")
+SHARES = {"optimize": 0.5, "screen": 0.5, "judge": 0.5, "harness": 0.3, "agree": 1.0, "race": 1.0}
 """Share of the time that is left which a phase may take."""
+HARNESS = Path(__file__).with_name("kernelbench_harness.py")
+HARNESS_LIMIT_S = 180.0
+"""KernelBench's own limit for a candidate."""
 ENDING_S = 8.0
 """Time kept for ending the processes, seconds."""
+STARTED_S = 0.1
+"""Seconds of the phase `task` above which a candidate has waited for its process to start."""
 NEAR = 0.97
 """Speedup of the winner by screening, in multiples of the best judged one, from which both are alike."""
 LAYER = """import torch
@@ -90,7 +102,7 @@ class Campaign:
         for found in run.evaluations():
             if found.task_sha256 in self.judged:
                 self._kept(found)
-        self.state: dict[str, Any] = {"phase_s": {}, "counts": {}, "done": [], "errors": {}, "optimize": []}
+        self.state: dict[str, Any] = {"phase_s": {}, "counts": {}, "done": [], "errors": {}, "optimize": [], "harness": {}}
         self.state |= run.read_json("state.json") or {}
         self.over = threading.Event()
         self._keeping = threading.Lock()
@@ -154,6 +166,10 @@ class Campaign:
             "judged": sum(map(len, self.judged.values())),
             "confirmed": sum(one.is_improvement for found in self.confirmed.values() for one in found.values()),
             "judged_per_minute": per_minute("judge"),
+            "kernelbench_harness_per_minute": per_minute("harness"),
+            "kernelbench_harness_right": sum(one.get("correct", False) for one in self.state["harness"].values()),
+            "race": self.state.get("race"),
+            "race_minutes": round(self.state["phase_s"].get("race", 0.0) / 60, 2),
             "phase_s": self.state["phase_s"],
             "search_minutes": round(sum(self.state["phase_s"].get(name, 0.0) for name in ("screen", "judge")) / 60, 2),
             "geomean_judged": math.exp(sum(map(math.log, best)) / len(best)) if best else None,
@@ -168,18 +184,26 @@ class Campaign:
             "judged_reasons": Counter(
                 str(one.reason) for found in self.judged.values() for one in found.values() if one.reason is not None
             ),
-            "spent_s": self._spent_s(),
+            "spent_s": {
+                kind.name.lower(): self._spent_s([one for one in self._every if compiles(one.source) is kind])
+                for kind in Compiles
+            },
             "errors": self.state["errors"],
             "rows": [self._row(task) for task in self.tasks],
         }
 
-    def _spent_s(self) -> dict[str, float]:
-        """Mean seconds of a screened candidate by phase."""
-        found = [one for several in self.screened.values() for one in several]
+    @property
+    def _every(self) -> list[Screened]:
+        return [one for several in self.screened.values() for one in several]
+
+    def _spent_s(self, found: list[Screened]) -> dict[str, float]:
+        """Number of candidates, how often one had to wait for its process to start, and mean seconds by phase."""
         total = Counter[str]()
         for one in found:
             total.update(one.spent_s)
-        return {name: round(seconds / len(found), 4) for name, seconds in total.items()}
+        started = sum(one.spent_s.get("task", 0.0) > STARTED_S for one in found)
+        means = {name: round(seconds / len(found), 4) for name, seconds in total.items()}
+        return {"count": len(found), "started": started, **means}
 
     def _row(self, task: Task) -> dict[str, Any]:
         order = ranked(self.screened[task.sha256])
@@ -279,6 +303,71 @@ class Campaign:
 
         self._judge(limit_s, "agree", all_of)
 
+    def harness(self, limit_s: float) -> None:
+        """Evaluate candidates with KernelBench's own code, one of each task in turn."""
+        if self.options.kernelbench is None:
+            return
+        began_s = time.monotonic()
+        turns = itertools.zip_longest(*(ranked(self.screened[task.sha256]) for task in self.tasks))
+        owed = [one for turn in turns for one in turn if one is not None]
+        sources = {task.sha256: task.source for task in self.tasks}
+        files = [self.run.path / name for name in ("harness-task.py", "harness-candidate.py")]
+        for one in owed:
+            left_s = limit_s - (time.monotonic() - began_s)
+            key = f"{one.task} {one.candidate_sha256}"
+            if key in self.state["harness"]:
+                continue
+            if left_s < ENDING_S:
+                return
+            for path, text in zip(files, (sources[one.task_sha256], one.source), strict=True):
+                path.write_text(text, encoding="utf-8")
+            command = [sys.executable, str(HARNESS), str(self.options.kernelbench), *map(str, files)]
+            start_s = time.monotonic()
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, timeout=min(HARNESS_LIMIT_S, left_s), check=False, text=True
+                )
+            except subprocess.TimeoutExpired:
+                if left_s < HARNESS_LIMIT_S:
+                    return
+                told: dict[str, Any] = {"error": "its limit of time"}
+            else:
+                told = {"error": done.stderr[-500:]} if done.returncode else json.loads(done.stdout.splitlines()[-1])
+            self.state["harness"][key] = told | {"seconds": round(time.monotonic() - start_s, 2)}
+            print(f"harness: {one.task} {', '.join(one.techniques)}: {self.state['harness'][key]}", flush=True)
+            self.state["counts"]["harness"] = len(self.state["harness"])
+            self._spend("harness", began_s)
+
+    def race(self, limit_s: float) -> None:
+        """Search the whole suite by the command, or go on with it, and kill it when the time is over."""
+        if (self.state.get("race") or {}).get("finished"):
+            return
+        began_s = time.monotonic()
+        folder, options = self.run.path / "race", self.options
+        command = [sys.executable, "-m", "kernelwright", "bench", options.suite, "--device", options.device]
+        command += ["--policy", "builtin", "--budget", str(options.budget), "--out", str(folder), "--json"]
+        command += ["--baselines", options.baselines, *(["--path", str(options.path)] if options.path else [])]
+        command += ["--only", options.tasks] if options.tasks else []
+        with (self.run.path / "race.log").open("a") as log:
+            try:
+                done = subprocess.run(command, stdout=log, stderr=log, timeout=limit_s, check=False)
+                status: int | None = done.returncode
+            except subprocess.TimeoutExpired:
+                status = None
+        race = RunDirectory(folder)
+        verdicts = list(race.evaluations())
+        self.state["race"] = {
+            "finished": status == 0,
+            "slices": (self.state.get("race") or {}).get("slices", 0) + 1,
+            "screened": sum(1 for _ in race.screened()),
+            "judged": sum(one.policy != "baseline" for one in verdicts),
+            "confirmed": sum(one.confirms and one.is_improvement for one in verdicts),
+            "baselines": sum(one.policy == "baseline" for one in verdicts),
+        }
+        if status:
+            self.state["errors"]["race"] = f"status {status}; see race.log"
+        self._spend("race", began_s)
+
     def _best_of(self, task: Task) -> list[Job]:
         if task.sha256 not in self.state["done"]:
             return []
@@ -354,10 +443,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--suite", default="builtin", help="`builtin`, `kernelbench` or `cuda-l1`")
     parser.add_argument("--path", type=Path, help="of the suite: a checkout, or a JSON lines file of CUDA-L1's release")
     parser.add_argument("--tasks", default="", help="ids, with commas between; all by default")
-    parser.add_argument("--phases", default=",".join(PHASES), help="of " + ", ".join(PHASES))
+    parser.add_argument("--phases", default=",".join(PHASES), help="of " + ", ".join(SHARES))
     parser.add_argument("--budget", type=int, default=24, help="proposals for a task")
     parser.add_argument("--searchers", type=int, help="tasks that are screened at once")
     parser.add_argument("--judges", type=int, default=6, help="judges at once")
+    parser.add_argument("--kernelbench", type=Path, help="copy of KernelBench's repository, for the phase `harness`")
+    parser.add_argument("--baselines", default="eager,compile,cudagraph", help="of the race")
     parser.add_argument("--agreement", type=int, default=20, help="tasks of which all candidates are judged")
     options = parser.parse_args(arguments)
     end_s = time.monotonic() + options.seconds
