@@ -8,7 +8,10 @@ from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
-from kernelwright.pools.screening import ScreeningPool
+from kernelwright.pools.compiling import Compiles
+from kernelwright.pools.local import Job
+from kernelwright.pools.screening import ScreeningPool, ScreeningProcess
+from kernelwright.pools.screens import Screens
 from kernelwright.records import Candidate, Reason, Task
 from tests.quick import exhaustive_but
 from tests.samples import module
@@ -121,3 +124,24 @@ def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again(mon
         (found,) = look(pool, RIGHT)
         assert found.correct
         assert pool._processes[0].worker.spec.gate is not calls[0]
+
+
+@pytest.mark.exhaustive
+def test_candidates_of_several_tasks_are_looked_at_and_a_broken_task_is_missing():
+    broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
+    other = Task(id="other", source=TASK.source + "# other\n")
+    jobs = [Job(task, Candidate(source=text)) for task in (TASK, broken, other) for text in (RIGHT, WRONG)]
+    with Screens(["cpu"], SETTINGS) as screens:
+        found = {(job.task.id, job.candidate.source): one.correct for job, one in screens.look(jobs)}
+        assert list(screens.look([])) == []
+    assert found == {(task.id, text): text == RIGHT for task in (TASK, other) for text in (RIGHT, WRONG)}
+
+
+def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any(pool):
+    first, *_ = pool._processes
+    assert all(pool.takes(kind) for kind in Compiles)
+    pool._free.remove(first)
+    assert not any(pool.takes(kind) for kind in Compiles)
+    pool._free.append(ScreeningProcess(pool))
+    assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.VARIANTS]
+    pool._free[:] = [first]

@@ -16,6 +16,7 @@ from kernelwright.contrastive.prompts import AnswerForm, Prompt, whole_source
 from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, read_lines, sha256_of
 from kernelwright.records.rewards import Reward
+from kernelwright.records.screened import Screened
 
 
 class Rollout(BaseModel):
@@ -55,6 +56,8 @@ class Rollout(BaseModel):
     verdict: Verdict | None = None
     """None where it was not judged, or by a search: then the verdict is in `evaluations.jsonl`."""
     reason: Reason | None = None
+    estimate: float | None = None
+    """Screening's estimate of the speedup, where the reward rests on it and not on a verdict."""
     reward: float | None = None
     """Value of the named reward."""
     smoothed: float | None = None
@@ -132,6 +135,11 @@ class Rollout(BaseModel):
                 "smoothed": smoothed,
             }
         )
+
+    def screened(self, found: Screened, reward: Reward, smoothed: float | None = None) -> Rollout:
+        """With what was estimated of it; the judge did not take it."""
+        told = {"reason": found.reason, "estimate": found.estimate, "reward": reward.estimated(found), "smoothed": smoothed}
+        return self.model_copy(update=told)
 
 
 class RolloutLog:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from kernelwright.errors import ConfigError
 from kernelwright.records import Evaluation
+from kernelwright.records.screened import Screened
 
 FLOOR = 0.0
 """Reward of a failed or rejected implementation (CUDA-L1, table 3: "score 0")."""
@@ -35,6 +36,17 @@ MILESTONE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """What the reward of an accepted candidate depends on."""
+
+    task: str
+    task_sha256: str
+    speedup: float | None
+    speedup_low: float | None
+    """Lower end of its interval; of an estimate, the estimate less its spread."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reward:
     """A reward function."""
 
@@ -42,7 +54,7 @@ class Reward:
     """Name in a configuration."""
     floor: float
     """Reward of a rollout that failed, was rejected or cheated; no accepted one gets less."""
-    accepted: Callable[[Evaluation], float]
+    accepted: Callable[[Timed], float]
     """Reward of an accepted candidate, before the floor."""
     needs_time: bool = True
     """True when an accepted candidate must have been timed."""
@@ -55,7 +67,16 @@ class Reward:
         """
         if evaluation is None or not evaluation.accepted:
             return self.floor
-        return max(self.floor, self.accepted(evaluation))
+        found = Timed(evaluation.task, evaluation.task_sha256, evaluation.speedup, evaluation.speedup_low)
+        return max(self.floor, self.accepted(found))
+
+    def estimated(self, found: Screened) -> float:
+        """The reward of a candidate that was screened and not judged; raises as a call does."""
+        if not found.correct:
+            return self.floor
+        estimate, spread = found.estimate, found.spread or 0.0
+        low = None if estimate is None else estimate * math.exp(-spread)
+        return max(self.floor, self.accepted(Timed(found.task, found.task_sha256, estimate, low)))
 
 
 def conservative(speedup: float) -> float:
@@ -79,7 +100,7 @@ def reward_named(
         ConfigError: there is no such reward.
     """
 
-    def milestone(evaluation: Evaluation) -> float:
+    def milestone(evaluation: Timed) -> float:
         faster = _low(evaluation)
         if faster <= MILESTONE:
             return 1.0
@@ -99,20 +120,20 @@ def reward_named(
     return known[name] if floor is None else replace(known[name], floor=floor)
 
 
-def _log(evaluation: Evaluation) -> float:
+def _log(evaluation: Timed) -> float:
     speedup = max(conservative(_speedup(evaluation)), 2**-LOG_LIMIT)
     return min(LOG_LIMIT, math.log2(speedup))
 
 
-def _speedup(evaluation: Evaluation) -> float:
+def _speedup(evaluation: Timed) -> float:
     return _timed(evaluation, evaluation.speedup)
 
 
-def _low(evaluation: Evaluation) -> float:
+def _low(evaluation: Timed) -> float:
     return _timed(evaluation, evaluation.speedup_low)
 
 
-def _timed(evaluation: Evaluation, value: float | None) -> float:
+def _timed(evaluation: Timed, value: float | None) -> float:
     if value is None:
         raise ConfigError(
             f"Wanted a timed evaluation of the task {evaluation.task}; it was accepted without a time. "

@@ -82,6 +82,10 @@ class JudgedRun:
         """The first measurement of a candidate, if it has been judged."""
         return self._known.get(proposal.key)
 
+    def of(self, key: Key) -> Evaluation | None:
+        """The same by hashes."""
+        return self._known.get(key)
+
     def keep(self, evaluation: Evaluation) -> None:
         """Write an evaluation that was made elsewhere, such as a re-measurement."""
         self.run.append(evaluation)

@@ -55,10 +55,11 @@ def rollout_metrics(rollouts: Sequence[Rollout], evaluations: Mapping[tuple[str,
     parsed = [item for item in rollouts if item.candidate_sha256 is not None]
     found = [evaluations.get((item.task_sha256, item.candidate_sha256 or "")) for item in parsed]
     judged = [item for item in found if item is not None]
+    estimated = sum(item.verdict is None and item.estimate is not None for item in parsed)
     speedups = [item.speedup for item in judged if item.accepted and item.speedup is not None]
     rewards = [item.reward for item in rollouts if item.reward is not None]
     metrics = {
-        "success_rate": sum(item.accepted for item in judged) / count,
+        "success_rate": (sum(item.accepted for item in judged) + estimated) / count,
         "parse_rate": len(parsed) / count,
         "hack_rate": sum(item.reason in CHEATING for item in judged) / count,
     }

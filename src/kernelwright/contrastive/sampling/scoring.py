@@ -18,6 +18,7 @@ from kernelwright.contrastive.reverification import (
     reverify,
 )
 from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING, rollout_metrics
 from kernelwright.contrastive.smoothing import RewardSmoother
@@ -26,6 +27,7 @@ from kernelwright.models.chat import Completion, Sampling
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.rewards import Reward
+from kernelwright.records.screened import Screened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Scored:
     attempt: Attempt
     rollout: Rollout
     evaluation: Evaluation | None
-    """None for an answer without a candidate, and for one that could not be judged."""
+    """None for an answer without a candidate, and for one that was not or could not be judged."""
     reward: float | None
     """Value that training maximises; None for what could not be judged, which must not count either way."""
     copied: bool = False
@@ -79,6 +81,7 @@ class Scorer:
         copies: Reward of an answer that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
             rollout's own `reward` is its score either way.
         verification: For candidates too good to be believed at once; None believes the judge's first word.
+        estimator: Lets estimates stand for a share of the verdicts; None has every candidate judged.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class Scorer:
         smoother: RewardSmoother | None = None,
         copies: Literal["score", "floor"] = "score",
         verification: Verification | None = None,
+        estimator: Estimator | None = None,
     ) -> None:
         self.judged = judged
+        self._estimator = estimator
         self.smoother = smoother
         self._reward = reward
         self._form = form
@@ -120,16 +125,18 @@ class Scorer:
         proposals = [self._proposal(attempt, rollout) for attempt, rollout in zip(attempts, rollouts, strict=True)]
         given = [proposal for proposal in proposals if proposal is not None]
         best = {proposal.task.sha256: self._best(proposal.task) for proposal in given}
-        found = self.judged.judge(given)
+        estimates = {} if self._estimator is None else self._estimator.estimate(given, best)
+        found = self.judged.judge([proposal for proposal in given if proposal.key not in estimates])
         settled = self._settle({proposal.key: proposal for proposal in given}, found, best)
         if self._database is not None:
             self._database.add_all(settled.values())
         self._note_hacks(settled.values())
         evaluations = [settled.get(proposal.key) if proposal is not None else None for proposal in proposals]
+        guessed = [None if proposal is None else estimates.get(proposal.key) for proposal in proposals]
         # A candidate without an evaluation met a fault of the machine: it earns nothing, neither good nor bad.
         plain = [
-            None if proposal is not None and evaluation is None else self._reward(evaluation)
-            for proposal, evaluation in zip(proposals, evaluations, strict=True)
+            None if proposal is not None and evaluation is None and guess is None else self._reward_of(evaluation, guess)
+            for proposal, evaluation, guess in zip(proposals, evaluations, guessed, strict=True)
         ]
         copied = [is_copy(attempt, proposal) for attempt, proposal in zip(attempts, proposals, strict=True)]
         smoothed = self._smoothed(
@@ -139,18 +146,29 @@ class Scorer:
             ]
         )
         scored = []
-        for attempt, rollout, evaluation, raw, value, copy in zip(
-            attempts, rollouts, evaluations, plain, smoothed, copied, strict=True
+        for attempt, rollout, evaluation, guess, raw, value, copy in zip(
+            attempts, rollouts, evaluations, guessed, plain, smoothed, copied, strict=True
         ):
-            kept = rollout if raw is None else rollout.judged(evaluation, self._reward, value if self.smoother else None)
+            shown = value if self.smoother else None
+            if guess is not None:
+                kept = rollout.screened(guess, self._reward, shown)
+            else:
+                kept = rollout if raw is None else rollout.judged(evaluation, self._reward, shown)
             scored.append(Scored(attempt, kept, evaluation, value, copy))
         self._write([item.rollout for item in scored])
         return scored
 
+    def _reward_of(self, evaluation: Evaluation | None, guess: Screened | None) -> float:
+        return self._reward(evaluation) if guess is None else self._reward.estimated(guess)
+
     def metrics(self, scored: Sequence[Scored]) -> dict[str, float]:
         """Metrics of a batch that was scored."""
         found = {(each.task_sha256, each.candidate_sha256): each for each in self.judged.evaluations()}
-        return rollout_metrics([item.rollout for item in scored], found)
+        values = rollout_metrics([item.rollout for item in scored], found)
+        if self._estimator is not None:
+            rollouts = [item.rollout for item in scored]
+            values |= self._estimator.metrics((one.task_sha256, one.candidate_sha256 or "") for one in rollouts)
+        return values
 
     def _rollout(self, attempt: Attempt) -> Rollout:
         return Rollout.of(

@@ -305,6 +305,10 @@ class RewardSection(_SettingsTable):
     """Reward of a failure and lowest reward of all, in place of the reward's own floor. With `log`, at -5 (the default) most
     of an advantage says whether an answer was right. So it did at -1, where a model learnt to repeat the reference, a copy
     of which earns 0 (`docs/log.md`)."""
+    screened_share: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of answers whose reward may be screening's estimate, which costs a fraction of a verdict and which a cheat can
+    forge. The judge takes the rest and every suspicious estimate; `screen_disagreement` among the metrics says on what share
+    of those both disagree. Our choice."""
     reverify: bool = True
     """Measure suspicious speedups once more. Paper 2.4.4."""
     suspicious_speedup: float = Field(default=3.0, gt=1)

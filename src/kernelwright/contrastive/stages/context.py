@@ -11,6 +11,7 @@ from typing import Any
 
 import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
+from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.contrastive.sampling.judging import JudgedRun, Say
 from kernelwright.contrastive.sampling.scoring import Verification
@@ -24,10 +25,12 @@ from kernelwright.contrastive.stages.config import (
     SupervisedConfig,
 )
 from kernelwright.contrastive.updates.models import load_for_training
+from kernelwright.errors import ConfigError
 from kernelwright.judge import Settings, devices_of
 from kernelwright.models.chat import ChatModel
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JudgePool
+from kernelwright.pools.screens import Screens
 from kernelwright.records import RunDirectory, sha256_of
 
 Loader = Callable[[ModelSection, int], tuple[Any, Any]]
@@ -66,6 +69,8 @@ class Judging:
     """Second opinion on suspicious improvements."""
     cache: Path | None = None
     """File of evaluations that runs on this machine share (`EvaluationCache`)."""
+    screens: Screens | None = None
+    """Makes estimates, where rewards may rest on them."""
 
     def rewarded(self, run: RunDirectory, say: Say, *, timed: bool) -> JudgedRun:
         """A run's evaluations and a way to get more of them, timed or checked only."""
@@ -81,6 +86,14 @@ class Judging:
     def _judged(self, run: RunDirectory, say: Say, chosen: ConfiguredJudges, label: str) -> JudgedRun:
         cache = None if self.cache is None else EvaluationCache(self.cache, label, chosen.settings)
         return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
+
+    def estimator(self, section: RewardSection, judged: JudgedRun) -> Estimator | None:
+        """Lets estimates stand for a share of the verdicts, where that is wanted; raises ConfigError where it cannot be."""
+        if not section.screened_share:
+            return None
+        if self.screens is None or self.rewards.settings is None or not self.rewards.settings.timed:
+            raise ConfigError("Wanted screened rewards (reward.screened_share); these judges do not time, or elsewhere.")
+        return Estimator(judged, self.screens, section.screened_share, section.suspicious_speedup, section.suspicious_leap)
 
     def verification(self, section: RewardSection) -> Verification | None:
         """The second measurement of suspicious candidates, where that is wanted and possible."""
@@ -180,6 +193,7 @@ def stage_context(
             verifiers=verifiers,
             checker=checker_of(doubts),
             cache=section.shared,
+            screens=stack.enter_context(Screens(devices, settings)),
         )
         yield StageContext(judging, deadline=Deadline(limit_s), say=say)
 

@@ -65,6 +65,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         copies=config.reward.copies,
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
         verification=context.judging.verification(config.reward),
+        estimator=context.judging.estimator(config.reward, judged),
     )
     prompts = prompt_maker(
         config.prompt,
