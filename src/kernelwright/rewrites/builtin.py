@@ -13,7 +13,7 @@ from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
-from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
+from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
 
 _BY_NAME = {rule.name: rule for rule in RULES}
@@ -116,7 +116,12 @@ class Workshop:
                 return "", ()
             fired += fused
         techniques = tuple(dict.fromkeys(fired))
-        return (emit.module(self.task.source, traced, graphs, techniques), techniques) if techniques else ("", ())
+        respelled = RESPELLING.issuperset(techniques)
+        return (
+            (emit.module(self.task.source, traced, graphs, techniques, respelled=respelled), techniques)
+            if techniques
+            else ("", ())
+        )
 
     def _note(self) -> str:
         parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import fx
 
+from kernelwright.judge.check.guard import RESPELLED
 from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
 from kernelwright.rewrites.normalise import aliases_placeholder
 from kernelwright.rewrites.spelling import Speller
@@ -214,7 +215,14 @@ def signature(trace: Trace) -> str:
     return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
 
 
-def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph], techniques: Sequence[str]) -> str:
+def module(
+    source: str,
+    trace: Trace,
+    graphs: tuple[OperatorGraph, OperatorGraph],
+    techniques: Sequence[str],
+    *,
+    respelled: bool = False,
+) -> str:
     """The whole candidate.
 
     Args:
@@ -223,6 +231,7 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
         graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their
         contract.
         techniques: What was done, for the reader.
+        respelled: Whether it is the reference's arithmetic in other words, which the text then says.
 
     Raises:
         UntraceableError: the outputs' structure cannot be printed.
@@ -272,7 +281,8 @@ def module(source: str, trace: Trace, graphs: tuple[OperatorGraph, OperatorGraph
         *(kernel.definition().strip() for kernel in kernels.values()),
         "class ModelNew(Model):",
     ]
-    class_body = [f'"""{DESCRIPTION}"""', "", *lines]
+    description = f"{RESPELLED}. {DESCRIPTION}" if respelled else DESCRIPTION
+    class_body = [f'"""{description}"""', "", *lines]
     parts[-1] += "\n" + textwrap.indent("\n".join(class_body), "    ")
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import torch
 
+from kernelwright.judge.check import generated
 from kernelwright.records import Label
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -59,13 +60,17 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
 }
 
 
-_MODES = re.compile(r"BatchNorm|InstanceNorm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|\.training\b")
-"""Words of a reference that differs between training and evaluation."""
+_MODES = re.compile(
+    r"[Bb]atch_?[Nn]orm|[Ii]nstance_?[Nn]orm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|LSTM|GRU|RNN|\.training\b"
+)
+"""Words of a reference that differs between training and evaluation; a recurrent network passes its mode on."""
+RESPELLED = "The reference's operators in other words"
+"""How the built-in policy describes a rewrite that saves a compiler nothing; whoever else writes it gets a label by it."""
 
 
 def advice(source: str) -> tuple[str, ...]:
-    """Patterns known from cheats that occur in the code, comments and docstrings left out."""
-    text = _code_only(source)
+    """Patterns known from cheats that occur in the code; comments, docstrings and what our generators write are left out."""
+    text = _code_only(source, without_generated=True)
     return tuple(sorted(name for name, pattern in _ADVICE.items() if pattern.search(text)))
 
 
@@ -80,7 +85,7 @@ def static_labels(source: str, reference: str) -> set[Label]:
         labels.add(Label.SPLIT_PRECISION)
     if _GRAPH.search(text):
         labels.add(Label.CUDA_GRAPH)
-    if _WRAPPER.search(text) and not custom and _same_operators(source, reference):
+    if _WRAPPER.search(text) and not custom and (RESPELLED in source or _same_operators(source, reference)):
         labels.add(Label.WRAPPER_ONLY)
     usual = {"depends on the training flag"} if _MODES.search(_code_only(reference)) else set()
     if set(advice(source)) - set(advice(reference)) - usual:
@@ -108,8 +113,8 @@ def parse(source: str) -> ast.Module:
     return ast.parse(source.encode() if len(source) <= READ_CHARACTERS else b"")
 
 
-@lru_cache(maxsize=8)
-def _code_only(source: str) -> str:
+@lru_cache(maxsize=16)
+def _code_only(source: str, *, without_generated: bool = False) -> str:
     """The source without comments and docstrings; other strings stay, since CUDA code is one."""
     if len(source) > READ_CHARACTERS:
         return source[:READ_CHARACTERS]
@@ -117,6 +122,8 @@ def _code_only(source: str) -> str:
         tree = parse(source)
     except PARSE_ERRORS:
         return source
+    if without_generated:
+        tree = generated.without_generated(tree, source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:

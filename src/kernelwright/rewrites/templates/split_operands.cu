@@ -83,7 +83,7 @@ struct Scale {
     __device__ float operator()(float value) const { return unusual ? 0.0f : value * factor; }
 };
 
-// Positive for a scaled value that is too small for two float16, negative for others.
+// Positive for a scaled value that is too small for two halves, negative for others.
 __device__ __forceinline__ int balance_of(float value) { return value == 0 ? 0 : fabsf(value) < NARROW ? 1 : -1; }
 
 __device__ __forceinline__ void store_four(const Operand& o, int row, int k, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {

@@ -1,0 +1,100 @@
+"""Leaves out of a candidate's syntax tree what the built-in policy's generators write the same every time.
+
+A CUDA graph needs a stream and looks where parameters lie; a C++ kernel is called through ctypes with addresses. In the
+generators' own words these are no signs of a cheat. A definition is known by a hash of its exact text, and counts only
+where nothing else in the module gives its name or its library's functions another meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+KNOWN = frozenset(
+    {
+        "bf2763d6fa9fb6fd",  # _Recording, rewrites/wrappers.py
+        "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
+        "25ee996d370bdd20",  # _FolderModules, tasks/bundling.py
+        "0a671d4401d4516c",  # library, rewrites/templates/split_product.cuda.txt
+        "48e3f94389c98ffa",  # Product, the same
+        "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.py
+        "1c6c86e9d67e5c4a",  # split, the same
+    }
+)
+"""Hashes of definitions, by `digest`; a test compares them with what the generators write."""
+
+_CALL = re.compile(
+    r"_library\.fused_\d+\((?:ctypes\.c_void_p\(\w+\.data_ptr\(\)\), )*ctypes\.c_int64\((?:torch\.get_num_threads\(\)|1)\)\)"
+)
+"""Call of a C++ kernel: addresses are passed on, and nothing is kept."""
+_SHARED = frozenset({"torch", "ctypes", "sys", "builtins", "subprocess", "os"})
+"""Modules whose functions the definitions use."""
+
+
+def digest(text: str) -> str:
+    """Hash of a definition's text, in which the name of a library of kernels does not count."""
+    return hashlib.sha256(re.sub(r"fused_[0-9a-f]{16}", "fused", text).encode()).hexdigest()[:16]
+
+
+def without_generated(tree: ast.Module, source: str) -> ast.Module:
+    """The tree without known definitions, calls of the kernels that they build, and imports that only these use."""
+    lines = source.split("\n")
+    bound = Counter(_bound(tree))
+    known = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and digest("\n".join(lines[_first_line(node) - 1 : node.end_lineno])) in KNOWN
+        and bound[node.name] == 1
+    }
+    body = [node for node in tree.body if getattr(node, "name", None) not in known]
+    if not known or any(_changes_library(node) for part in body for node in ast.walk(part)):
+        return tree
+    if "_build" in known and bound["_library"] == bound["ctypes"] == 1 and "_library = _build()" in map(ast.unparse, body):
+        body = [_without_calls(node) for node in body]
+    used = {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
+    unused = [f"import {name}" for name in ("ctypes", "subprocess") if name not in used]
+    body = [node for node in body if not (isinstance(node, ast.Import) and ast.unparse(node) in unused)]
+    return ast.Module(body, tree.type_ignores)
+
+
+def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Every name that something is bound to, as often as that happens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield from node.names
+
+
+def _changes_library(node: ast.AST) -> bool:
+    """Whether a node may give a function of a module another meaning."""
+    if isinstance(node, ast.Name):
+        return node.id in ("setattr", "globals", "vars", "exec", "eval")
+    if not isinstance(node, ast.Attribute):
+        return False
+    path = ast.unparse(node)
+    changes = not isinstance(node.ctx, ast.Load) and path.partition(".")[0] in _SHARED
+    return path == "sys.modules" or (changes and not path.startswith("torch.backends."))
+
+
+def _without_calls(node: ast.stmt) -> ast.stmt:
+    """A function that calls a C++ kernel, without that statement."""
+    if not isinstance(node, ast.FunctionDef):
+        return node
+    kept = [part for part in node.body if not _CALL.fullmatch(ast.unparse(part))]
+    node.body = kept or [ast.Pass()]
+    return node

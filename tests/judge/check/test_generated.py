@@ -1,0 +1,101 @@
+"""What the built-in policy's generators write is no sign of a cheat; one changed word of it, or anything beside it, is."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.judge.check import guard
+from kernelwright.judge.check.generated import KNOWN
+from kernelwright.records import Label
+from kernelwright.rewrites import products, wrappers
+from kernelwright.rewrites.builtin import Workshop, _first
+from kernelwright.rewrites.fusion import cpp
+from kernelwright.rewrites.templates import split_product
+from kernelwright.tasks import bundling
+from kernelwright.tasks.builtin import builtin_task, builtin_tasks
+
+REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
+GRAPH = wrappers.wrap(REFERENCE, "cuda-graph", ("cuda-graph",))
+FUSED = f"""import ctypes
+
+import torch.utils.cpp_extension
+
+_SOURCE = "void fused_0(const float* in0, float* out0, long threads)"
+{cpp.BUILD.replace("@name@", "fused_0123456789abcdef")}
+def fused_0(x0):
+    y0 = x0.new_empty([2])
+    _library.fused_0(ctypes.c_void_p(x0.data_ptr()), ctypes.c_void_p(y0.data_ptr()), ctypes.c_int64(1))
+    return y0
+"""
+SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
+BUNDLE = f"_FOLDER_MODULES = {{}}\n{bundling._LOADER}"
+
+
+def is_suspicious(text: str) -> bool:
+    return Label.SUSPICIOUS_SOURCE in guard.static_labels(text, REFERENCE)
+
+
+@pytest.mark.parametrize("text", [GRAPH, FUSED, *SPLIT.values(), BUNDLE + FUSED, FUSED + GRAPH])
+def test_generated_code_is_not_suspicious(text):
+    assert not is_suspicious(text), guard.advice(text)
+
+
+def test_every_known_definition_is_needed(monkeypatch):
+    for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
+        monkeypatch.setattr("kernelwright.judge.check.generated.KNOWN", KNOWN - {one})
+        guard._code_only.cache_clear()
+        assert any(map(is_suspicious, [GRAPH, FUSED, *SPLIT.values()])), one
+    guard._code_only.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (GRAPH, "self.graph.replay()", "pass"),
+        (GRAPH, "static.copy_(item)", "pass"),
+        (FUSED, "return ctypes.CDLL(path)", "return ctypes.CDLL('libc.so.6')"),
+        (FUSED, "return y0", "return seen.setdefault(x0.data_ptr(), y0)"),
+        (FUSED, "ctypes.c_void_p(x0.data_ptr()), ", "ctypes.c_void_p(keep(x0.data_ptr())), "),
+        (FUSED, "    y0 =", "    key = ctypes.c_void_p(x0.data_ptr())\n    y0 ="),
+        (FUSED, "import torch.utils", "import threading\nimport torch.utils"),
+    ],
+)
+def test_a_changed_word_is_suspicious_again(text, old, new):
+    assert old in text
+    assert is_suspicious(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "_library = Keeper()",
+        "def _build():\n    return Keeper()",
+        "for _build in makers: pass",
+        "torch.utils.cpp_extension.load_inline = lambda **_: 'libc.so.6'",
+        "ctypes.c_void_p = Keeper",
+        "setattr(ctypes, 'c_void_p', Keeper)",
+        "import sys\nsys.modules['ctypes'] = Keeper()",
+        "globals()['_library'] = Keeper()",
+    ],
+)
+def test_another_meaning_of_the_names_makes_all_of_it_suspicious_again(more):
+    assert is_suspicious(f"{FUSED}\n{more}\n")
+
+
+def test_a_rewrite_that_saves_a_compiler_nothing_is_a_wrapper_behind_it():
+    workshop = Workshop.open(builtin_task("no_op_chain"), "cpu")
+    built = [built for recipe in _first(workshop) if (built := workshop.build(recipe))]
+    labels = {one.techniques: guard.static_labels(one.source, workshop.task.source) for one in built}
+    assert Label.WRAPPER_ONLY in labels["remove-noops", "compile"]
+    assert Label.WRAPPER_ONLY not in labels["remove-noops",]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_first_candidate_of_a_built_in_task_is_suspicious(device):
+    for task in builtin_tasks():
+        workshop = Workshop.open(task, device)
+        for recipe in _first(workshop):
+            if built := workshop.build(recipe):
+                labels = guard.static_labels(built.source, task.source)
+                assert Label.SUSPICIOUS_SOURCE not in labels, (task.id, built.techniques, guard.advice(built.source))
