@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from kernelwright.judge.check import generated
+from kernelwright.judge import generated
 from kernelwright.records import Label
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
