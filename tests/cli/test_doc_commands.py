@@ -6,6 +6,7 @@ first line is `# NAME.py` is that file; any other is a script of its own.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -139,7 +140,8 @@ def checkout(folder: Path) -> None:
         if path.name in ("Makefile", "pyproject.toml", "benchmarks", "docs", "examples", "recipes", "results", "src", "tests"):
             (folder / path.name).symlink_to(path)
     (folder / ".venv").mkdir()
-    (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (folder / ".venv" / name).symlink_to(Path(sys.prefix) / name)
     (folder / ".venv" / ".ready").touch()
 
 
@@ -160,7 +162,8 @@ def test_every_block_runs_as_it_is_pasted(name, tmp_path):
         try:
             status = running.wait(LIMIT_S)
         finally:
-            os.killpg(running.pid, signal.SIGTERM)  # a service that a block has started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGTERM)  # a service that a block has started
         output.seek(0)
         said = output.read()
     print("\n".join(line for line in said.splitlines() if line.startswith(">>> ")))

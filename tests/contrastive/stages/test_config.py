@@ -39,6 +39,12 @@ def test_the_recipes_are_configurations_that_the_judge_takes_too(stage, name):
     assert config.judge.confirming_settings().processes_min > 1
 
 
+@pytest.mark.parametrize("stage", ["sft", "self-supervised", "contrastive"])
+def test_the_recipes_for_five_minutes_need_no_gpu_and_no_download(stage):
+    config = read_stage(stage, RECIPES / "five_minutes" / f"{stage.replace('-', '_')}.toml", "models/mine")
+    assert (config.judge.device, config.model.base, config.model.tuning) == ("cpu", "models/mine", "full")
+
+
 def test_the_special_cases_of_the_third_stage_differ_from_it_in_what_they_are_named_for_alone():
     contrastive, vanilla, evolutionary = (
         read_stage("contrastive", RECIPES / f"{name}.toml") for name in ("contrastive", "vanilla_grpo", "evolutionary")
