@@ -39,7 +39,7 @@ def model_options(function: Function) -> Function:
         click.option(
             "--model",
             metavar="NAME",
-            help="Language model: an endpoint's name for it; or a folder, a GGUF file or a hub name.",
+            help="Language model: an endpoint's name for it; or a folder, a GGUF file, a hub name or tiny-random.",
         ),
         click.option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, up to and with /v1."),
         click.option("--key-variable", metavar="NAME", help="Environment variable with the endpoint's key."),

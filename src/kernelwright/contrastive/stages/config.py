@@ -40,7 +40,7 @@ class ModelSection(_SettingsTable):
     """The model to train and where it comes from."""
 
     base: str = Field(min_length=1)
-    """A hub id, a folder of a Hugging Face model, or a GGUF file."""
+    """A hub id, a folder of a Hugging Face model, a GGUF file, or `tiny-random`."""
     adapter: Path | None = None
     """LoRA adapter to start from: the previous stage's `final` folder."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
