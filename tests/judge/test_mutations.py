@@ -21,6 +21,7 @@ from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.trial import CheckFindings
 from kernelwright.judge.isolation import side as stage
 from kernelwright.judge.isolation import zygote
+from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.replies import Described
 from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing.triple import ProcessTriple
@@ -317,7 +318,6 @@ def get_init_inputs():
 )
 ONCE = """
 import torch
-from tests.quick import exhaustive_but
 CALLS = [0]
 class ModelNew(torch.nn.Module):
     def __init__(self, features):
@@ -408,7 +408,7 @@ def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Pat
 # --- timing ---------------------------------------------------------------------------------------
 
 
-TIMED = frozenset({"t20_busy_process", "t11_clock_detour", "settled_weights"})
+TIMED = frozenset({"t20_busy_process", "t11_clock_detour", "settled_weights", "chain_of_processes"})
 """Cheats of the tests that follow."""
 
 
@@ -424,6 +424,15 @@ def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Jud
     # A busy machine also shows in the clocks; that defence is the subject of another test.
     monkeypatch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
     found = evaluate(timed, "t20_busy_process")
+    assert found.accepted, found.detail
+
+
+@pytest.mark.exhaustive
+def test_without_a_look_for_new_processes_a_chain_of_them_goes_on(timed: Judge, monkeypatch: Patch) -> None:
+    assert evaluate(timed, "chain_of_processes").reason is Reason.WORK_OUTSIDE_TIMING
+    monkeypatch.setattr(Worker, "_reject_started_while_stopped", lambda self: None)
+    monkeypatch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
+    found = evaluate(timed, "chain_of_processes")
     assert found.accepted, found.detail
 
 

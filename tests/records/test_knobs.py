@@ -44,6 +44,7 @@ def test_knobs_are_read_and_fixed_without_running_anything():
         "KNOBS = {1: (2, 3)}",
         "def f():\n    KNOBS = {'block': (1, 2)}",
         "KNOBS = {'block': (1, 2)} if",
+        f"KNOBS = {{'block': (0x{'F' * 5000}, 2)}}",
     ],
 )
 def test_what_is_no_declaration_has_no_knobs(source):

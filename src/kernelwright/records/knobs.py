@@ -64,6 +64,7 @@ def _declarations(source: str) -> dict[str, tuple[ast.expr, Choices]]:
 def _choices(value: ast.expr) -> Choices | None:
     try:
         literal = ast.literal_eval(value)
+        repr(literal)  # an integer of thousands of digits cannot be written down
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(literal, dict) or not literal:

@@ -218,6 +218,7 @@ class Worker:
         try:
             with contextlib.nullcontext() if self.spec.gate is None else self.spec.gate.request() as lock:
                 if self._still:
+                    self._reject_started_while_stopped()
                     self.resume()
                 start_ns = time.perf_counter_ns()
                 self._channel.send_encoded(data)
@@ -329,6 +330,11 @@ class Worker:
             signal_each(started, signal.SIGSTOP)
             self._paused += started
         return True
+
+    def _reject_started_while_stopped(self) -> None:
+        """Notice a chain of processes that each start the next one and end: none is there long enough to be stopped."""
+        if len(self._paused) > 1 and set(session_members(self.pid)) - set(self._paused):
+            raise self._failure(Reason.WORK_OUTSIDE_TIMING, "it started a process between calls, while it was stopped")
 
     def resume(self) -> None:
         """Let a paused worker go on."""

@@ -267,7 +267,8 @@ def _watch(one: _Watched) -> None:
 def session_members(session: int, *, zombies: bool = False) -> list[int]:
     """Processes of a worker's session, which is all it started: seccomp refuses setsid."""
     members = []
-    for name in os.listdir("/proc"):
+    # The youngest first: one that lives for a millisecond is gone by the end.
+    for name in reversed(os.listdir("/proc")):
         try:
             if not name.isdigit() or os.getsid(int(name)) != session:
                 continue
