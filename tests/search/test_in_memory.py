@@ -96,10 +96,10 @@ class Net(torch.nn.Module):
         return Out(self.scale(x.shape[0]) @ self.linear(x) + shift)
 
 torch.manual_seed(int(sys.argv[1]))
-model, x = Net().eval(), torch.randn(1500, 32)
+model, x = Net().eval(), torch.randn(4000, 32)
 given = kernelwright.Inputs(x, shift=torch.randn(32))
 if sys.argv[2] == "search":
-    settings = Settings.quick(threads=1)
+    settings = Settings(threads=1)
     result = kernelwright.optimize(model, given, out="run", budget=2, judged=1, device="cpu", settings=settings)
     print(result)
     assert result.improved, result
