@@ -13,7 +13,8 @@ from torch import nn
 
 from kernelwright.deploy.placement import ConfirmedCode, hardware_name, load, place, save
 from kernelwright.errors import ModelError, UsageError
-from kernelwright.tasks.in_memory import Inputs, task_of, tried
+from kernelwright.tasks import bring_to_life
+from kernelwright.tasks.in_memory import Inputs, folder_on_path, task_of, tried
 
 
 @dataclasses.dataclass
@@ -179,6 +180,25 @@ def test_what_was_saved_is_put_into_another_instance_with_its_weights(model, tmp
     loaded.eval()
     assert who_ran(loaded, x) == "optimized"
     torch.testing.assert_close(loaded(x).y, other(x).y)
+
+
+@torch.no_grad()
+def test_it_can_be_a_part_of_a_model_and_be_optimized_with_it(model, placed, tmp_path, x):
+    whole = nn.Sequential(placed, nn.Identity()).eval()
+    names = list(whole.state_dict())
+    assert who_ran(placed, x) == "optimized"
+    whole[1] = Last()
+    (call,) = tried(whole, [Inputs(x)])
+    task = task_of(whole, call, tmp_path / "model")
+    with folder_on_path(tmp_path / "model"):
+        judged = bring_to_life(task).model(0, torch.device("cpu"))
+    assert [name.removeprefix("model.") for name in judged.state_dict()] == names
+    torch.testing.assert_close(judged(x), whole(x))
+
+
+class Last(nn.Module):
+    def forward(self, outcome):
+        return outcome.y
 
 
 def test_without_confirmed_code_it_is_the_model(model, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,33 @@ def test_a_script_optimizes_its_own_class_and_another_process_loads_it(tmp_path)
         assert done.stdout.splitlines()[-1] == "OptimizedNet"
         if before is not None:  # other weights of the same model: nothing is searched again
             assert (Path(tmp_path) / "run" / "screened.jsonl").read_bytes() == before
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def first_example(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+
+
+def test_the_first_example_of_the_readme_and_the_start_page_runs(tmp_path, monkeypatch, capsys):
+    """With a stand-in for the search, which takes a minute."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kernelwright.api.run_search", lambda task, out, **options: Search()(task, options["device"], out))
+    example = first_example("README.md")
+    assert first_example("docs/start.md") == example
+    names = {"__name__": "__main__"}
+    exec(example, names)
+    assert "0 of 1 forms" in capsys.readouterr().out
+    assert names["y"].shape == (2048, 64)
+    assert kernelwright.load(names["model"], "net-optimized") is names["model"]
+
+
+@pytest.mark.exhaustive
+def test_the_first_example_runs_as_it_is_pasted(tmp_path):
+    (tmp_path / "net.py").write_text(first_example("README.md"))
+    done = subprocess.run([sys.executable, "net.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.match(
+        r"[01] of 1 forms of inputs are confirmed to be faster; see net-run\n  \(float32\[2048, 64\]\): ", done.stdout
+    )

@@ -214,6 +214,16 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
         task_of(model, tried(model, [Inputs(torch.randn(3, 2))])[0], tmp_path)
 
 
+def test_code_stored_by_value_is_from_a_module_that_can_be_imported(tmp_path):
+    program = {"__name__": "__main__", "nn": nn, "FACTOR": 3.0}
+    exec("class Net(nn.Module):\n    def forward(self, x):\n        return x * FACTOR", program)
+    task = task_of(program["Net"](), tried(program["Net"](), [Inputs(torch.randn(3))])[0], tmp_path)
+    with folder_on_path(tmp_path):
+        forward = type(bring_to_life(task).model(0, torch.device("cpu")).model).forward
+    assert forward.__globals__["__name__"] == "kernelwright_main"
+    assert vars(sys.modules["kernelwright_main"])["FACTOR"] == 3.0
+
+
 _ELSEWHERE = """
 import sys
 from kernelwright.tasks import bring_to_life

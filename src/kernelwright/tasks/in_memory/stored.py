@@ -185,7 +185,24 @@ def _unpicklable(model: nn.Module) -> str:
 def stored_model(key: str) -> nn.Module:
     """The model of a task, loaded anew; in `with_present_model` the present one."""
     present = _present.get()
-    return _loaded(_model_file(key)) if present is None else present
+    if present is not None:
+        return present
+    model: nn.Module = _loaded(_model_file(key))
+    _name_modules(model)
+    return model
+
+
+def _name_modules(model: nn.Module) -> None:
+    """Give code that was stored by value a module of its own to be from, where torch.compile looks its globals up: another
+    process has another `__main__`."""
+    kinds = {kind for child in model.modules() for kind in type(child).__mro__}
+    for function in (member for kind in kinds for member in vars(kind).values() if isinstance(member, types.FunctionType)):
+        names = function.__globals__
+        if names.get("__name__") == "__main__" or names.get("__name__") not in sys.modules:
+            own = types.ModuleType(f"kernelwright_{str(names.get('__name__')).strip('_')}")
+            names["__name__"] = own.__name__
+            vars(own).update(names)
+            sys.modules[own.__name__] = own
 
 
 def stored_inputs(key: str) -> list[torch.Tensor]:
