@@ -94,7 +94,7 @@ def test_what_was_found_is_one_json_object(place, search, capsys):
         "screened": 0,
         "best": {"speedup": 2.0, "speedup_low": 1.9, "source": "class ModelNew: pass"},
     }
-    assert "1/5  improvement  2x [1.9, 2.1]  diagonal-operand" in captured.err
+    assert "1/5  improvement  2x [1.9, 2.1], noise floor 1.00%  diagonal-operand" in captured.err
     assert "\x1b[31m" not in captured.err
 
 
@@ -221,6 +221,37 @@ def test_a_rejection_in_progress_shows_its_reason():
         speedup_high=None,
     )
     assert evaluation_line(rejected) == "rejected     wrong-output  diagonal-operand"
+
+
+BLOCKS = [{"process": process, "reference_us": [1.0], "candidate_us": [1.0]} for process in range(3)]
+MISS = {"speedup": 1.1, "speedup_low": 1.03, "speedup_high": 1.17, "noise_floor": 0.05, "blocks": BLOCKS}
+
+
+def test_a_near_miss_in_progress_shows_the_floor_that_it_missed():
+    assert evaluation_line(evaluation(**MISS)) == "near miss    1.1x [1.03, 1.17], noise floor 5.00%  diagonal-operand"
+    slow = evaluation(speedup=0.9, speedup_low=0.8, noise_floor=None)
+    assert evaluation_line(slow) == "accepted     0.9x [0.8, 2.1], no noise floor  diagonal-operand"
+
+
+def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, capsys, monkeypatch):
+    class Unsure(Judges):
+        def evaluate(self, jobs, stop=None):
+            for job, found in super().evaluate(jobs, stop):
+                yield job, found.model_copy(update={"noise_floor": 0.05, "blocks": evaluation(**MISS).blocks})
+
+    from kernelwright.search import optimize as module
+
+    real = module.optimize
+    judges = Unsure(1.1)
+    monkeypatch.setattr(
+        module, "optimize", lambda task, **given: real(task, **given | {"policy": OneIdea(), "evaluator": judges})
+    )
+    assert optimize() == 0
+    captured = capsys.readouterr()
+    command = captured.out.splitlines()[-1].removeprefix("to settle it ")
+    assert command.startswith("kernelwright evaluate task.py run/near_miss.py --device cpu --processes ")
+    assert (place / "run" / "near_miss.py").read_text() == "class ModelNew: pass"
+    assert "the lower end 1.000 is not above 1.050, 1 + the noise floor" in captured.out
 
 
 @pytest.mark.parametrize(

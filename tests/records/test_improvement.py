@@ -7,11 +7,13 @@ import math
 import pytest
 
 from kernelwright.judge.schedules.confirm import Confirmation
-from kernelwright.records.improvement import clears_noise_floor
+from kernelwright.records import TimingBlock
+from kernelwright.records.improvement import PROCESSES_MAX, clears_noise_floor, processes_to_settle
 from kernelwright.records.intervals import upper_bound
 from kernelwright.records.scoring import score_ratios
 from tests.samples import accepted
 
+BLOCK = TimingBlock(process=0, reference_us=(1.0,), candidate_us=(1.0,))
 RULE = [
     (1.03, 0.02, True),
     (1.02, 0.02, False),
@@ -53,3 +55,27 @@ def test_a_one_sided_bound_lies_above_most_of_what_was_measured():
 def test_a_schedule_of_a_model_names_no_gpu_that_measured_it():
     with pytest.raises(ValueError, match="a model's costs"):
         _ = Confirmation(1.5, 1.4, 1.6, 0.0, None, None, 3).measured_on
+
+
+def test_more_processes_settle_a_near_miss_until_there_are_too_many():
+    close, closer = processes_to_settle(1.1, 1.03, 0.05, 3), processes_to_settle(1.1, 1.045, 0.05, 3)
+    assert close is not None
+    assert closer is not None
+    assert 3 < closer < close <= PROCESSES_MAX
+    assert processes_to_settle(1.051, 0.9, 0.05, 3) is None
+
+
+def test_a_near_miss_seems_faster_and_is_not_sure():
+    def found(speedup, low):
+        return accepted(speedup).model_copy(update={"speedup_low": low, "noise_floor": 0.05, "blocks": (BLOCK,)})
+
+    assert found(1.1, 1.03).is_near_miss
+    assert not found(1.04, 1.03).is_near_miss
+    assert not found(1.1, 1.06).is_near_miss
+    assert found(1.04, 1.03).processes_to_settle is None
+
+
+def test_the_latency_that_is_shown_is_that_of_the_paired_speedup():
+    found = accepted(2.0).model_copy(update={"reference_us": 10.0, "candidate_us": 7.0})
+    assert found.paired_us == 5.0
+    assert found.model_copy(update={"speedup": None}).paired_us is None

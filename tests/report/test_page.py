@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +15,12 @@ import pytest
 from kernelwright.errors import UsageError
 from kernelwright.records import Candidate, Label, Reason, RunDirectory, Task
 from kernelwright.records.model_costs import TRANSCRIPT
+from kernelwright.records.scoring import log_ratios
 from kernelwright.records.screened import screened_of
 from kernelwright.report import differences
 from kernelwright.report.html import write_page
 from kernelwright.report.moves import KIND, write_moves_report
-from kernelwright.report.page import write_report
+from kernelwright.report.page import times, write_report
 from kernelwright.report.rows import best_of, rows_of
 from kernelwright.report.table import TaskResult, bench_table
 from kernelwright.report.words import LABELS, REASONS
@@ -335,7 +338,37 @@ def test_writing_the_report_twice_replaces_it(tmp_path):
 def test_processes_are_summarised_from_the_raw_blocks(tmp_path):
     entry = details_of(page_of(tmp_path, [accepted("a", 2.0)]))["rows"]["e1"]
     assert [line["process"] for line in entry["processes"]] == ["0", "1", "2"]
-    assert all(line["calls"] == "8" and line["ratio"].startswith(("1.9", "2.0")) for line in entry["processes"])
+    ratios = [line["paired ratio"] for line in entry["processes"]]
+    assert all(ratio.startswith(("1.9", "2.0")) for ratio in ratios)
+    assert all(line["pairs of calls"] == "8" for line in entry["processes"])
+
+
+def test_the_speedup_follows_from_the_ratios_that_are_shown(tmp_path):
+    claimed = accepted("a", 2.0)
+    ratios = [statistics.median(process) for process in log_ratios(claimed.blocks)]
+    speedup = math.exp(statistics.fmean(ratios))
+    pages = [
+        page_of(tmp_path / str(number), [claimed.model_copy(update={"speedup": value})])
+        for number, value in enumerate((speedup, 1.5))
+    ]
+    same, lower = (details_of(page)["rows"]["e1"]["speedup_from"] for page in pages)
+    assert f"The geometric mean of these ratios is the speedup, {times(speedup)}." in same
+    assert f"is {times(speedup)}; the speedup is 1.500×, by an earlier rule." in lower
+
+
+def test_the_latencies_that_are_shown_agree_with_the_speedup(tmp_path):
+    found = accepted("a", 1.516).model_copy(update={"reference_us": 1588.0, "candidate_us": 1135.0})
+    page = page_of(tmp_path, [found])
+    assert "1.047 ms a call against the reference's 1.588 ms; noise floor 1.10 %" in page.text
+    assert "1.135 ms" not in page.text
+    assert details_of(page)["rows"]["e1"]["processes"][0]["candidate"].endswith("µs")
+
+
+def test_a_near_miss_says_what_it_lacks_and_what_would_settle_it(tmp_path):
+    page = page_of(tmp_path, [accepted("a", 1.097, width=0.06).model_copy(update={"noise_floor": 0.051})])
+    words = "the lower end 1.031 is not above 1.051, 1 + the noise floor; --processes "
+    assert page.text.count(words) == 2, "under the headline and in its row"
+    assert "5.10 %" in page.text
 
 
 def test_every_reason_and_label_has_words():

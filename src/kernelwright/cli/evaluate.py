@@ -104,7 +104,7 @@ def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
 
 def in_words(evaluation: Evaluation, run: Path) -> str:
     """The verdict for a person, one fact a line."""
-    from kernelwright.report.words import LABELS, REASONS
+    from kernelwright.report.words import LABELS, REASONS, near_miss
 
     lines = [f"verdict      {evaluation.verdict}"]
     if evaluation.reason:
@@ -125,9 +125,11 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
             f"improvement  {'yes' if evaluation.is_improvement else 'no'}, "
             "which asks that the interval's lower end exceeds 1 + the noise floor"
         )
+        if evaluation.is_near_miss:
+            lines.append(f"near miss    {near_miss(evaluation)}")
         lines.append(
-            f"latency      {format_latency(evaluation.candidate_us)} "
-            f"against the reference's {format_latency(evaluation.reference_us)}"
+            f"latency      {format_latency(evaluation.paired_us)} against the reference's "
+            f"{format_latency(evaluation.reference_us)}: its median, and that divided by the speedup"
         )
     lines += [f"label        {label}: {LABELS[label]}" for label in evaluation.labels]
     lines.append(f"device       {evaluation.device}")

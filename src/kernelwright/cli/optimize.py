@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from kernelwright.cli import model_options, options
 from kernelwright.cli.output import (
     emit_json,
+    format_noise_floor,
     format_speedup,
     printable,
     progress_console,
@@ -92,7 +94,7 @@ def command(
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
 
-    from kernelwright.search.optimize import optimize
+    from kernelwright.search.optimize import NEAR_MISS, optimize
     from kernelwright.search.then_sass import play_with
     from kernelwright.tasks import load_task
 
@@ -121,6 +123,12 @@ def command(
         emit_json(as_contract(result, loaded.id, chosen))
     else:
         click.echo(in_words(result))
+        if result.near_miss is not None:
+            given = {"--path": path, "--device": chosen, "--settings": further["settings_file"]}
+            typed = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+            click.echo(
+                near_miss_in_words(result.near_miss, ["kernelwright", "evaluate", task, str(result.run / NEAR_MISS), *typed])
+            )
 
 
 class _Progress:
@@ -141,13 +149,14 @@ class _Progress:
 
 
 def evaluation_line(evaluation: Evaluation) -> str:
-    """An evaluation in one line, such as `improvement  1.62x [1.59, 1.65]  diag-to-einsum`."""
+    """An evaluation in one line, such as `improvement  1.62x [1.59, 1.65], noise floor 1.20%  diag-to-einsum`."""
     what = printable(", ".join(evaluation.techniques) or evaluation.policy)
     if not evaluation.accepted:
         return f"rejected     {evaluation.reason}  {what}"
-    state = "improvement" if evaluation.is_improvement else "accepted   "
+    state = "improvement" if evaluation.is_improvement else "near miss  " if evaluation.is_near_miss else "accepted   "
     speedup = format_speedup(evaluation.speedup, evaluation.speedup_low, evaluation.speedup_high)
-    return f"{state}  {speedup}  {what}"
+    floor = "" if evaluation.speedup is None else f", {format_noise_floor(evaluation.noise_floor)}"
+    return f"{state}  {speedup}{floor}  {what}"
 
 
 def screened_line(found: Screened) -> str:
@@ -185,3 +194,12 @@ def in_words(result: OptimizeResult) -> str:
     lines.append(f"evaluations  {result.evaluations}")
     lines.append(f"report       {result.run / 'report.html'}")
     return "\n".join(lines)
+
+
+def near_miss_in_words(found: Evaluation, command: list[str]) -> str:
+    """What was nearly an improvement, and the command that would settle it, which is completed here."""
+    from kernelwright.report.words import near_miss
+
+    if found.processes_to_settle is not None:
+        command = [*command, "--processes", str(found.processes_to_settle)]
+    return f"{evaluation_line(found)}\n             {near_miss(found)}\nto settle it {shlex.join(command)}"

@@ -88,6 +88,11 @@ def format_speedup(speedup: float | None, low: float | None, high: float | None)
     return f"{speedup:.4g}x [{low:.4g}, {high:.4g}]"
 
 
+def format_noise_floor(noise_floor: float | None) -> str:
+    """Such as `noise floor 1.20%`."""
+    return "no noise floor" if noise_floor is None else f"noise floor {noise_floor:.2%}"
+
+
 def format_latency(latency_us: float | None) -> str:
     """A latency in the unit in which it is easiest to read."""
     if latency_us is None:

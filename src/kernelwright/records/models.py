@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kernelwright.records.canonical import sha256_of
-from kernelwright.records.improvement import clears_noise_floor
+from kernelwright.records.improvement import clears_noise_floor, processes_to_settle
 from kernelwright.records.lines import encodable
 
 
@@ -254,7 +254,7 @@ class Evaluation(_Record):
     """Upper bound of |A/A ratio - 1| in the same run."""
     reference_us: float | None = None
     candidate_us: float | None = None
-    """Median latency per call."""
+    """Median latency over all calls."""
     labels: tuple[Label, ...] = ()
     device: str = "cpu"
     policy: str = "file"
@@ -285,6 +285,29 @@ class Evaluation(_Record):
     def is_improvement(self) -> bool:
         """True when the lower bound of the speedup clears the noise floor: only that is called faster."""
         return self.accepted and clears_noise_floor(self.speedup_low, self.noise_floor)
+
+    @property
+    def is_near_miss(self) -> bool:
+        """True when the speedup itself exceeds 1 + the noise floor, and the lower end of its interval does not."""
+        seems_faster = self.accepted and clears_noise_floor(self.speedup, self.noise_floor)
+        return seems_faster and not self.is_improvement and bool(self.speedup_low) and bool(self.blocks)
+
+    @property
+    def processes_to_settle(self) -> int | None:
+        """Process triples that a near miss is likely to need; None for anything else, or where no number will do."""
+        if not self.is_near_miss or self.speedup is None or self.speedup_low is None:
+            return None
+        timed = len({block.process for block in self.blocks})
+        return processes_to_settle(self.speedup, self.speedup_low, self.noise_floor or 0.0, timed)
+
+    @property
+    def paired_us(self) -> float | None:
+        """Latency of the candidate by the paired speedup: the reference's median divided by it, microseconds.
+
+        This is what is shown, for `reference_us / candidate_us` is another number than the speedup: it is of medians over
+        all calls, where the speedup compares calls in pairs, process by process.
+        """
+        return self.reference_us / self.speedup if self.reference_us and self.speedup else None
 
     def candidate(self) -> Candidate:
         """The candidate that was judged, from the record."""

@@ -133,7 +133,7 @@
     const parts = [];
     if (detail) parts.push(make("h3", {}, "What the judge says"), make("pre", { class: "message", tabindex: "0" }, detail));
     parts.push(make("h3", {}, "Record"), pairs(Object.entries(facts).filter(([, value]) => value !== "")));
-    if (entry.processes.length) parts.push(make("h3", {}, "Fresh processes"), gridOf(entry.processes));
+    if (entry.processes.length) parts.push(make("h3", {}, "Fresh processes"), gridOf(entry.processes), make("p", {}, entry.speedup_from));
     if (Object.keys(entry.checks).length) {
       parts.push(make("h3", {}, "Checks"));
       for (const [name, value] of Object.entries(entry.checks)) {

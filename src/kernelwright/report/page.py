@@ -17,8 +17,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kernelwright.records import Evaluation, RunDirectory, sha256_of
+from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_of
 from kernelwright.records.model_costs import answers_on_record, model_costs
+from kernelwright.records.scoring import log_ratios
 from kernelwright.report import charts, differences
 from kernelwright.report.html import asset, fill, flattened, write_page
 from kernelwright.report.rows import (
@@ -32,6 +33,7 @@ from kernelwright.report.rows import (
     rows_of,
 )
 from kernelwright.report.screened import screened_section, time_spent
+from kernelwright.report.words import near_miss
 
 LONG_KEYS = ("task_source", "tasks")
 """Keys of `config.json` that the page shows elsewhere or not at all."""
@@ -80,7 +82,7 @@ def render(run: RunDirectory) -> str:
         "page.html.j2",
         style=asset("page.css"),
         script=asset("page.js"),
-        filters={"latency": latency, "times": times, "interval": interval},
+        filters={"latency": latency, "times": times, "interval": interval, "floor": floor, "near_miss": near_miss},
         kind=config.get("kind", "run"),
         run_name=run.path.resolve().name,
         device=_device(config, environment, rows),
@@ -148,30 +150,56 @@ def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[
                 "detail": evaluation.detail,
             },
             "processes": _processes(evaluation),
+            "speedup_from": _speedup_from(evaluation),
             "checks": _presentable(evaluation.checks),
         }
     return {"texts": [text.splitlines() for text in texts], "rows": details}
 
 
 def _processes(evaluation: Evaluation) -> list[dict[str, str]]:
-    """Medians of each fresh process triple, from which the interval follows."""
+    """Each fresh process triple: medians of its sides, and the median ratio of its pairs, of which the speedup is made."""
     found = []
     for process in sorted({block.process for block in evaluation.blocks}):
         blocks = [block for block in evaluation.blocks if block.process == process]
-        reference = _median([value for block in blocks for value in block.reference_us])
-        candidate = _median([value for block in blocks for value in block.candidate_us])
-        null = _median([value for block in blocks for value in block.null_us])
         found.append(
             {
                 "process": str(process),
-                "reference": latency(reference),
-                "candidate": latency(candidate),
-                "ratio": times(reference / candidate) if reference and candidate else "-",
-                "A/A ratio": times(reference / null) if reference and null else "-",
-                "calls": str(sum(len(block.candidate_us) for block in blocks)),
+                "reference": latency(_median([value for block in blocks for value in block.reference_us])),
+                "candidate": latency(_median([value for block in blocks for value in block.candidate_us])),
+                "paired ratio": times(_paired(blocks)),
+                "paired A/A ratio": times(_paired(blocks, null=True)),
+                "pairs of calls": str(sum(len(block.candidate_us) for block in blocks)),
             }
         )
     return found
+
+
+def _speedup_from(evaluation: Evaluation) -> str:
+    """How the speedup follows from the processes, in words; empty where nothing was timed."""
+    ratios = [
+        ratio
+        for process in {block.process for block in evaluation.blocks}
+        if (ratio := _paired([block for block in evaluation.blocks if block.process == process]))
+    ]
+    if not ratios or evaluation.speedup is None:
+        return ""
+    mean = statistics.geometric_mean(ratios)
+    words = (
+        "A ratio is the median over pairs of calls on the same input, so it may differ from the ratio of the two medians."
+    )
+    if math.isclose(mean, evaluation.speedup, rel_tol=1e-3):
+        return f"{words} The geometric mean of these ratios is the speedup, {times(evaluation.speedup)}."
+    why = (
+        "which is all that series of calls by the judge's own clock bear out" if evaluation.series else "by an earlier rule"
+    )
+    return f"{words} The geometric mean of these ratios is {times(mean)}; the speedup is {times(evaluation.speedup)}, {why}."
+
+
+def _paired(blocks: Sequence[TimingBlock], *, null: bool = False) -> float | None:
+    if null and not all(block.null_us for block in blocks):
+        return None
+    (ratios,) = log_ratios(blocks, null=null)
+    return math.exp(statistics.median(ratios))
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -258,3 +286,8 @@ def times(value: float | None) -> str:
 def interval(row: EvaluationRow) -> str:
     """The interval of a row such as `[1.79, 1.90]`; empty without one."""
     return "" if row.low is None or row.high is None else f"[{row.low:.3f}, {row.high:.3f}]"
+
+
+def floor(value: float | None) -> str:
+    """A noise floor such as `1.20 %`."""
+    return "-" if value is None else f"{100 * value:.2f} %"

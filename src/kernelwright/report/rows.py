@@ -60,6 +60,11 @@ class EvaluationRow:
         return [(label.value, LABELS[label]) for label in self.evaluation.labels]
 
     @property
+    def is_near_miss(self) -> bool:
+        """True for a candidate that counts and whose interval is too wide to tell whether it is faster."""
+        return self.evaluation.is_near_miss and self.superseded_by is None
+
+    @property
     def speedup(self) -> float | None:
         """The speedup where it can be drawn: finite and positive."""
         return drawable(self.evaluation.speedup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.records import Label, Reason
+from kernelwright.records import Evaluation, Label, Reason
 
 REASONS: dict[Reason, str] = {
     Reason.SYNTAX_ERROR: "the source is not valid Python",
@@ -62,3 +62,15 @@ LABELS: dict[Label, str] = {
     Label.SUSPICIOUS_SOURCE: "static analysis found patterns known from cheats; advice only",
     Label.NOT_RETIMED: "checked but not timed, by request",
 }
+
+
+def near_miss(evaluation: Evaluation) -> str:
+    """What a near miss lacks and what would settle it; empty for anything else."""
+    if not evaluation.is_near_miss:
+        return ""
+    wanted = 1.0 + (evaluation.noise_floor or 0.0)
+    processes = evaluation.processes_to_settle
+    settle = "more processes than can be asked for would be needed; quiet the machine"
+    if processes is not None:
+        settle = f"--processes {processes} is likely to settle it"
+    return f"the lower end {evaluation.speedup_low:.3f} is not above {wanted:.3f}, 1 + the noise floor; {settle}"

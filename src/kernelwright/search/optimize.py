@@ -31,6 +31,8 @@ from kernelwright.search.proposals import Proposals
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed
 
+NEAR_MISS = "near_miss.py"
+"""File of a run directory with the source of what was nearly an improvement."""
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
 _POLL_S = 0.2
@@ -62,6 +64,8 @@ class OptimizeResult:
     """Finished evaluations in the run directory, confirmations left out."""
     screened: int = 0
     """Estimates in the run directory."""
+    near_miss: Evaluation | None = None
+    """Where nothing was confirmed: what came nearest, with its source in `near_miss.py`."""
 
 
 def optimize(
@@ -134,8 +138,23 @@ def optimize(
             best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
     if best is not None:
         run.write_text("optimized.py", drop_in(task, best, run))
+    nearest = nearest_miss(run, task) if best is None else None
+    (run.path / NEAR_MISS).unlink(missing_ok=True)
+    if nearest is not None:
+        run.write_text(NEAR_MISS, nearest.source)
     write_report(run, run.path / "report.html")
-    return OptimizeResult(run.path, best, len(history_of(run, task)), len(search.screened))
+    return OptimizeResult(run.path, best, len(history_of(run, task)), len(search.screened), nearest)
+
+
+def nearest_miss(run: RunDirectory, task: Task) -> Evaluation | None:
+    """The near miss with the highest lower bound, each candidate by its last measurement."""
+    latest = {
+        found.candidate_sha256: found
+        for found in run.evaluations()
+        if found.task_sha256 == task.sha256 and found.policy != BASELINE_POLICY and not is_composed(found)
+    }
+    misses = [found for found in latest.values() if found.is_near_miss]
+    return max(misses, key=lambda found: found.speedup_low or 0.0, default=None)
 
 
 def history_of(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:

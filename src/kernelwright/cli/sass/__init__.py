@@ -13,7 +13,7 @@ import click
 
 from kernelwright.cli.group import HelpfulGroup
 from kernelwright.cli.options import FiniteRange, NamedPath, device_name, require_together, run_directory
-from kernelwright.cli.output import emit_json, format_speedup, results_only, say, says_what_was_kept
+from kernelwright.cli.output import emit_json, format_noise_floor, format_speedup, results_only, say, says_what_was_kept
 from kernelwright.cli.sass.cache import cache
 from kernelwright.cli.sass.compile import ARCHITECTURES, compile_source, write_cubin
 
@@ -327,7 +327,8 @@ def _optimize_text(result: AssemblyResult) -> str:
     elif best is None:
         lines.append("best       none: no schedule's interval cleared the noise floor when measured again")
     else:
-        lines.append(f"best       {format_speedup(best.speedup, best.low, best.high)} by {result.agent}")
+        speedup = format_speedup(best.speedup, best.low, best.high)
+        lines.append(f"best       {speedup}, {format_noise_floor(best.noise_floor)}, by {result.agent}")
     if summary["simulated"]:
         lines.append(f"note       simulated, not a time: {summary['unit']} of the model {summary['backend']}")
     lines.append(f"schedules  {summary['schedules_run']}")
