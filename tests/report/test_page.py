@@ -107,6 +107,16 @@ def test_a_winner_that_is_rejected_when_measured_again_is_not_the_best():
     assert best.evaluation == modest
 
 
+def test_a_baseline_improves_no_task_and_is_no_candidate_in_the_pictures(tmp_path):
+    graph = accepted("a.mul(b)", 1.4, task="other", reference="other", policy="baseline", techniques=("cudagraph",))
+    page = page_of(tmp_path, [accepted("a.unsqueeze(1) * b", 0.9), graph])
+    assert "0 of 2 tasks improved" in page.text
+    assert "0 improvements 1 accepted, not faster 0 rejected" in page.text
+    drawn = [attributes["href"] for tag, attributes in page.found if tag == "a" and "href" in attributes]
+    assert "#e2" not in drawn[: drawn.index("#e1") + 1]
+    assert sum(href == "#e2" for href in drawn) == 1, "in the table of tasks alone"
+
+
 def test_an_interval_inside_the_noise_floor_is_no_improvement(tmp_path):
     within = accepted("a.unsqueeze(1) * b", 1.02, width=0.012)
     assert within.speedup_low > 1.0

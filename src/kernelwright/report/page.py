@@ -61,7 +61,7 @@ def render(run: RunDirectory) -> str:
     environment = _object(run.read_json("environment.json"))
     rows = rows_of(list(run.evaluations()))
     screened = list(run.screened())
-    groups = groups_of(rows)
+    groups, judged = groups_of(rows), candidates(rows)
     marks = [
         charts.ChartPoint(
             row.number,
@@ -73,9 +73,8 @@ def render(run: RunDirectory) -> str:
             row.high,
             row.superseded_by is None,
         )
-        for row in rows
+        for row in judged
     ]
-    judged = candidates(rows)
     standing = [row for row in judged if row.superseded_by is None]
     standing_marks = [mark for mark in marks if mark.counts]
     return fill(
@@ -88,6 +87,7 @@ def render(run: RunDirectory) -> str:
         device=_device(config, environment, rows),
         rows=rows,
         groups=groups,
+        labels=sorted({pair for row in rows for pair in row.labels}),
         counts={state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)},
         superseded=len(judged) - len(standing),
         baselines=len(rows) - len(judged),
@@ -253,7 +253,7 @@ def _headline_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
         "driver": gpu.get("driver_version"),
         "CUDA": environment.get("cuda"),
         "torch": packages.get("torch"),
-        "commit": environment.get("commit"),
+        "commit": str(environment.get("commit") or "").replace("+dirty", " with changes"),
     }
     return [(name, str(value)) for name, value in facts.items() if value]
 

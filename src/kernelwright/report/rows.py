@@ -62,7 +62,7 @@ class EvaluationRow:
     @property
     def is_near_miss(self) -> bool:
         """True for a candidate that counts and whose interval is too wide to tell whether it is faster."""
-        return self.evaluation.is_near_miss and self.superseded_by is None
+        return self.evaluation.is_near_miss and self.superseded_by is None and not self.is_baseline
 
     @property
     def speedup(self) -> float | None:
@@ -124,11 +124,18 @@ def candidates(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
 
 
 def groups_of(rows: Sequence[EvaluationRow]) -> list[Group]:
-    """The rows by task, in the order in which the tasks were first judged."""
+    """The rows by task, in the order in which the tasks were first judged.
+
+    A baseline is no task's best where the run has candidates, though this task may have none.
+    """
+    eligible = {row.number for row in candidates(rows)}
     by_task: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         by_task.setdefault(row.evaluation.task, []).append(row)
-    return [Group(task, members, best_of(members)) for task, members in by_task.items()]
+    return [
+        Group(task, members, best_of([row for row in members if row.number in eligible]))
+        for task, members in by_task.items()
+    ]
 
 
 def matrix(groups: Sequence[Group]) -> dict[str, Any] | None:
