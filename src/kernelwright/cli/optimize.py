@@ -182,12 +182,14 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
 
 def in_words(result: OptimizeResult) -> str:
     """Result of a search, for a person."""
+    from kernelwright.report.words import LABELS
+
     lines = []
     if result.best is None:
         lines.append("best         none: no improvement was confirmed")
     else:
         lines.append(f"best         {evaluation_line(result.best)}")
-        lines += [f"label        {label}" for label in result.best.labels]
+        lines += [f"label        {label}: {LABELS[label]}" for label in result.best.labels]
         lines.append(f"drop-in      {result.run / 'optimized.py'}")
     if result.screened:
         lines.append(f"screened     {result.screened}")

@@ -8,7 +8,6 @@ follow from the task, the seed and the records alone.
 from __future__ import annotations
 
 import contextlib
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -27,6 +26,7 @@ from kernelwright.records.screened import Screened
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
+from kernelwright.search.drop_in import drop_in
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed
@@ -313,23 +313,3 @@ def confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[Sear
     # What an earlier run of the same search confirmed stands, though others seemed better since.
     held = [found for found in confirmed.values() if found.is_improvement]
     return max(held, key=lambda found: found.speedup_low or 0.0, default=None)
-
-
-def drop_in(task: Task, best: Evaluation, run: RunDirectory) -> str:
-    """The winner's source under a header that says where it comes from and what was verified."""
-    environment = run.read_json("environment.json") or {}
-    gpus = environment.get("gpu") or []
-    torch_version = environment.get("packages", {}).get("torch")
-    where = gpus[0].get("name") if gpus else environment.get("processor")
-    lines = [
-        f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`.",
-        f"Verified speedup {best.speedup:.3f}x (95 % interval {best.speedup_low:.3f} to {best.speedup_high:.3f}; "
-        f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {torch_version}.",
-        f"Measured {best.started} by kernelwright {kernelwright.__version__}, re-measured independently of the search.",
-        f"Policy {best.policy}; techniques: {', '.join(best.techniques) or 'none named'}; "
-        f"labels: {', '.join(best.labels) or 'none'}.",
-        f"task sha256 {best.task_sha256}",
-        f"candidate sha256 {best.candidate_sha256}",
-    ]
-    wrapped = [piece for line in lines for piece in textwrap.wrap(line, 108, subsequent_indent="  ")]
-    return "\n".join(f"# {piece}" for piece in wrapped) + "\n\n" + best.source
