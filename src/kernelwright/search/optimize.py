@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kernelwright
+from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.pools.evaluator import Evaluator
@@ -26,7 +27,6 @@ from kernelwright.records.screened import Screened
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
-from kernelwright.search.drop_in import drop_in
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed

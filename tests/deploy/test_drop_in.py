@@ -6,11 +6,11 @@ import ast
 
 import pytest
 
+from kernelwright.deploy.drop_in import FALLBACK, drop_in
 from kernelwright.records import Candidate, Evaluation, Label, RunDirectory, Task
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import wrappers
 from kernelwright.rewrites.emit import DESCRIPTION
-from kernelwright.search.drop_in import FALLBACK, drop_in
 from tests.samples import accepted
 
 SOURCE = """
