@@ -14,9 +14,8 @@ import json
 import os
 from typing import Any
 
-from pydantic import ValidationError
-
 from kernelwright.contrastive.answers import parse_answer
+from kernelwright.errors import ConfigError
 from kernelwright.pools.service.client import EvaluationRequest, ServiceClient
 from kernelwright.records.rewards import reward_named
 
@@ -50,7 +49,7 @@ async def compute_score(
         return floor
     try:
         request = EvaluationRequest(task=json.loads(ground_truth), candidate=answer.source, policy="verl", reward=reward)
-    except ValidationError:
+    except ConfigError:
         return floor  # longer than any kernel
     reply = await _client(os.environ.get(URL_VARIABLE, "http://127.0.0.1:8730")).evaluate_async(request)
     assert reply.evaluation is not None

@@ -135,7 +135,7 @@
     parts.push(make("h3", {}, "Record"), pairs(Object.entries(facts).filter(([, value]) => value !== "")));
     if (entry.processes.length) parts.push(make("h3", {}, "Fresh processes"), gridOf(entry.processes), make("p", {}, entry.speedup_from));
     if (Object.keys(entry.checks).length) {
-      parts.push(make("h3", {}, "Checks"));
+      parts.push(make("h3", {}, "Checks"), make("p", { class: "faint" }, "docs/record-format.md describes the names."));
       for (const [name, value] of Object.entries(entry.checks)) {
         if (!isShort(value)) {
           parts.push(make("details", {}, make("summary", {}, name), make("div", { class: "wide" }, show(value))));
