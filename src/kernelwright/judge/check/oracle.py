@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -240,7 +241,23 @@ class Oracle:
 _aten = torch.ops.aten
 
 
-class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that keeps torch.compile out of its own code only where that has been imported: PyTorch imports it to do so,
+    which takes three seconds."""
+
+    def __init_subclass__(cls) -> None:
+        plain = cls.__dict__.get("__torch_dispatch__")
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+        if plain is not None:
+            uncompiled = cls.__torch_dispatch__
+
+            def dispatch(self: Any, *args: Any, **named: Any) -> Any:
+                return (uncompiled if "torch._dynamo" in sys.modules else plain)(self, *args, **named)
+
+            cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class _OtherArguments(_DispatchMode):
     """Some of PyTorch's operators get other arguments than they were called with."""
 
     def __init__(self) -> None:
@@ -257,7 +274,7 @@ class _OtherArguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*(args if other is None else other), **(kwargs or {}))
 
 
-class _TF32InCudnn(_OtherArguments):  # type: ignore[no-untyped-call]
+class _TF32InCudnn(_OtherArguments):
     """Inputs of convolutions and of cuDNN's recurrent networks are rounded to TF32; sums and hidden states stay exact."""
 
     def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -281,7 +298,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by the number of dimensions."""
 
 
-class _NormsWithChannelsLast(_OtherArguments):  # type: ignore[no-untyped-call]
+class _NormsWithChannelsLast(_OtherArguments):
     """Inputs of normalisations of images lie with channels last in memory."""
 
     def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -294,7 +311,7 @@ _SUMMING = re.compile(r"sum|mean|var|std|norm|loss|kl_div|prod|mm|mv|dot|conv|so
 """Names of operators whose outputs are sums of many terms."""
 
 
-class SumLength(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SumLength(_DispatchMode):
     """Finds how many terms the longest sum of a module has: for each operator that sums, elements that it reads for each one
     of its smallest output."""
 
