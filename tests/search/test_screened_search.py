@@ -176,6 +176,14 @@ def test_the_judge_takes_the_best_few_and_what_looks_too_good():
     assert too_good(beyond) == {beyond[0].candidate_sha256}
 
 
+def test_where_what_looked_too_good_is_good_the_others_have_lost():
+    found = estimates(1.2, 9.0, 1.3)
+    honest = {found[1].candidate_sha256: accepted(8.0, found[1].source)}
+    assert next_to_judge(found, honest, 2) == []
+    cheat = {found[1].candidate_sha256: rejected(source=found[1].source)}
+    assert [one.estimate for one in next_to_judge(found, cheat, 2)] == [1.3, 1.2]
+
+
 def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
     found = estimates(*[1.1 + number / 100 for number in range(20)])
     best = found[::-1]

@@ -43,7 +43,12 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     order = ranked(screened)
     suspects = too_good(order)
     plausible = [one for one in order if (one.estimate or 0.0) * (1.0 + (one.spread or 0.0)) > 1.0]
-    groups = [[one for one in plausible if (one.candidate_sha256 in suspects) == suspect] for suspect in (True, False)]
+    # Where one that looked too good is good, slower ones have lost.
+    won = [found.speedup or 0.0 for sha256, found in judged.items() if sha256 in suspects and found.is_improvement]
+    groups = [
+        [one for one in plausible if one.candidate_sha256 in suspects],
+        [one for one in plausible if one.candidate_sha256 not in suspects and (one.estimate or 0.0) > max(won, default=0.0)],
+    ]
     chosen = [one for group in groups for one in _first(group, judged, count)]
     left = [one for one in chosen if one.candidate_sha256 not in judged]
     return sorted(left, key=lambda one: -(one.estimate or 0.0))
