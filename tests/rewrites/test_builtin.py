@@ -64,6 +64,13 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
         assert ("cuda-graph" in techniques) == ("channels-last" in techniques) == (device == "cuda")
 
 
+def test_a_device_among_arguments_is_that_of_the_inputs() -> None:
+    source = task_text("return torch.tanh(a * 1.0) * b.to(a.device, torch.float64)", "torch.randn(6), torch.ones(6).int()")
+    first = BuiltinPolicy().propose(context(source), 1)[0]
+    assert "b.to(a.device, torch.float64)" in first.source
+    compare(source, first.source, 1e-5)
+
+
 @pytest.mark.exhaustive
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     policy = BuiltinPolicy()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kernelwright
-from kernelwright.errors import ModelError, UsageError
+from kernelwright.errors import InfrastructureError, ModelError, UsageError
 from kernelwright.search.in_memory import optimize_model
 from kernelwright.search.optimize import OptimizeResult
 from tests.samples import accepted
@@ -69,12 +69,21 @@ def test_another_device_than_the_models_is_refused(model, tmp_path, monkeypatch)
         optimize_model(model, torch.randn(5, 3), device="cuda", out=tmp_path, search=Search())
 
 
+def test_a_directory_that_cannot_be_written_is_refused(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Wanted a directory to write to at"):
+        optimize_model(model, torch.randn(5, 3), device="auto", out=tmp_path / "file", search=Search())
+    (tmp_path / "model").write_text("")
+    with pytest.raises(InfrastructureError, match=r"Wanted to write torch.nn.Linear to .*model; File exists"):
+        optimize_model(model, torch.randn(5, 3), device="auto", out=tmp_path, search=Search())
+
+
 def test_the_function_tells_models_from_tasks(model, tmp_path):
     with pytest.raises(UsageError, match="found a task, which draws its own"):
         kernelwright.optimize("layer_norm", (torch.ones(2),), out=tmp_path)
     with pytest.raises(ModelError, match="Wanted example_inputs"):
         kernelwright.optimize(model, out=tmp_path)
-    with pytest.raises(ModelError, match=r"found a builtins\.int"):
+    with pytest.raises(ModelError, match=r"found a int"):
         kernelwright.optimize(3, (torch.ones(2),), out=tmp_path)
 
 

@@ -147,7 +147,7 @@ def mixed():
     ("model", "message"),
     [
         (nn.Linear, "found the class .*Linear. Construct it first"),
-        (lambda x: x, "found a builtins.function. Put a function into a module's forward"),
+        (lambda x: x, "found a function. Put a function into a module's forward"),
         (torch.jit.trace(nn.ReLU(), torch.ones(1)), "compiled already. Give the module it was made from"),
         (Replaced(), "the instance replaces it"),
         (mixed(), r"Call model.eval\(\) or model.train\(\)"),

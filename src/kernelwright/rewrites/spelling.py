@@ -152,7 +152,7 @@ class Speller:
             return self._name_of(item)
         if isinstance(item, list | tuple) and any(isinstance(part, fx.Node) for part in item):
             return "[" + ", ".join(map(self.text, item)) + "]"
-        return literal(item)
+        return self._device if isinstance(item, torch.device) else literal(item)
 
     def call(self, node: fx.Node) -> str:
         """The whole call."""

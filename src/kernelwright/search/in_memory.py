@@ -13,7 +13,7 @@ from kernelwright.deploy import placement
 from kernelwright.deploy.placement import ConfirmedCode
 from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
-from kernelwright.records import Task
+from kernelwright.records import RunDirectory, Task
 from kernelwright.search.optimize import OptimizeResult
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
@@ -77,6 +77,7 @@ def optimize_model(
             f"Wanted {name_of(checked)} on {device}; found it on {where}. Call model.to({device!r}), or leave `device` out."
         )
     name = str(where) if device == "auto" else device
+    RunDirectory(out)  # which says what is wrong with `out`
     searches: dict[str, OptimizeResult] = {}
     placements = []
     with folder_on_path(out / "model"):

@@ -44,7 +44,8 @@ class ModelCall:
 def name_of(model: object) -> str:
     """A model's class in words."""
     kind = model if isinstance(model, type) else type(model)
-    return f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "__main__" else kind.__qualname__
+    module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
+    return kind.__qualname__ if module in ("__main__", "builtins") else f"{module}.{kind.__qualname__}"
 
 
 def check_model(model: object) -> nn.Module:

@@ -26,7 +26,7 @@ import cloudpickle
 import torch
 from torch import nn
 
-from kernelwright.errors import ModelError
+from kernelwright.errors import InfrastructureError, ModelError
 from kernelwright.files import replace_file
 from kernelwright.records import Task, sha256_of
 from kernelwright.tasks.in_memory.calls import ModelCall, name_of
@@ -86,11 +86,16 @@ def task_of(model: nn.Module, call: ModelCall, folder: Path) -> Task:
         arguments=", ".join(first.names),
         body=body,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     draws = InputDraws(call.examples, name_of(model))
-    for name, content in ((_model_file(key), model), (_inputs_file(inputs_key), draws)):
-        if not (folder / name).exists():  # that of an earlier run, which is to be resumed
-            replace_file(folder / name, _stored(content, model))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in ((_model_file(key), model), (_inputs_file(inputs_key), draws)):
+            if not (folder / name).exists():  # that of an earlier run, which is to be resumed
+                replace_file(folder / name, _stored(content, model))
+    except OSError as error:
+        raise InfrastructureError(
+            f"Wanted to write {name_of(model)} to {folder}; {error.strerror}. Make room, or choose another `out`."
+        ) from error
     return Task(id=type(model).__name__, source=source, origin="a model in memory")
 
 
