@@ -13,7 +13,8 @@ from torch import nn
 
 import kernelwright
 from kernelwright.errors import InfrastructureError, ModelError, UsageError
-from kernelwright.search.in_memory import optimize_model
+from kernelwright.records import TimingBlock
+from kernelwright.search.in_memory import ModelResult, optimize_model
 from kernelwright.search.optimize import OptimizeResult
 from tests.samples import accepted
 
@@ -61,6 +62,20 @@ def test_where_nothing_was_confirmed_the_module_is_the_model(model, tmp_path):
     assert result.module is model
     assert not result.improved
     assert "0 of 1 forms" in str(result)
+
+
+def test_a_near_miss_says_what_would_settle_it(tmp_path):
+    blocks = [
+        TimingBlock(process=process, reference_us=(12.0, 12.0), candidate_us=(10.0 + process, 10.0), null_us=(12.0, 12.5))
+        for process in range(3)
+    ]
+    missed = accepted(1.2, speedup_low=0.9, speedup_high=1.6, noise_floor=0.05, blocks=tuple(blocks))
+    result = ModelResult(tmp_path, nn.Identity(), {"(x)": OptimizeResult(tmp_path, None, 1, 1, near_miss=missed)}, ())
+    said = str(result).splitlines()[-1]
+    assert said.startswith("    nearest: 1.200x (0.900 to 1.600) by")
+    assert re.search(
+        r"the noise here is 0.050: measure on a quieter machine, or with settings=Settings\(processes_min=\d+", said
+    )
 
 
 def test_another_device_than_the_models_is_refused(model, tmp_path, monkeypatch):

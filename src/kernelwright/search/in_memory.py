@@ -13,7 +13,7 @@ from kernelwright.deploy import placement
 from kernelwright.deploy.placement import ConfirmedCode
 from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
-from kernelwright.records import RunDirectory, Task
+from kernelwright.records import Evaluation, Label, RunDirectory, Task
 from kernelwright.search.optimize import OptimizeResult
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
@@ -44,13 +44,28 @@ class ModelResult:
             f"{len(self.placements)} of {len(self.searches)} forms of inputs are confirmed to be faster; see {self.run}"
         ]
         for inputs, search in self.searches.items():
-            best = search.best
-            if best is None:
-                lines.append(f"  {inputs}: nothing was confirmed to be faster, so the model's own forward runs")
-            else:
-                interval = f"{best.speedup:.3f}x ({best.speedup_low:.3f} to {best.speedup_high:.3f})"
-                lines.append(f"  {inputs}: {interval} by {', '.join(best.techniques) or best.policy}")
+            if search.best is not None:
+                only_wraps = "; it only wraps the model" if Label.WRAPPER_ONLY in search.best.labels else ""
+                lines.append(f"  {inputs}: {_speedup(search.best)}{only_wraps}")
+                continue
+            lines.append(f"  {inputs}: nothing was confirmed to be faster, so the model's own forward runs")
+            if search.near_miss is not None:
+                lines.append(f"    nearest: {_speedup(search.near_miss)}; {_to_settle(search.near_miss)}")
         return "\n".join(lines)
+
+
+def _speedup(found: Evaluation) -> str:
+    interval = f"{found.speedup:.3f}x ({found.speedup_low:.3f} to {found.speedup_high:.3f})"
+    return f"{interval} by {', '.join(found.techniques) or found.policy}"
+
+
+def _to_settle(found: Evaluation) -> str:
+    """What would settle a near miss."""
+    processes = found.processes_to_settle
+    advice = "measure on a quieter machine"
+    if processes is not None:
+        advice += f", or with settings=Settings(processes_min={processes}, processes_max={processes}) and another `out`"
+    return f"the noise here is {found.noise_floor:.3f}: {advice}"
 
 
 def optimize_model(
