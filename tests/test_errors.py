@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from kernelwright import errors
+from kernelwright.errors import listed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "kernelwright"
@@ -83,3 +84,9 @@ def test_the_page_shows_the_same_tree():
 def test_the_test_itself_sees_an_exception_outside_the_tree():
     source = "class Lost(Exception): pass\nclass Deeper(Lost): pass\nclass Plain: pass"
     assert exceptions_of(bases_of(source)).keys() == {"Lost", "Deeper"}
+
+
+def test_a_list_in_a_message_says_how_many_more_there_are():
+    assert listed([]) == "none"
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(range(12)) == "0, 1, 2, 3, 4 and 7 more"

@@ -51,6 +51,8 @@ Every message says what was wanted, what was found, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class KernelwrightError(Exception):
     """Anything this package raises on purpose."""
@@ -206,3 +208,10 @@ class BudgetSpentError(InternalError):
     def __init__(self, by: str) -> None:
         super().__init__(f"no {by} left")
         self.by = by
+
+
+def listed(names: Iterable[object], most: int = 5) -> str:
+    """Names for a message: the first few, and how many more there are; `none` for none."""
+    words = [str(name) for name in names]
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return (", ".join(words[:most]) or "none") + more

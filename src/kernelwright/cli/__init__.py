@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 import kernelwright
-from kernelwright.cli.group import LazyGroup
+from kernelwright.cli.group import LazyGroup, explained
 from kernelwright.errors import InternalError, KernelwrightError
 
 INTERRUPTED = 130
@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         return _say(error.format_message(), error.exit_code)
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "kernelwright"
-        return _say(f"error: {_one_line(error.format_message())} See `{where} --help`.", error.exit_code)
+        return _say(f"error: {_one_line(explained(error))}", error.exit_code)
     except click.ClickException as error:
         return _say(f"error: {_one_line(error.format_message())}", 2)
     except KernelwrightError as error:

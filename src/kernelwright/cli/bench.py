@@ -142,7 +142,8 @@ def command(
 
 def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, limit: int | None) -> Suite:
     """The tasks that were asked for, with the user's candidates where there are some."""
-    from kernelwright.tasks.selection import chosen_tasks, listed, with_candidates
+    from kernelwright.errors import listed
+    from kernelwright.tasks.selection import chosen_tasks, with_candidates
 
     if only is not None:
         suite = chosen_tasks(suite, only)

@@ -1,13 +1,19 @@
-"""A group of commands that imports a command only when it is run."""
+"""Groups commands, each imported only when it is run, and explains wrong usage in one line where click does not."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+_NO_NUMBER = re.compile(r"'(?P<found>.*)' is not a valid (?:integer|float)(?: range)?\.", re.DOTALL)
+_OUTSIDE = re.compile(r"(?P<found>\S+) is not in the range .*")
+_NEAR = 0.75
+"""Likeness from which an option is a likely slip of the one that was typed. Our choice."""
 
 
 class HelpfulGroup(click.Group):
@@ -54,3 +60,81 @@ class LazyGroup(HelpfulGroup):
         """List the commands from the table, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in self.commands_at.items()])
+
+
+def explained(error: click.UsageError) -> str:
+    """The message of a usage error, without the word `error`."""
+    where = error.ctx.command_path if error.ctx else "kernelwright"
+    return f"{_message(error).rstrip('.')}. See `{where} --help`."
+
+
+def _message(error: click.UsageError) -> str:
+    if isinstance(error, click.MissingParameter):
+        return _missing(error)
+    if isinstance(error, click.NoSuchOption):
+        return _unknown_option(error)
+    if isinstance(error, click.BadParameter):
+        name = error.param.opts[0] if isinstance(error.param, click.Option) else _argument(error)
+        return f"{name}: {_bad_value(error)}" if name else _bad_value(error)
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
+        return f"wanted a value after {error.option_name}, found none"
+    extra = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message, re.DOTALL)
+    if extra and error.ctx is not None:
+        return f"wanted `{_synopsis(error.ctx)}`, found more: {extra[1]}"
+    return error.format_message()
+
+
+def _missing(error: click.MissingParameter) -> str:
+    names = _argument(error) if isinstance(error.param, click.Argument) else _option(error)
+    given = f"; the command is `{_synopsis(error.ctx)}`" if error.ctx is not None else ""
+    return f"wanted {names}, found none{given}"
+
+
+def _argument(error: click.BadParameter) -> str:
+    if not isinstance(error.param, click.Argument):
+        return ""
+    if isinstance(error.param.type, click.Choice):
+        return f"one of {', '.join(error.param.type.choices)}" if isinstance(error, click.MissingParameter) else ""
+    return error.param.make_metavar(error.ctx) if error.ctx is not None else str(error.param.name).upper()
+
+
+def _option(error: click.BadParameter) -> str:
+    if not isinstance(error.param, click.Option):
+        return "another argument"
+    return f"{error.param.opts[0]} {error.param.metavar or ''}".strip()
+
+
+def _synopsis(ctx: click.Context) -> str:
+    return " ".join([ctx.command_path, *ctx.command.collect_usage_pieces(ctx)])
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    known = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx is not None else []
+    near = difflib.get_close_matches(error.option_name, [name for name in known if name.startswith("--")], n=1, cutoff=_NEAR)
+    return f"wanted an option that exists, found {error.option_name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _bad_value(error: click.BadParameter) -> str:
+    """What was wanted in place of a value, and the value."""
+    kind = error.param.type if error.param is not None else None
+    if isinstance(kind, click.Choice) and (match := re.match(r"'(.*?)' is not one of", error.message, re.DOTALL)):
+        near = difflib.get_close_matches(match[1], kind.choices, n=1)
+        return f"wanted one of {', '.join(kind.choices)}, found `{match[1]}`" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
+    match = _NO_NUMBER.fullmatch(error.message) or _OUTSIDE.fullmatch(error.message)
+    if kind is None or match is None:
+        return error.message
+    whole = isinstance(kind, click.types.IntParamType)
+    return f"wanted a {'whole ' if whole else ''}number{_range(kind)}, found `{match['found']}`"
+
+
+def _range(kind: object) -> str:
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return ""
+    low = f"{'above' if kind.min_open else 'of at least'} {kind.min}"
+    if kind.max is None:
+        return f" {low}" if kind.min is not None else ""
+    if kind.min is None:
+        return f" {'below' if kind.max_open else 'of at most'} {kind.max}"
+    return f" from {kind.min} to {kind.max}" if not kind.min_open else f" {low} and at most {kind.max}"

@@ -199,7 +199,9 @@ def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
 def _require_known(baselines: Sequence[str]) -> None:
     unknown = [name for name in baselines if name not in ALL_BASELINES]
     if unknown:
-        raise UsageError(f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}.")
+        raise UsageError(
+            f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}. Correct --baselines."
+        )
 
 
 def _require_measurable(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import TaskError, listed
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import Candidate, Task
 from kernelwright.tasks.entries import SuiteEntry
@@ -75,7 +75,7 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     if missing:
         raise TaskError(
             f"Wanted the columns {', '.join(COLUMNS)}; {where} has no {', '.join(missing)}. "
-            f"It has {', '.join(row) or 'none'}."
+            f"It has {listed(row)}. Use a file straight in optimized_cuda_code."
         )
     return row
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.errors import InfrastructureError, TaskError
+from kernelwright.errors import InfrastructureError, TaskError, listed
 from kernelwright.records import Task
 from kernelwright.tasks.entries import SuiteEntry
 from kernelwright.tasks.source import check_task_source, read_source
@@ -47,9 +47,8 @@ def _without_level(checkout: Path, root: Path, level: int) -> str:
     if re.fullmatch(r"level\d+", checkout.name):
         return f"{wanted}; that is one level itself. Name the folder above with --path, and the level with --levels."
     names = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
-    found = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return (
-        f"{wanted}; found {found or 'an empty folder'}. "
+        f"{wanted}; found {listed(names, 4) if names else 'an empty folder'}. "
         "Point --path at a clone of github.com/ScalingIntelligence/KernelBench, or at a folder with level1/1_Title.py."
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kernelwright.errors import CandidateError, TaskError
+from kernelwright.errors import CandidateError, TaskError, listed
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import Candidate
 from kernelwright.tasks.builtin import near_names
@@ -24,8 +24,6 @@ from kernelwright.tasks.source import read_source
 _SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)(?:_sample_\d+)?(?:_kernel)?")
 """Name that KernelBench's own scripts give to a generated kernel."""
 _NUMBERED = re.compile(r"(\d+)[_.-].+")
-_SHOWN = 5
-"""Names in a message. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,11 @@ def with_candidates(suite: Suite, path: Path) -> Attached:
     known = _TaskNames(suite)
     found: dict[int, Candidate] = {}
     unknown = []
+    if path.is_file() and path.suffix == ".py":
+        raise CandidateError(
+            f"Wanted candidates, a folder of Python files or a file of JSON lines, at {path}; found one Python file. "
+            "Name its folder, or judge it alone with `kernelwright evaluate`."
+        )
     for names, shown, source in _of_lines(path) if path.is_file() else _of_folder(path):
         place = known.place(names)
         if place is None:
@@ -192,9 +195,3 @@ def _of_row(row: dict[str, Any], where: str) -> tuple[str, str | None]:
             f"found {', '.join(map(str, row)) or 'no key'}."
         )
     return task, None if source is None or source.strip() in ("", "None") else source
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message: the first few, and how many more."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -40,11 +40,11 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError, *, m
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise wrong(f"{wanted}; found {len(data)} bytes that are not UTF-8 text.") from error
+        raise wrong(f"{wanted}; found {len(data)} bytes that are not UTF-8 text. Name a Python file.") from error
     if "\0" in text:
-        raise wrong(f"{wanted}; found binary data with null bytes.")
+        raise wrong(f"{wanted}; found binary data with null bytes. Name a Python file.")
     if not text.strip() and not may_be_empty:
-        raise wrong(f"{wanted}; the file is empty.")
+        raise wrong(f"{wanted}; the file is empty. Name another, or save yours.")
     return text
 
 

@@ -97,7 +97,7 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         release = _required(path, name)
         entries = entries_from_release(release, levels)
     if not entries:
-        raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none.")
+        raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none. Check --levels.")
     return Suite(name, tuple(entries))
 
 

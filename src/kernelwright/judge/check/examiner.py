@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
@@ -124,7 +124,7 @@ class Examiner:
         if reference.described.strange:
             raise TaskError(
                 f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
-                f"found {', '.join(reference.described.strange[:3])}. Make it plain, as by tuple(...) or .clone()."
+                f"found {listed(reference.described.strange, 3)}. Make it plain, as by tuple(...) or .clone()."
             )
         question = self.bounds.around(drawn, state, training, truth, reference.outputs)
         if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
@@ -146,7 +146,7 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
     if late:
         raise TaskError(
             f"Wanted a reference for {live.task.id} whose state_dict has the same names before and after a call; "
-            f"forward adds or removes {', '.join(sorted(late)[:5])}. Register them in the constructor."
+            f"forward adds or removes {listed(sorted(late))}. Register them in the constructor."
         )
     if argument_tensors:
         raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {live.task.id}; found tensors.")

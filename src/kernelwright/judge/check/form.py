@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernelwright.errors import listed
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.replies import Output
@@ -40,7 +41,7 @@ def check_form(trial: Trial, reference: CallOutput, answer: CallOutput, *, strid
     """
     wanted, found = reference.described, answer.described
     if found.strange:
-        raise RejectionError(Reason.WRONG_TYPE, f"returned {', '.join(found.strange[:3])}; wanted plain torch.Tensor")
+        raise RejectionError(Reason.WRONG_TYPE, f"returned {listed(found.strange, 3)}; wanted plain torch.Tensor")
     alike = _same_structure(found.skeleton, wanted.skeleton, _number_tolerance(trial))
     if not alike or len(found.outputs) != len(wanted.outputs):
         raise RejectionError(

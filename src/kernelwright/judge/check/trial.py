@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import InternalError
+from kernelwright.errors import InternalError, listed
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.gate import DeviceGate
@@ -215,7 +215,8 @@ class Trial:
         if wanted != found:
             missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
             other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
-            detail = f"state_dict: missing {missing[:5]}, unexpected {extra[:5]}, other shape or dtype {other[:5]}"
+            parts = {"missing": missing, "unexpected": extra, "other shape or dtype": other}
+            detail = "state_dict: " + "; ".join(f"{what} {listed(map(repr, names))}" for what, names in parts.items())
             if role == "baseline":
                 raise RejectionError(Reason.STATE_MISMATCH, detail)
             self.findings.label(Label.STATE_DIFFERS, detail)

@@ -41,7 +41,8 @@ def take_token(file: Path | None) -> str | None:
                 raise UsageError(f"Wanted a token that only you can read; others may read {file}. Run `chmod 600 {file}`.")
             token = file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"Wanted a token in {file}; {error}. Write one with `openssl rand -hex 32`.") from error
+            found = (error.strerror if isinstance(error, OSError) else None) or error
+            raise UsageError(f"Wanted a token in {file}; {found}. Write one with `openssl rand -hex 32`.") from error
     if token is None:
         return None
     if len(token) < TOKEN_CHARACTERS_MIN or not all("!" <= character <= "~" for character in token):
