@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import socket
@@ -169,31 +168,6 @@ def test_a_service_judges_survives_a_kill_and_ends_in_order(place):
     assert "2 evaluations on record in run" in log
     assert log.splitlines()[-1].startswith("ended: 2 finished evaluations are in run")
     assert TOKEN not in log
-
-
-@pytest.mark.exhaustive
-def test_the_commands_of_the_page_run_as_they_are_pasted(place):
-    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-    section = page.partition("## The reward service")[2].partition("| route |")[0]
-    _, start, ask = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    (python,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    program = f'kernelwright() {{ exec {sys.executable} -m kernelwright "$@" --port {port} --settings quick.toml; }}'
-    pasted = f"set -e\n{program}\n{start}\n{ask}\n{sys.executable} example.py\nkill $!\nwait $!\n"
-    Path("example.py").write_text(python.replace("8730", str(port)))
-    done = subprocess.run(
-        ["bash", "-c", pasted.replace("8730", str(port))],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    _, _, answer, printed = done.stdout.strip().splitlines()
-    reply = json.loads(answer)
-    assert reply["evaluation"]["verdict"] == "accepted", reply["evaluation"]["detail"]
-    assert printed == f"accepted {reply['reward']['value']}"
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
