@@ -102,6 +102,9 @@ class Judge:
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self._zygote = Zygote(off=self._core)
+        if self.device.type == "cuda":
+            # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
+            self._zygote.import_compiler(self.device)
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         try:

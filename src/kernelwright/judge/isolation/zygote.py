@@ -8,6 +8,7 @@ disturbing the judge's clock.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -30,6 +31,8 @@ from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.worker import serving  # imports torch once, for all workers that are forked off
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 
+_WITHOUT_COMPILER = "KERNELWRIGHT_ZYGOTE_WITHOUT_COMPILER"
+"""Variable of a zygote that has begun anew."""
 _WATCH_S = 0.05
 _SESSION_WATCH_EVERY = 10
 """Looking through all processes takes longer the more of them the machine has."""
@@ -132,10 +135,7 @@ class Zygote:
         return Ending(**answer)
 
     def import_compiler(self, device: torch.device) -> None:
-        """Import torch.compile's compiler once for all workers that are forked from now on. Does not wait for it.
-
-        Only for a zygote none of whose workers runs a candidate: it does not watch them meanwhile.
-        """
+        """Import torch.compile's compiler once for all workers, before the first of them. Does not wait for it."""
         with self._turn:
             self._channel.send({"import_compiler": device.type})
 
@@ -199,11 +199,27 @@ def main(handle: int) -> None:
 
 def _import_compiler(device: str) -> None:
     """Three seconds, and on a processor ten for torch's probes of its instructions, whose results stay in this process."""
+    if _WITHOUT_COMPILER in os.environ:
+        return
+    before = _gpu_files()
     importlib.import_module("torch._inductor.compile_fx")
     if device == "cpu":
         importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
+    if _gpu_files() > before:
+        # Forks of a process that has begun to use a GPU cannot use it. So begin anew; there is no worker yet.
+        os.environ[_WITHOUT_COMPILER] = "1"
+        os.execv(sys.executable, sys.orig_argv)
     gc.collect()
     gc.freeze()
+
+
+def _gpu_files() -> int:
+    """Files of the GPU's driver that this process has open."""
+    found = 0
+    for handle in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed them
+            found += os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/nvidia")
+    return found
 
 
 def _fork(channel: Channel, message: dict[str, Any], watched: dict[int, _Watched]) -> int:

@@ -1,0 +1,35 @@
+"""The compiler that a zygote imports for its workers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kernelwright.judge.isolation import zygote
+
+
+class _BeganAnewError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("opened", "begins_anew"), [([0, 0], False), ([0, 2], True), ([3, 3], False)])
+def test_a_zygote_that_opened_the_gpu_by_importing_the_compiler_begins_anew_without_it(monkeypatch, opened, begins_anew):
+    imported = []
+
+    def begin_anew(program, arguments):
+        assert (program, arguments) == (sys.executable, sys.orig_argv)
+        raise _BeganAnewError
+
+    monkeypatch.setattr(zygote, "_gpu_files", lambda: opened.pop(0))
+    monkeypatch.setattr(zygote.importlib, "import_module", imported.append)
+    monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
+    monkeypatch.setattr(zygote.os, "execv", begin_anew)
+    monkeypatch.setattr(zygote.os, "environ", {})
+    if begins_anew:
+        with pytest.raises(_BeganAnewError):
+            zygote._import_compiler("cuda")
+        zygote._import_compiler("cuda")
+    else:
+        zygote._import_compiler("cuda")
+    assert imported == ["torch._inductor.compile_fx"]
