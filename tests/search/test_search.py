@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.records import RunDirectory
+from kernelwright.records.screened import Screened
 from kernelwright.search import optimize as search
 from tests.samples import TASK, accepted, rejected
 
@@ -27,3 +28,20 @@ def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_
         run.append(accepted(5.0 + number))
     best = search.confirm(run, Doubting(), TASK, lambda event: None)
     assert (best and best.speedup) == (1.9 if confirmed else None)
+
+
+SCREENED = Screened(task="", task_sha256="", candidate_sha256="", correct=True, estimate=1.5)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (search.SearchEvent("confirming"), "confirming"),
+        (search.SearchEvent("judged", accepted(2.0)), "judged "),
+        (search.SearchEvent("judged", rejected(detail="far off\nchange it")), "far off"),
+        (search.SearchEvent("screened", screened=SCREENED), "about 1.50x"),
+    ],
+)
+def test_an_event_is_one_line_for_people(event, said):
+    assert said in str(event)
+    assert "\n" not in str(event)

@@ -52,6 +52,19 @@ class SearchEvent:
     screened: Screened | None = None
     """Estimate that has just been made, if any."""
 
+    def __str__(self) -> str:
+        """One line for people: `on_event=print` shows how a search goes."""
+        found = self.screened or self.evaluation
+        if found is None:
+            return self.message
+        outcome = f"{found.reason}: {found.detail.partition(chr(10))[0]}" if found.reason else "right"
+        if self.screened is not None and self.screened.estimate is not None:
+            outcome = f"about {self.screened.estimate:.2f}x"
+        elif self.evaluation is not None and self.evaluation.speedup is not None:
+            low, high = self.evaluation.speedup_low, self.evaluation.speedup_high
+            outcome = f"{self.evaluation.speedup:.3f}x ({low:.3f} to {high:.3f})"
+        return f"{self.message} {', '.join(found.techniques) or found.policy}: {outcome}"
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
