@@ -58,10 +58,11 @@ def test_a_schedule_of_a_model_names_no_gpu_that_measured_it():
 
 
 def test_more_processes_settle_a_near_miss_until_there_are_too_many():
-    close, closer = processes_to_settle(1.1, 1.03, 0.05, 3), processes_to_settle(1.1, 1.045, 0.05, 3)
+    close, closer = processes_to_settle(1.1, 0.98, 0.05, 6), processes_to_settle(1.1, 1.045, 0.05, 6)
     assert close is not None
     assert closer is not None
-    assert 3 < closer < close <= PROCESSES_MAX
+    assert 12 <= closer < close <= PROCESSES_MAX
+    assert processes_to_settle(1.2, 1.049, 0.05, 20) == 40, "twice as many at least"
     assert processes_to_settle(1.051, 0.9, 0.05, 3) is None
 
 

@@ -9,6 +9,8 @@ import math
 
 PROCESSES_MAX = 64
 """Most process triples that a user can ask for."""
+FEWEST = 6
+"""Fewest that are advised, and at least twice those timed: the spread of fewer tells too little. Our choice."""
 _SHARE = 0.7
 """Part of the way from the speedup down to the noise floor that the interval may take: another measurement gives another
 estimate. Our choice."""
@@ -35,7 +37,7 @@ def processes_to_settle(speedup: float, speedup_low: float, noise_floor: float, 
     distance, below = math.log(speedup) - math.log1p(noise_floor), math.log(speedup) - math.log(speedup_low)
     enough = (
         count
-        for count in range(processes + 1, PROCESSES_MAX + 1)
+        for count in range(max(2 * processes, FEWEST), PROCESSES_MAX + 1)
         if below * width(count) / width(processes) <= _SHARE * distance
     )
     return next(enough, None)

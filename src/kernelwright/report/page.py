@@ -189,9 +189,9 @@ def _speedup_from(evaluation: Evaluation) -> str:
     )
     if math.isclose(mean, evaluation.speedup, rel_tol=1e-3):
         return f"{words} The geometric mean of these ratios is the speedup, {times(evaluation.speedup)}."
-    why = (
-        "which is all that series of calls by the judge's own clock bear out" if evaluation.series else "by an earlier rule"
-    )
+    why = "which is all that series of calls by the judge's own clock bear out"
+    if not evaluation.series:
+        why += " (this old record does not hold them)"
     return f"{words} The geometric mean of these ratios is {times(mean)}; the speedup is {times(evaluation.speedup)}, {why}."
 
 
