@@ -73,6 +73,7 @@ def test_a_near_miss_seems_faster_and_is_not_sure():
     assert found(1.1, 1.03).is_near_miss
     assert not found(1.04, 1.03).is_near_miss
     assert not found(1.1, 1.06).is_near_miss
+    assert not found(1.6, 0.34).is_near_miss
     assert found(1.04, 1.03).processes_to_settle is None
 
 

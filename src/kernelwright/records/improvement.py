@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+NEAR_MISS_LOW = 0.9
+"""Lower end above which an interval is nearly one of an improvement. Our choice."""
 PROCESSES_MAX = 64
 """Most process triples that a user can ask for."""
 FEWEST = 6

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kernelwright.records.canonical import sha256_of
-from kernelwright.records.improvement import clears_noise_floor, processes_to_settle
+from kernelwright.records.improvement import NEAR_MISS_LOW, clears_noise_floor, processes_to_settle
 from kernelwright.records.lines import encodable
 
 
@@ -288,9 +288,10 @@ class Evaluation(_Record):
 
     @property
     def is_near_miss(self) -> bool:
-        """True when the speedup itself exceeds 1 + the noise floor, and the lower end of its interval does not."""
+        """True when the speedup exceeds 1 + the noise floor, and the lower end of its interval is near 1 and does not."""
         seems_faster = self.accepted and clears_noise_floor(self.speedup, self.noise_floor)
-        return seems_faster and not self.is_improvement and bool(self.speedup_low) and bool(self.blocks)
+        near = self.speedup_low is not None and self.speedup_low > NEAR_MISS_LOW
+        return seems_faster and near and not self.is_improvement and bool(self.blocks)
 
     @property
     def processes_to_settle(self) -> int | None:
