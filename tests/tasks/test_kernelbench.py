@@ -71,7 +71,7 @@ def test_missing_checkout_file_and_level(tmp_path: Path) -> None:
 
 def test_a_wrong_path_is_answered_with_what_was_looked_for_and_what_is_there(tmp_path: Path) -> None:
     write_checkout(tmp_path, {1: [1], 4: [1]})
-    with pytest.raises(TaskError, match=r"found level 1, 4 only\. Add --levels 1,4"):
+    with pytest.raises(TaskError, match=r"found level 1, 4 only\. Choose among these, for bench with --levels 1,4"):
         load_suite("kernelbench", path=tmp_path)
     with pytest.raises(TaskError, match="that is one level itself"):
         load_suite("kernelbench", path=tmp_path / "KernelBench" / "level1")

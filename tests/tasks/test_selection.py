@@ -55,7 +55,7 @@ def test_chosen_tasks_keep_the_order_of_the_suite_and_come_once(suite: Suite) ->
     ("name", "message"),
     [
         ("1", r"found '1', which is kernelbench/level1/1, kernelbench/level2/1\. Name it in full"),
-        ("level1/7", r"none of its 3, such as kernelbench/level1/1\. Check --only"),
+        ("level1/7", r"none of its 3, such as kernelbench/level1/1\. Check the name"),
         ("1_Conv_Rely", "Did you mean .*1_Conv_Relu"),
     ],
 )

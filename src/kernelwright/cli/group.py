@@ -65,7 +65,8 @@ class LazyGroup(HelpfulGroup):
 def explained(error: click.UsageError) -> str:
     """The message of a usage error, without the word `error`."""
     where = error.ctx.command_path if error.ctx else "kernelwright"
-    return f"{_message(error).rstrip('.')}. See `{where} --help`."
+    message = _message(error)
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{where} --help`."
 
 
 def _message(error: click.UsageError) -> str:

@@ -31,7 +31,7 @@ def command(run_dir: Path, out: Path | None) -> None:
         advice = f"Name one of the runs in it, such as {below}."
         if below is None:
             advice = "Name one in which something was judged or measured."
-        raise UsageError(f"Wanted a run directory, found none of {', '.join(RUN_FILES)} in {run_dir}. {advice}")
+        raise UsageError(f"Wanted a run directory, found none of {', '.join(RUN_FILES)} in `{run_dir}`. {advice}")
     files = [path for name in RUN_FILES for path in files_of(run_dir / name)]
     if all(path.name.startswith("evaluations.jsonl") for path in files) and not any(RunDirectory(run_dir).evaluations()):
         raise UsageError(f"Wanted a run's records in {files[-1]}; found none that is whole. Judge something there first.")

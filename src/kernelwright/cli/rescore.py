@@ -30,7 +30,7 @@ def command(context: click.Context, run_dir: Path, as_json: bool) -> None:
     names = ("evaluations.jsonl", CONFIRMATIONS, "table.json")
     if not run_dir.is_dir() or not any(files_of(run_dir / name) for name in names):
         raise UsageError(
-            f"Wanted a run directory, found none of {', '.join(names)} in {run_dir}. Name one that a run wrote."
+            f"Wanted a run directory, found none of {', '.join(names)} in `{run_dir}`. Name one that a run wrote."
         )
     result = rescore(RunDirectory(run_dir))
     if as_json:

@@ -43,7 +43,8 @@ def _without_level(checkout: Path, root: Path, level: int) -> str:
     wanted = f"Wanted level {level} of KernelBench, a folder level{level} or KernelBench/level{level}, in {checkout}"
     levels = sorted(match[1] for path in root.iterdir() if (match := re.fullmatch(r"level(\d+)", path.name)))
     if levels:
-        return f"{wanted}; found level {', '.join(levels)} only. Add --levels {','.join(levels)}."
+        there = ",".join(levels)
+        return f"{wanted}; found level {', '.join(levels)} only. Choose among these, for bench with --levels {there}."
     if re.fullmatch(r"level\d+", checkout.name):
         return f"{wanted}; that is one level itself. Name the folder above with --path, and the level with --levels."
     names = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))

@@ -52,7 +52,7 @@ def chosen_tasks(suite: Suite, names: Sequence[str]) -> Suite:
             ids = [entry.task.id for entry in suite.entries]
             raise TaskError(
                 f"Wanted tasks of the suite {suite.name}; found {name!r}, which is none of its {len(ids)}, "
-                f"such as {ids[0]}. Check --only and --levels.{near_names(name, list(known.names))}"
+                f"such as {ids[0]}. Check the name, and for bench --levels.{near_names(name, list(known.names))}"
             )
         places.add(place)
     return replace(suite, entries=tuple(suite.entries[place] for place in sorted(places)))

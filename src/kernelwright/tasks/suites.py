@@ -81,10 +81,10 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
     if not levels:
         raise TaskError(f"Wanted at least one level of the suite {name}; found none.")
     if hub and name != "kernelbench":
-        raise TaskError(f"Wanted the suite {name} from the hub; only kernelbench is read from there.")
+        raise TaskError(f"Wanted the suite {name} from the hub; only kernelbench is read from there. Leave --hub out.")
     if name == "builtin":
         if path is not None:
-            raise TaskError(f"Wanted the suite builtin; found the path {path}. It comes with the package.")
+            raise TaskError(f"Wanted the suite builtin; found the path {path}. It comes with the package. Leave --path out.")
         entries = builtin_entries(levels)
     elif name == "kernelbench":
         if hub and path is not None:
