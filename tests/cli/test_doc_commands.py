@@ -139,7 +139,7 @@ def script_of(blocks: list[Block], folder: Path) -> str:
             lines += [] if block.file else [f"python {path.name}"]
         elif block.language == "sh":
             lines.append(block.text)
-    return "\n".join(lines)
+    return "\n".join([*lines, "echo '>>> end' $SECONDS s >&2"])
 
 
 def checkout(folder: Path) -> None:
