@@ -90,9 +90,8 @@ class Zygote:
         environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         # The pools of idle threads must not spin beside the worker that is being timed.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
-        environment |= (
-            serving.COMPILER_ENVIRONMENT
-        )  # torch reads it when its compiler is imported, which may be before a fork
+        # torch reads it when its compiler is imported, which may be before a fork.
+        environment |= serving.COMPILER_ENVIRONMENT
         program = (
             "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
