@@ -189,6 +189,10 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     local, settings = see_one_gpu(device), Settings.model_validate_json(settings_json)
     policy = policy_named(policy_name)
+    judges_core = timing_core(torch.device(local))
+    if judges_core is not None:
+        # Neither tracing nor compilers beside what a judge times; screening times on the next core.
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - {judges_core})
     zygote = Zygote(off=timing_core(torch.device(local)))
     zygote.import_compiler(torch.device(local))  # most tasks have a proposal for it
     try:
