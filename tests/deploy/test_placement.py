@@ -98,7 +98,7 @@ def test_calls_of_the_confirmed_form_run_the_code_and_return_what_the_model_does
         lambda m, x: (m.dropout.train(), m(x)),
         lambda m, x: (setattr(m, "dropout", nn.Identity()), m(x)),
         lambda m, x: m.double()(x.double()),
-        lambda m, x: torch.compile(m, backend="eager")(x),
+        pytest.param(lambda m, x: torch.compile(m, backend="eager")(x), marks=pytest.mark.exhaustive),
     ],
     ids=["shape", "value", "more", "mode", "part's mode", "part", "dtype", "compiled"],
 )

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing import spawn
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -372,3 +373,11 @@ def test_how_busy_a_device_was_counts_parts_of_evaluations(monkeypatch):
     assert found["share_of_timing_alone"] == pytest.approx((2 + 3.2) / 10)
     assert found["evaluations_per_minute"] == pytest.approx(5.4)
     assert found["timing_alone_evaluations_per_minute"] == pytest.approx(60 * 0.9 / 5.2)
+
+
+def test_a_process_is_started_without_the_users_script():
+    main, names = sys.modules["__main__"], {"init_main_from_path", "init_main_from_name"}
+    assert names & spawn.get_preparation_data("x").keys()  # by these multiprocessing runs it again
+    with pool._without_main_program():
+        assert not names & spawn.get_preparation_data("x").keys()
+    assert sys.modules["__main__"] is main
