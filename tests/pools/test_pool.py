@@ -11,7 +11,7 @@ import threading
 import time
 from multiprocessing import spawn
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -375,9 +375,11 @@ def test_how_busy_a_device_was_counts_parts_of_evaluations(monkeypatch):
     assert found["timing_alone_evaluations_per_minute"] == pytest.approx(60 * 0.9 / 5.2)
 
 
-def test_a_process_is_started_without_the_users_script():
-    main, names = sys.modules["__main__"], {"init_main_from_path", "init_main_from_name"}
+def test_a_process_is_started_without_the_users_script(monkeypatch):
+    script, names = ModuleType("__main__"), {"init_main_from_path", "init_main_from_name"}
+    script.__file__ = "script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
     assert names & spawn.get_preparation_data("x").keys()  # by these multiprocessing runs it again
     with pool._without_main_program():
         assert not names & spawn.get_preparation_data("x").keys()
-    assert sys.modules["__main__"] is main
+    assert sys.modules["__main__"] is script
