@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import time
 
 from kernelwright.gpu import ARCHITECTURES, disassemble
@@ -36,7 +36,9 @@ def rate(cubin: bytes, seconds: float) -> dict[str, float | int]:
 
 def main() -> None:
     """Print the rates of all kernels as JSON."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel")
+    seconds = parser.parse_args().seconds
     result = {}
     for architecture in ARCHITECTURES:
         for name, spec in corpus_specs().items():

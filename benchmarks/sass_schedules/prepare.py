@@ -7,7 +7,7 @@ The corpus in small sizes that do not fill the last tile, and the kernels of `be
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,4 +102,8 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="kernels; all when none is named")
+    options = parser.parse_args()
+    main(options.folder, options.names)
