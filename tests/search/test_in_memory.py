@@ -69,10 +69,10 @@ def test_a_near_miss_says_what_would_settle_it(tmp_path):
         TimingBlock(process=process, reference_us=(12.0, 12.0), candidate_us=(10.0 + process, 10.0), null_us=(12.0, 12.5))
         for process in range(3)
     ]
-    missed = accepted(1.2, speedup_low=0.9, speedup_high=1.6, noise_floor=0.05, blocks=tuple(blocks))
+    missed = accepted(1.5, speedup_low=1.02, speedup_high=2.2, noise_floor=0.05, blocks=tuple(blocks))
     result = ModelResult(tmp_path, nn.Identity(), {"(x)": OptimizeResult(tmp_path, None, 1, 1, near_miss=missed)}, ())
     said = str(result).splitlines()[-1]
-    assert said.startswith("    nearest: 1.200x (0.900 to 1.600) by")
+    assert said.startswith("    nearest: 1.500x (1.020 to 2.200) by")
     assert re.search(
         r"the noise here is 0.050: measure on a quieter machine, or with settings=Settings\(processes_min=\d+", said
     )
