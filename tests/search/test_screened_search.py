@@ -122,7 +122,9 @@ def test_cheats_that_fool_the_quick_look_win_nothing(tmp_path):
     assert [name for name in CHEATS if screened[name].correct] == [*CHEATS], "each of them fools it"
     assert (screened["wrong"].correct, screened["dies"].correct) == (False, False)
     judged = list(run.evaluations())
-    assert {found.techniques[0] for found in judged} == {*CHEATS, "honest"}
+    left_out = {*CHEATS, "honest"} - {found.techniques[0] for found in judged}
+    won = max((found.speedup for found in judged if found.is_improvement), default=0.0)
+    assert all(screened[name].estimate <= won for name in left_out), "only those that an improvement had beaten already"
     # The cache is right, and of no use on inputs that never come again.
     assert {found.techniques[0] for found in judged if found.accepted} <= {"caches", "honest"}
     assert {found.techniques[0] for found in judged if found.is_improvement} <= {"honest"}
