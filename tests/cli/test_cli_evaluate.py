@@ -98,6 +98,7 @@ def test_a_limit_that_no_clock_can_hold_is_refused(place, capsys):
     refused(capsys, 2, "run_limit_s", "604800")
 
 
+@pytest.mark.exhaustive
 def test_a_timed_candidate_has_an_interval_around_its_speedup(place, capsys):
     assert evaluate("task.py", "good.py", "--json", "--processes", "2") == 0
     found = json.loads(capsys.readouterr().out)

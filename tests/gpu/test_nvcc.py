@@ -58,6 +58,7 @@ def test_every_kernel_is_read_and_written_back_byte_by_byte(cubin, program):
     assert program.with_words(words) == cubin
 
 
+@pytest.mark.exhaustive
 def test_schedules_of_every_kernel_are_proven_legal(cubin, program):
     rng = random.Random(0)
     schedules = [sass.Schedule(kernel) for kernel in program.kernels]

@@ -251,16 +251,16 @@ def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
 @pytest.mark.parametrize(
     ("proposed", "reason"),
     [
-        (candidate(top="while True: pass"), Reason.BUILD_TIMEOUT),
-        (candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT),
-        (
+        pytest.param(candidate(top="while True: pass"), Reason.BUILD_TIMEOUT, id="import", marks=pytest.mark.exhaustive),
+        pytest.param(candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT, id="constructor"),
+        pytest.param(
             candidate(
                 "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\nreturn torch.relu(self.linear(x))"
             ),
             Reason.RUN_TIMEOUT,
+            id="forward",
         ),
     ],
-    ids=["import", "constructor", "forward"],
 )
 def test_what_takes_too_long_is_ended(judge, proposed, reason):
     found = judge.evaluate(RELU, proposed, settings=HURRIED)
@@ -439,13 +439,16 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
 
 @pytest.mark.parametrize(
     "forward",
-    [
-        f"wrong = {IN_TF32}; self.norm.running_mean.mul_(0.97); return wrong",
-        f"wrong = {IN_TF32}; self.norm.running_mean[0] += 0.01; return wrong",
-        f"o = self.norm; y = self.conv(inputs[0]); return {IN_TF32} if not self.training else torch.batch_norm("
-        "y, o.weight, o.bias, None, None, True, 0.1, 1e-5, False)",
+    exhaustive_but(
+        [
+            f"wrong = {IN_TF32}; self.norm.running_mean.mul_(0.97); return wrong",
+            f"wrong = {IN_TF32}; self.norm.running_mean[0] += 0.01; return wrong",
+            f"o = self.norm; y = self.conv(inputs[0]); return {IN_TF32} if not self.training else torch.batch_norm("
+            "y, o.weight, o.bias, None, None, True, 0.1, 1e-5, False)",
+            BIASED,
+        ],
         BIASED,
-    ],
+    ),
     ids=["all", "one", "none", "biased"],
 )
 def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
@@ -1148,6 +1151,7 @@ def test_a_sparse_output_whose_draws_differ_in_condition_is_judged_by_each_draw(
     assert found.accepted, (found.reason, found.detail)
 
 
+@pytest.mark.exhaustive
 def test_a_first_look_starts_one_process_of_the_candidate(judge, monkeypatch):
     started = []
     start = Trial.start

@@ -285,6 +285,7 @@ def test_a_cheat_passes_without_its_defence(judge: Judge, monkeypatch: Patch, mu
     assert found.accepted, f"{found.reason}: {found.detail}"
 
 
+@pytest.mark.exhaustive
 def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
     assert Label.PREPACKED_WEIGHTS in evaluate(judge, "folded_when_loaded").labels
     monkeypatch.setattr(stage.Side, "step", lambda self, state, *ways: self.load_state(state))
@@ -418,6 +419,7 @@ def timed(judge: Judge) -> Judge:
     return judge
 
 
+@pytest.mark.exhaustive
 def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Judge, monkeypatch: Patch) -> None:
     assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
     monkeypatch.setattr(ProcessTriple, "_reject_idle_work", lambda self, wall_us: None)

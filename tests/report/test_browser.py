@@ -258,6 +258,7 @@ def test_every_control_has_a_name(page):
     assert found == []
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_wider_than_a_phone(page):
     found = outcome_of(
         page,
@@ -268,6 +269,7 @@ def test_nothing_is_wider_than_a_phone(page):
     assert found["wide"] <= found["window"]
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_evaluations_raises_no_script_error(tmp_path):
     page = write_report(write_run(tmp_path, []), tmp_path / "report.html")
     text = page.read_text(encoding="utf-8")

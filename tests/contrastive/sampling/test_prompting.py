@@ -7,10 +7,13 @@ import pytest
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.sampling.prompting import prompt_maker
 from kernelwright.contrastive.stages.config import ContrastiveConfig, ExemplarSection, ModelSection, PromptSection
+from tests.quick import exhaustive_but
 from tests.samples import TASK, accepted, module
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1.0, 1.0), (0.7, 0.6, 0.8), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("share", "least", "most"), exhaustive_but([(1.0, 1.0, 1.0), (0.7, 0.6, 0.8), (0.0, 0.0, 0.0)], (0.7, 0.6, 0.8))
+)
 def test_a_share_of_the_prompts_shows_exemplars(share, least, most, tmp_path):
     database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
     database.add_all([accepted(1.5, module("a.unsqueeze(1) * b")), accepted(3.0, module())])
