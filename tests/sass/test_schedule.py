@@ -167,7 +167,7 @@ def test_the_rate_of_moves_is_measured_on_every_architecture_that_is_tested(monk
     import moves_per_second
 
     monkeypatch.setattr(moves_per_second, "corpus_specs", lambda: {"softmax": corpus_specs()["softmax"]})
-    monkeypatch.setattr(sys, "argv", ["moves_per_second.py", "0.01"])
+    monkeypatch.setattr(sys, "argv", ["moves_per_second.py", "--seconds", "0.01"])
     moves_per_second.main()
     found = json.loads(capsys.readouterr().out)
     assert list(found) == [f"softmax_sm{architecture}" for architecture in ARCHITECTURES]
