@@ -8,15 +8,20 @@ import tempfile
 import pytest
 
 
+@pytest.fixture(scope="session")
+def _ray_folder():
+    """One for all Rays of a process, which reads its token once. A short path: Unix sockets lie in it."""
+    folder = tempfile.mkdtemp(prefix="kwray", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
-def ray_home():
-    """A short path: Unix sockets lie in it. Ray keeps its token in HOME."""
-    patch = pytest.MonkeyPatch()
-    home = tempfile.mkdtemp(prefix="kwray", dir="/tmp")
-    patch.setenv("HOME", home)
-    patch.setenv("RAY_TMPDIR", home)
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_worker_niceness", "0")  # or they wait for whatever tests run beside these
-    yield home
-    patch.undo()
-    shutil.rmtree(home, ignore_errors=True)
+def ray_home(_ray_folder):
+    """Ray keeps its token in HOME."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", _ray_folder)
+        patch.setenv("RAY_TMPDIR", _ray_folder)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # or they wait for whatever tests run beside these
+        yield _ray_folder
