@@ -428,6 +428,7 @@ def convolved(forward: str) -> Candidate:
     return Candidate(source=f"from kernelwright.judge.check.compare import round_mantissa as rounded\n{text}")
 
 
+@pytest.mark.exhaustive
 def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
@@ -510,6 +511,7 @@ GONE = {
 """What PyTorch does to an output that its CUDA graphs overwrote, in ways that need no GPU."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gone", exhaustive_but(GONE, "cannot be read"))
 def test_an_output_that_a_cuda_graph_takes_back_is_a_label(judge, gone):
     text = f"if hasattr(self, 'y'): {GONE[gone]}\nself.y = torch.relu(self.linear(x))\nreturn self.y"
@@ -878,6 +880,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
 
 
+@pytest.mark.exhaustive
 def test_only_timing_has_the_device_alone(judge, monkeypatch):
     ways = []
     enter = judge_module.DeviceGate.__call__

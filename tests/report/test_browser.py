@@ -109,6 +109,7 @@ def test_words_narrow_the_table(page):
     assert found == ["e8"]
 
 
+@pytest.mark.exhaustive
 def test_opening_a_row_shows_checks_processes_and_both_differences(page):
     found = outcome_of(
         page,

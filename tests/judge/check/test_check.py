@@ -506,6 +506,7 @@ def test_a_buffer_keeps_up_when_it_moves_as_the_references_does(found, wanted, k
     assert buffer_has_kept_up(found, wanted, before) is kept_up
 
 
+@pytest.mark.exhaustive
 def test_a_default_that_the_reference_relies_on_stays(judge):
     made = task("assert self.flag == 0; return inputs[0] * 2", init="self.register_buffer('flag', torch.zeros(()))")
     copy = Candidate(source=made.source.replace("class Model(", "class ModelNew("))

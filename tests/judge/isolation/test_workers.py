@@ -66,6 +66,7 @@ RELU = task("torch.relu(self.linear(x))")
 WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
 
 
+@pytest.mark.exhaustive
 def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
     started = []
     spawn = judge._zygote.spawn
