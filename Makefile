@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/kernelwright optimize polynomial_with_common_terms --device auto --budget 3 --judge 1 --out demo-run
+	$(BIN)/kernelwright optimize polynomial_with_common_terms --device auto --budget 3 --judge 1 --processes 5 --out demo-run
 
 # Three processes fill two cores, since tests of the judge wait now and then. One thread each: spinning thread pools would
 # slow all. What is compiled once is kept, whatever the caller's environment says: the tests start some hundred processes,
