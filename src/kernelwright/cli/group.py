@@ -116,7 +116,7 @@ def _unknown_option(error: click.NoSuchOption) -> str:
 
 
 def _bad_value(error: click.BadParameter) -> str:
-    """What was wanted in place of a value, and the value."""
+    """Wanted and found value of an option or argument."""
     kind = error.param.type if error.param is not None else None
     if isinstance(kind, click.Choice) and (match := re.match(r"'(.*?)' is not one of", error.message, re.DOTALL)):
         near = difflib.get_close_matches(match[1], kind.choices, n=1)

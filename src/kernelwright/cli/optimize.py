@@ -199,7 +199,7 @@ def in_words(result: OptimizeResult) -> str:
 
 
 def near_miss_in_words(found: Evaluation, command: list[str]) -> str:
-    """What was nearly an improvement, and the command that would settle it, which is completed here."""
+    """Two lines on a near miss: how far it falls short, and the command, completed here, that would settle it."""
     from kernelwright.report.words import near_miss
 
     if found.processes_to_settle is not None:

@@ -83,7 +83,7 @@ def _form(item: Any) -> str:
 
 
 def _elsewhere(best: Evaluation) -> str:
-    """What happens on other shapes and types."""
+    """Sentence on how the code behaves with other shapes and types."""
     if FALLBACK in best.source:
         return "On other shapes, types and memory layouts the reference's own forward runs, right and no faster."
     if _wraps(best) and "custom-kernel" not in best.labels:

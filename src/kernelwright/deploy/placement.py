@@ -24,6 +24,7 @@ from torch import nn
 
 from kernelwright.errors import ModelError, UsageError
 from kernelwright.files import replace_file
+from kernelwright.tasks import map_tensors
 from kernelwright.tasks.in_memory import (
     Inputs,
     ModelCall,
@@ -33,13 +34,13 @@ from kernelwright.tasks.in_memory import (
     form_of,
     leaves_of,
     name_of,
-    replaced,
-    tensors_in,
     tried,
     untouched,
 )
 
 _INDEX = "confirmed.json"
+_FACTS = ("training", "device", "hardware", "speedup_low")
+"""Fields of `ConfirmedCode` that the index holds; the others have files."""
 _APART = 0.02
 """Relative distance between outputs of the optimized code and of the model above which they are not of one computation. The
 judge has compared them strictly; half precision leaves 0.005. Our choice."""
@@ -219,20 +220,13 @@ def save(placements: Sequence[ConfirmedCode], folder: Path) -> None:
         index = []
         for number, one in enumerate(placements, start=1):
             names = {"source": f"optimized-{number}.py", "inputs": f"inputs-{number}.pt"}
-            index.append({**vars_of(one), **names})
+            index.append({**{fact: getattr(one, fact) for fact in _FACTS}, **names})
             replace_file(folder / names["source"], one.source.encode())
-            args, kwargs = replaced(
-                (one.inputs.args, one.inputs.kwargs), (x.cpu() for x in tensors_in((one.inputs.args, one.inputs.kwargs)))
-            )
+            args, kwargs = map_tensors((one.inputs.args, one.inputs.kwargs), torch.Tensor.cpu)
             torch.save({"args": args, "kwargs": kwargs}, folder / names["inputs"])
         replace_file(folder / _INDEX, json.dumps({"placements": index}, indent=2).encode())
     except OSError as error:
         raise UsageError(f"Wanted a folder to save to at {folder}; {error.strerror}. Choose another one.") from error
-
-
-def vars_of(placement: ConfirmedCode) -> dict[str, Any]:
-    """The plain facts of a placement."""
-    return {name: getattr(placement, name) for name in ("training", "device", "hardware", "speedup_low")}
 
 
 def load(model: nn.Module, folder: Path) -> nn.Module:
@@ -249,9 +243,7 @@ def load(model: nn.Module, folder: Path) -> nn.Module:
         for entry in json.loads((folder / _INDEX).read_text(encoding="utf-8"))["placements"]:
             stored = torch.load(folder / entry["inputs"], weights_only=True)
             device = where or torch.device(entry["device"])
-            args, kwargs = replaced(
-                (stored["args"], stored["kwargs"]), (x.to(device) for x in tensors_in((stored["args"], stored["kwargs"])))
-            )
+            args, kwargs = map_tensors((stored["args"], stored["kwargs"]), operator.methodcaller("to", device))
             source = (folder / entry["source"]).read_text(encoding="utf-8")
             placements.append(ConfirmedCode(**{**entry, "source": source, "inputs": Inputs(*args, **kwargs)}))
     except (OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:

@@ -143,7 +143,7 @@ class ApiReply:
 
 
 def body_in_one_piece(answer: Any) -> str | None:
-    """What a server that was asked to stream sent in one piece; None where it streams."""
+    """Body of an answer that a server sent in one piece though asked to stream; None where it streams."""
     if content_type(answer) == EVENT_STREAM or not hasattr(answer, "response"):
         return None
     return bytes(answer.response.read()).decode("utf-8", "replace")

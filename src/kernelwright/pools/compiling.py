@@ -22,7 +22,7 @@ _CODE = re.compile(r"\b(triton|cpp_extension|load_inline|nvcc|nvrtc|gcc|subproce
 
 
 def compiles(source: str) -> Compiles:
-    """What a candidate's text has compiled."""
+    """Kind of compiler work that a candidate's text asks for."""
     if _VARIANTS.search(source):
         return Compiles.VARIANTS
     return Compiles.CODE if _CODE.search(source) or uses_inductor(source) else Compiles.NOTHING

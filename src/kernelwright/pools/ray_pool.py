@@ -150,7 +150,8 @@ class RayPool:
             wait(answers, timeout=_ANSWER_LIMIT_S)
             self._threads.shutdown(cancel_futures=True)
             self._leave_ray()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        else:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, job: Job, call: _Call) -> Future[Outcome]:
         if not self._ray.is_initialized():

@@ -37,7 +37,7 @@ MILESTONE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the reward of an accepted candidate depends on."""
+    """Facts of an accepted candidate on which its reward depends."""
 
     task: str
     task_sha256: str

@@ -65,7 +65,7 @@ LABELS: dict[Label, str] = {
 
 
 def near_miss(evaluation: Evaluation) -> str:
-    """What a near miss lacks and what would settle it; empty for anything else."""
+    """Sentence on how far a near miss falls short and how to settle it; empty for anything else."""
     if not evaluation.is_near_miss:
         return ""
     wanted = 1.0 + (evaluation.noise_floor or 0.0)

@@ -14,7 +14,7 @@ from kernelwright.deploy.placement import ConfirmedCode
 from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
-from kernelwright.search.optimize import OptimizeResult
+from kernelwright.search.optimize import OptimizeResult, interval_in_words
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
 
@@ -55,12 +55,11 @@ class ModelResult:
 
 
 def _speedup(found: Evaluation) -> str:
-    interval = f"{found.speedup:.3f}x ({found.speedup_low:.3f} to {found.speedup_high:.3f})"
-    return f"{interval} by {', '.join(found.techniques) or found.policy}"
+    return f"{interval_in_words(found)} by {', '.join(found.techniques) or found.policy}"
 
 
 def _to_settle(found: Evaluation) -> str:
-    """What would settle a near miss."""
+    """Noise floor of a near miss and advice that settles it."""
     processes = found.processes_to_settle
     advice = "measure on a quieter machine"
     if processes is not None:

@@ -61,9 +61,13 @@ class SearchEvent:
         if self.screened is not None and self.screened.estimate is not None:
             outcome = f"about {self.screened.estimate:.2f}x"
         elif self.evaluation is not None and self.evaluation.speedup is not None:
-            low, high = self.evaluation.speedup_low, self.evaluation.speedup_high
-            outcome = f"{self.evaluation.speedup:.3f}x ({low:.3f} to {high:.3f})"
+            outcome = interval_in_words(self.evaluation)
         return f"{self.message} {', '.join(found.techniques) or found.policy}: {outcome}"
+
+
+def interval_in_words(found: Evaluation) -> str:
+    """A timed evaluation's speedup and its interval, such as `1.620x (1.590 to 1.650)`."""
+    return f"{found.speedup:.3f}x ({found.speedup_low:.3f} to {found.speedup_high:.3f})"
 
 
 @dataclass(frozen=True, slots=True)

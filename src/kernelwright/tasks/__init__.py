@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kernelwright.tasks.input_sets import INPUT_SETS, InputSet, is_inexact
+from kernelwright.tasks.input_sets import INPUT_SETS, InputSet, is_inexact, map_tensors
 from kernelwright.tasks.loading import LiveTask, bring_to_life, device_is_full, printing_aside, seed_generators
 from kernelwright.tasks.source import read_source
 from kernelwright.tasks.suites import load_task, task_from_file
 
 __all__ = [
-    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "printing_aside",
-    "read_source", "seed_generators", "task_from_file",
+    "INPUT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "is_inexact", "load_task", "map_tensors",
+    "printing_aside", "read_source", "seed_generators", "task_from_file",
 ]  # fmt: skip

@@ -82,7 +82,8 @@ def bundled(source: str, folder: Path) -> str:
         TaskError: such a module cannot be read or is no Python, or all of them are too large.
     """
     modules: dict[str, _FolderModule] = {}
-    _collect(parsed(source, f"a task in {folder}"), "", folder, modules)
+    tree = parsed(source, f"a task in {folder}")
+    _collect(tree, "", folder, modules)
     if not modules:
         return source
     if sum(len(module.source) for module in modules.values()) > TEXT_LIMIT_BYTES:
@@ -94,7 +95,7 @@ def bundled(source: str, folder: Path) -> str:
         f"    {name!r}: ({module.file.as_posix()!r}, {_literal(module.source)}),\n" for name, module in modules.items()
     ]
     lines = source.split("\n")
-    first = _lines_before_statements(source)
+    first = _lines_before_statements(tree)
     head, rest = "".join(f"{line}\n" for line in lines[:first]), "\n".join(lines[first:])
     return f"{head}{_BEGIN}\n_FOLDER_MODULES = {{\n{''.join(entries)}}}\n{_LOADER}\n{_END}\n{rest.rstrip()}\n\n{_LAST}\n"
 
@@ -181,10 +182,10 @@ def _literal(text: str) -> str:
     return repr(text) if "\\" in text or "'''" in text or "\r" in text or text.endswith("'") else plain
 
 
-def _lines_before_statements(source: str) -> int:
+def _lines_before_statements(tree: ast.Module) -> int:
     """Number of lines before the first statement that is neither the docstring nor an import from `__future__`."""
     lines = 0
-    for index, node in enumerate(ast.parse(source).body):
+    for index, node in enumerate(tree.body):
         docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
             break

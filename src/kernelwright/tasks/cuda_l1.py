@@ -21,7 +21,7 @@ from kernelwright.tasks.source import check_task_source
 COLUMNS = ("level_id", "task_id", "ref_code", "custom_code")
 SCORE_PREFIX = "score_"
 
-_NO_CODE = ("", "None")
+NO_CODE = ("", "None")
 """Texts that stand for no code; seventeen rows of the H100 file hold the word None beside a score."""
 
 
@@ -91,7 +91,7 @@ def _code(row: dict[str, Any], column: str, where: str) -> str | None:
     value = row[column]
     if value is not None and not isinstance(value, str):
         raise TaskError(f"Wanted text or null as {column} in {where}; found a {type(value).__name__}.")
-    return None if value is None or value.strip() in _NO_CODE else value
+    return None if value is None or value.strip() in NO_CODE else value
 
 
 def _entry(row: dict[str, Any], level: int, number: int, where: str) -> SuiteEntry:

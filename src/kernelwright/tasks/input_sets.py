@@ -40,7 +40,7 @@ class InputSet:
             varied = self._vary(tensor, generator)
             return -varied if is_inexact(tensor) and next(signs) else varied
 
-        return [_map(item, vary) for item in inputs]
+        return [map_tensors(item, vary) for item in inputs]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether inputs with these tensors can be varied so."""
@@ -58,13 +58,14 @@ def is_inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _map(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nested lists, tuples and dicts with every tensor changed; anything else stays as it is."""
     if isinstance(item, torch.Tensor):
         return change(item)
     if isinstance(item, list | tuple):
-        return type(item)(_map(part, change) for part in item)
+        return type(item)(map_tensors(part, change) for part in item)
     if isinstance(item, dict):
-        return {key: _map(part, change) for key, part in item.items()}
+        return {key: map_tensors(part, change) for key, part in item.items()}
     return item
 
 

@@ -18,6 +18,7 @@ from kernelwright.errors import CandidateError, TaskError, listed
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.records import Candidate
 from kernelwright.tasks.builtin import near_names
+from kernelwright.tasks.cuda_l1 import NO_CODE
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from kernelwright.tasks.source import read_source
 
@@ -194,4 +195,4 @@ def _of_row(row: dict[str, Any], where: str) -> tuple[str, str | None]:
             f"Wanted texts as task and source, or level_id, task_id and custom_code, in {where}; "
             f"found {', '.join(map(str, row)) or 'no key'}."
         )
-    return task, None if source is None or source.strip() in ("", "None") else source
+    return task, None if source is None or source.strip() in NO_CODE else source

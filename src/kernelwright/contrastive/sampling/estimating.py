@@ -60,8 +60,8 @@ class Estimator:
         return too_fast or found.is_beyond_roofline
 
     def metrics(self, keys: Iterable[Key]) -> dict[str, float]:
-        """Of different candidates: `screened_share`, of those with an estimate the share that the judge did not take; and of
-        those that both looked at `screen_disagreement`, the share on which they disagree."""
+        """Two shares of different candidates: `screened_share`, of those with an estimate, that the judge did not take; and
+        `screen_disagreement`, of those that both looked at, on which they disagree."""
         both = [(self._known[key], self._judged.of(key)) for key in dict.fromkeys(keys) if key in self._known]
         checked = [(one, verdict) for one, verdict in both if verdict is not None]
         values = {"screened_share": 1 - len(checked) / len(both)} if both else {}

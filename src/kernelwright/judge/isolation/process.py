@@ -326,14 +326,18 @@ class Worker:
             return False
         self.pause()
         # A process that was not stopped yet may have started another one.
-        while started := [pid for pid in session_members(self.pid) if pid not in self._paused]:
+        while started := self._not_stopped():
             signal_each(started, signal.SIGSTOP)
             self._paused += started
         return True
 
+    def _not_stopped(self) -> list[int]:
+        """Processes of a stopped worker that were not there when it was stopped."""
+        return [pid for pid in session_members(self.pid) if pid not in self._paused]
+
     def _reject_started_while_stopped(self) -> None:
         """Notice a chain of processes that each start the next one and end: none is there long enough to be stopped."""
-        if len(self._paused) > 1 and set(session_members(self.pid)) - set(self._paused):
+        if len(self._paused) > 1 and self._not_stopped():
             raise self._failure(Reason.WORK_OUTSIDE_TIMING, "it started a process between calls, while it was stopped")
 
     def resume(self) -> None:

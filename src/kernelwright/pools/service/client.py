@@ -174,7 +174,7 @@ def _failure(answer: httpx.Response) -> InfrastructureError:
 
 
 def _problem(answer: httpx.Response) -> ErrorBody | None:
-    """What the service says is wrong; None where another program answered."""
+    """Error that the service reports; None where another program answered."""
     try:
         return ErrorBody.model_validate_json(answer.content)
     except ValidationError:

@@ -12,11 +12,10 @@ from kernelwright.tasks.in_memory.calls import (
     tried,
     untouched,
 )
-from kernelwright.tasks.in_memory.inputs import Inputs, form_of, replaced, sets_of, tensors_in
+from kernelwright.tasks.in_memory.inputs import Inputs, form_of, sets_of
 from kernelwright.tasks.in_memory.stored import candidate_of, folder_on_path, stored_inputs, stored_model, task_of
 
 __all__ = [
     "Inputs", "ModelCall", "call_untouched", "candidate_of", "check_model", "device_of", "folder_on_path", "form_of",
-    "leaves_of", "name_of", "replaced", "sets_of", "stored_inputs", "stored_model", "task_of", "tensors_in", "tried",
-    "untouched",
+    "leaves_of", "name_of", "sets_of", "stored_inputs", "stored_model", "task_of", "tried", "untouched",
 ]  # fmt: skip

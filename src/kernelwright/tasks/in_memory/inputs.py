@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernelwright.errors import ModelError
+from kernelwright.tasks.input_sets import map_tensors
 
 _POOL_SIZE = 1 << 20
 """Most values of one input from which fresh ones are drawn. Our choice."""
@@ -86,15 +87,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(part)
 
 
-def replaced(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """The same structure with these tensors in the place of its own."""
-    if isinstance(value, torch.Tensor):
-        return next(tensors)
-    if isinstance(value, list | tuple):
-        return type(value)(replaced(part, tensors) for part in value)
-    return {key: replaced(part, tensors) for key, part in value.items()} if isinstance(value, dict) else value
-
-
 @dataclass(frozen=True, slots=True)
 class ExampleCall:
     """One call of a model as `inspect.Signature.bind` writes it, so that one call has one form."""
@@ -113,8 +105,7 @@ class ExampleCall:
 
     def copied(self) -> ExampleCall:
         """The same with copies of its tensors, which need no gradients."""
-        tensors = (tensor.detach().clone() for tensor in self.tensors)
-        args, kwargs = replaced((self.args, self.kwargs), tensors)
+        args, kwargs = map_tensors((self.args, self.kwargs), lambda tensor: tensor.detach().clone())
         return ExampleCall(args, kwargs, self.names, self.values)
 
 

@@ -104,7 +104,7 @@ def _docstring(text: str) -> str:
 
 
 def _description(model: nn.Module) -> str:
-    """What a model is made of, without the values of its weights: two models with one description compute the same."""
+    """Structure of a model without the values of its weights: two models with one description compute the same."""
     kinds = {type(child): None for child in model.modules() if not type(child).__module__.startswith("torch.")}
     lines = [f"In {'train' if model.training else 'eval'} mode:", repr(model), ""]
     for name, child in model.named_modules():
