@@ -299,7 +299,8 @@ class Campaign:
             if task not in some:
                 return []
             order = ranked(self.screened[task.sha256])
-            return [Job(task, one.candidate()) for one in order if one.candidate_sha256 not in self.judged[task.sha256]]
+            owed = [one for one in order if one.candidate_sha256 not in self.judged[task.sha256]]
+            return [Job(task, one.candidate(), self.settings.first) for one in owed]
 
         self._judge(limit_s, "agree", all_of)
 
@@ -373,7 +374,7 @@ class Campaign:
             return []
         judged, confirmed = self.judged[task.sha256], self.confirmed[task.sha256]
         if chosen := next_to_judge(self.screened[task.sha256], judged, 3):
-            return [Job(task, one.candidate()) for one in chosen]
+            return [Job(task, one.candidate(), self.settings.first) for one in chosen]
         won = sorted((one for one in judged.values() if one.is_improvement), key=lambda one: -(one.speedup_low or 0.0))
         for winner in won[:3]:
             again = confirmed.get(winner.candidate_sha256)

@@ -21,6 +21,7 @@ LIES = 1.5
 
 
 JOBS = []
+MEASURED = []
 
 
 class Screens:
@@ -51,6 +52,7 @@ class Judges:
 
     def evaluate(self, jobs, stop=None):
         for job in jobs:
+            MEASURED.append((job.task.id, job.candidate.techniques[0], job.settings.until_certain))
             speedup = float(job.candidate.techniques[0])
             common = {"task": job.task.id, "task_sha256": job.task.sha256, "policy": "builtin"}
             if speedup == LIES:
@@ -110,6 +112,16 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
     assert result.errors == {}
     assert search(tmp_path, budget=4, judged=1).errors == {}
     assert len(list(run.evaluations())) == len(verdicts)
+
+
+def test_the_first_measurement_may_end_when_it_is_certain_and_the_one_that_confirms_may_not(tmp_path):
+    MEASURED.clear()
+    search(tmp_path, budget=4, judged=1)
+    assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [
+        (str(LIES), True),
+        ("1.4", True),
+        ("1.4", False),
+    ]
 
 
 def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):

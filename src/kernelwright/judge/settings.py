@@ -42,6 +42,9 @@ class Settings(BaseModel):
     """Calls before the first timed one in each process, each on a fresh input."""
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
     """Stop early once the 95 % interval of log speedup is this narrow."""
+    until_certain: bool = False
+    """Stop also once the whole interval lies above 1 and the noise floor: for a first measurement that finds the candidates
+    worth a second one, which gives the number."""
 
     build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
     """Importing and constructing the candidate, compilers included, and the first call in each process."""
@@ -114,6 +117,11 @@ class Settings(BaseModel):
         """The same with at most as many timed calls as an interval needs."""
         few = {"processes_min": 2, "processes_max": 2, "blocks": 2, "triple_s": 0.0, "audits": 2, "warmup_calls": 1}
         return self.model_copy(update={name: min(getattr(self, name), most) for name, most in few.items()})
+
+    @property
+    def first(self) -> Settings:
+        """The same for the first of two measurements of a search."""
+        return self.model_copy(update={"until_certain": True})
 
     @classmethod
     def quick(cls, **changes: object) -> Settings:

@@ -247,7 +247,7 @@ class TaskSearch:
         with ThreadPoolExecutor(1) as thread:
             try:
                 screening = thread.submit(self._screen, screens)
-                self._judge(pool, self._owed(screening, count))
+                self._judge(pool, self._owed(screening, count), settings=settings.first)
             finally:
                 screens.close()
         if not screening.result():
@@ -290,14 +290,18 @@ class TaskSearch:
         self._judge(pool, self._proposals.candidates(pool.slots), stop)
 
     def _judge(
-        self, pool: Evaluator, candidates: Iterator[Candidate | None], stop: Callable[[], bool] | None = None
+        self,
+        pool: Evaluator,
+        candidates: Iterator[Candidate | None],
+        stop: Callable[[], bool] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         def jobs() -> Iterator[Job | None]:
             for candidate in candidates:
                 if candidate is not None:
                     what = ", ".join(candidate.techniques) or candidate.policy
                     self._tell(SearchEvent(f"judging {what}", number=self.done))
-                yield None if candidate is None else Job(self._task, candidate)
+                yield None if candidate is None else Job(self._task, candidate, settings)
 
         for _, outcome in pool.evaluate(jobs(), stop):
             if isinstance(outcome, KernelwrightError):

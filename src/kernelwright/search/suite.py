@@ -253,7 +253,7 @@ class SuiteSearch:
                     ready = [one for one in self._states.values() if over or one.tunes_next or self._is_screened(one)]
                     ready.sort(key=lambda state: -state.best)
                     jobs = [
-                        Job(state.task, one.candidate())
+                        Job(state.task, one.candidate(), self._settings_for(state, one))
                         for state in ready
                         if state.task.sha256 not in failed
                         for one in state.owed(self._count)
@@ -277,6 +277,10 @@ class SuiteSearch:
             else:
                 again = job.candidate.sha256 in self._states[job.task.sha256].judged
                 self._keep(job.task, found.model_copy(update={"confirms": again}))
+
+    def _settings_for(self, state: _TaskState, one: Screened) -> Settings:
+        """Settings of the first measurement, or of the one that confirms."""
+        return self._settings if one.candidate_sha256 in state.judged else self._settings.first
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""

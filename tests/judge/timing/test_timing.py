@@ -23,7 +23,7 @@ from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
-from kernelwright.records.intervals import Interval
+from kernelwright.records.intervals import MISS_PROBABILITY, Interval
 from kernelwright.records.scoring import Charge, log_ratios
 from kernelwright.tasks.input_sets import InputSet
 from tests.judge.snippets import RELU
@@ -537,6 +537,19 @@ def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
     for speedup, processes in ((0.5, 3), (2.0, 9)):
         monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
         assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
+
+
+@pytest.mark.parametrize(("until_certain", "speedup", "processes"), [(True, 2.0, 3), (False, 2.0, 9), (True, 1.001, 9)])
+def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
+    monkeypatch, until_certain, speedup, processes
+):
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9, until_certain=until_certain)
+    monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
+    found, _ = timing.time_candidate(trial, trial.check, None)
+    assert len(found.blocks) == processes
+    # It has looked once, and what it has seen may miss with no more than that look's share.
+    assert found.scoring.miss_probability < MISS_PROBABILITY / 2 + 1e-9
 
 
 @pytest.mark.parametrize("measured", [1, 2, 4])

@@ -28,6 +28,7 @@ from kernelwright.judge.timing.clocks import TripleClocks
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple
 from kernelwright.records import Label, Reason, Scoring
+from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
 from kernelwright.records.scoring import Score, score
 from kernelwright.tasks.input_sets import InputSet
@@ -51,7 +52,7 @@ def time_candidate(
     on_process: Callable[[int, int], None] | None = None,
     checked: Mapping[str, Side] | None = None,
 ) -> tuple[Score, list[dict[str, float]]]:
-    """Measure until the interval is narrow, or processes or time run out.
+    """Measure until the interval is narrow or tells enough, or processes or time run out.
 
     Returns the score, and a summary of the clocks of each process triple, microseconds.
 
@@ -92,7 +93,8 @@ def time_candidate(
         found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = found.speedup.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        if last or found.speedup.half_width < settings.target_half_width or slower:
+        faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
+        if last or found.speedup.half_width < settings.target_half_width or slower or faster:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
                 # candidate's user pays for it. But it is no lie.
