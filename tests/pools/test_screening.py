@@ -143,5 +143,5 @@ def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any
     pool._free.remove(first)
     assert not any(pool.takes(kind) for kind in Compiles)
     pool._free.append(ScreeningProcess(pool))
-    assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.VARIANTS]
+    assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]
     pool._free[:] = [first]

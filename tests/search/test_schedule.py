@@ -1,16 +1,23 @@
-"""The order of screening: what compiles nothing first, autotuners last and only where they can still win."""
+"""The order of screening: what compiles nothing first, autotuners last and only where they can still win.
+
+The judge begins before slow compilers are done.
+"""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from kernelwright.judge import Settings
 from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
-from kernelwright.records import Candidate
+from kernelwright.records import Candidate, RunDirectory
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
+from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.schedule import next_of, tuning_pays
-from tests.samples import TASK, module
+from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
 COMPILED, TUNED = (wrap(TASK.source, name, (name,)) for name in ("compile", "compile-max-autotune"))
@@ -27,8 +34,8 @@ def screened(source, estimate, **changes):
         ("cuda-graph", Compiles.NOTHING),
         ("cudnn-benchmark", Compiles.NOTHING),
         ("channels-last", Compiles.NOTHING),
-        ("compile", Compiles.CODE),
-        ("compile-reduce-overhead", Compiles.CODE),
+        ("compile", Compiles.INDUCTOR),
+        ("compile-reduce-overhead", Compiles.INDUCTOR),
         ("compile-max-autotune", Compiles.VARIANTS),
     ],
 )
@@ -40,9 +47,10 @@ def test_the_text_tells_what_is_compiled(name, kind):
 
 
 def test_what_compiles_nothing_comes_first_and_waits_for_its_own_process():
-    waiting = [Candidate(source=text) for text in (TUNED, TRITON, PLAIN)]
-    assert next_of(waiting, [], [], lambda kind: True) is waiting[2]
-    assert next_of(waiting, [], [], lambda kind: kind is not Compiles.NOTHING) is waiting[1]
+    waiting = [Candidate(source=text) for text in (TUNED, COMPILED, TRITON, PLAIN)]
+    assert next_of(waiting, [], [], lambda kind: True) is waiting[3]
+    assert next_of(waiting, [], [], lambda kind: kind is not Compiles.NOTHING) is waiting[2]
+    assert next_of(waiting[:2], [], [], lambda kind: True) is waiting[1]
     assert next_of(waiting, [], [], lambda kind: False) is None
     assert next_of(waiting[:1], waiting[1:2], [], lambda kind: True) is None, "its estimate may tell that it is not worth it"
     assert next_of(waiting[:1], [], [], lambda kind: True) is waiting[0]
@@ -82,3 +90,60 @@ def test_proposals_are_taken_in_that_order_and_the_autotuner_is_left_out_where_i
     assert order_of(close) == [SCALED, PLAIN, COMPILED, TUNED]
     assert order_of(close | {PLAIN: 1.9}) == [SCALED, PLAIN, COMPILED]
     assert order_of(close, budget=2) == [COMPILED, SCALED], "the policy's next takes the autotuner's place in the budget"
+
+
+LIMIT_S = 30
+"""Time after which a test that waits for ever has failed."""
+
+
+def test_only_slow_compilers_are_left_once_all_others_have_been_looked_at():
+    found = []
+    search = Proposals(TASK, Proposes(COMPILED, TRITON, PLAIN), "cpu", 10, 0, [], found)
+    assert not search.only_slow_left, "nothing was proposed yet"
+    given = search.candidates(3, lambda kind: True)
+    plain, triton = next(given), next(given)
+    found.append(screened(plain.source, 1.1))
+    assert next(given).source == COMPILED
+    assert not search.only_slow_left, "one is being looked at"
+    found.append(screened(triton.source, 1.2))
+    assert search.only_slow_left
+
+
+class ScreensOneByOne:
+    """Screens, but torch.compile only once the judge has been asked for a verdict."""
+
+    slots = 1
+
+    def __init__(self, *_):
+        pass
+
+    def screen(self, candidates):
+        estimates = {PLAIN: 1.5, TRITON: 1.2, COMPILED: 2.0}
+        for candidate in candidates:
+            assert candidate.source != COMPILED or JudgesAtOnce.asked.wait(LIMIT_S), "the judge waits for torch.compile"
+            yield candidate, screened(candidate.source, estimates[candidate.source])
+
+    def takes(self, kind):
+        return True
+
+    def close(self):
+        pass
+
+
+class JudgesAtOnce:
+    slots = 1
+    asked = threading.Event()
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            if job is not None:
+                self.asked.set()
+                yield job, accepted(1.0, job.candidate.source)
+
+
+def test_the_judge_does_not_wait_for_torch_compile_and_takes_it_where_it_is_better(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimize, "ScreeningPool", ScreensOneByOne)
+    run, policy = RunDirectory(tmp_path), Proposes(COMPILED, TRITON, PLAIN)
+    search = optimize.TaskSearch(run, TASK, policy, "cpu", 10, 0, lambda event: None)
+    assert search.judge_best(JudgesAtOnce(), Settings.quick(), 1)
+    assert [one.source for one in search.judged] == [PLAIN, COMPILED]

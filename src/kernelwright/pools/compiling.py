@@ -11,8 +11,10 @@ class Compiles(IntEnum):
 
     NOTHING = 0
     CODE = 1
-    """C++, CUDA, Triton or torch.compile: seconds."""
-    VARIANTS = 2
+    """C++, CUDA or Triton: seconds."""
+    INDUCTOR = 2
+    """torch.compile, whose own imports take seconds before it compiles anything."""
+    VARIANTS = 3
     """An autotuner that compiles many variants of each kernel: tens of seconds."""
 
 
@@ -25,9 +27,11 @@ def compiles(source: str) -> Compiles:
     """Kind of compiler work that a candidate's text asks for."""
     if _VARIANTS.search(source):
         return Compiles.VARIANTS
-    return Compiles.CODE if _CODE.search(source) or uses_inductor(source) else Compiles.NOTHING
+    if uses_inductor(source):
+        return Compiles.INDUCTOR
+    return Compiles.CODE if _CODE.search(source) else Compiles.NOTHING
 
 
 def uses_inductor(source: str) -> bool:
-    """Whether it uses torch.compile, whose own imports take seconds."""
+    """Whether it uses torch.compile, with an autotuner or without."""
     return _INDUCTOR.search(source) is not None

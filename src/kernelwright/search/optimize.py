@@ -241,7 +241,8 @@ class TaskSearch:
     def judge_best(self, pool: Evaluator, settings: Settings, count: int) -> bool:
         """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
 
-        The judge begins once only autotuners are left to be screened: it does not wait for them.
+        The judge begins once only candidates of torch.compile and autotuners are left to be screened. Where one of them is
+        among the best few, it is judged on top.
         """
         screens = ScreeningPool(self._task, self._device, settings)
         with ThreadPoolExecutor(1) as thread:
@@ -273,7 +274,7 @@ class TaskSearch:
         while not (over := screening.done()) or (screening.exception() is None and screening.result()):
             with self._lock:
                 judged = {one.candidate_sha256: one for one in self.judged}
-                chosen = next_to_judge(self.screened, judged, count) if over or self._proposals.is_tuning else []
+                chosen = next_to_judge(self.screened, judged, count) if over or self._proposals.only_slow_left else []
             fresh = [one for one in chosen if one.candidate_sha256 not in begun]
             if fresh:
                 begun.add(fresh[0].candidate_sha256)

@@ -40,8 +40,8 @@ class Proposals:
     ) -> None:
         self._task, self._policy, self._device, self._budget, self._seed = task, policy, device, budget, seed
         self.judged, self.screened, self._tell = judged, screened, tell
-        self.is_tuning = False
-        """Whether the latest candidate has an autotuner: all others that are known of have been looked at then."""
+        self._given: dict[str, Candidate] = {}
+        self._waiting: list[Candidate] = []
 
     @property
     def _context(self) -> Context:
@@ -58,6 +58,13 @@ class Proposals:
         """Proposals that were looked at."""
         return len(self._context.seen)
 
+    @property
+    def only_slow_left(self) -> bool:
+        """Whether all that is known of but candidates of torch.compile and autotuners has been looked at."""
+        seen = self._context.seen
+        left = [*self._waiting, *(one for sha256, one in [*self._given.items()] if sha256 not in seen)]
+        return bool(self._given) and all(compiles(one.source) >= Compiles.INDUCTOR for one in left)
+
     def candidates(self, slots: int, takes: Callable[[Compiles], bool] | None = None) -> Iterator[Candidate | None]:
         """Candidates to look at, one after the other; None where the next depends on one that is being looked at.
 
@@ -66,8 +73,7 @@ class Proposals:
         and they are taken in the order of `schedule`.
         """
         taken = self._context.seen
-        given: dict[str, Candidate] = {}
-        waiting: list[Candidate] = []
+        given, waiting = self._given, self._waiting
         asked_at = None
         while len(taken) < self._budget:
             seen = self._context.seen
@@ -91,10 +97,9 @@ class Proposals:
                 waiting += {one.sha256: one for one in proposed if one.sha256 not in known}.values()
             one = next_of(waiting, busy, self.screened, takes) if takes else next(iter(waiting), None)
             if one is not None:
+                given[one.sha256] = one
                 waiting.remove(one)
                 taken.add(one.sha256)
-                given[one.sha256] = one
-                self.is_tuning = takes is not None and compiles(one.source) is Compiles.VARIANTS
                 yield one
             elif busy or asked_at != self.done:
                 yield None

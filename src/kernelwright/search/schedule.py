@@ -1,8 +1,9 @@
 """Decides which proposal is screened next, and which are not worth their compiler.
 
-Candidates that compile nothing come first, those of one compiler next, and those of an autotuner last, only where they can
-still win. Each of the last kind takes as long as twenty others: 17 s on an H200, 71 % of all screening were compilers
-(results/2026-11-23-search-h200). `--minutes` gives more proposals to tasks by the same measure of room.
+Candidates that compile nothing come first, then those of a quick compiler, then those of torch.compile, and those of an
+autotuner last, only where they can still win. Each of the last kind takes as long as twenty others: 17 s on an H200, 71 % of
+all screening were compilers (results/2026-11-23-search-h200). `--minutes` gives more proposals to tasks by the same measure
+of room.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
+from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate
 from kernelwright.records.screened import Screened
 from kernelwright.search.selection import ranked
@@ -35,7 +36,7 @@ def room(screened: Sequence[Screened]) -> float:
 def tuning_pays(screened: Sequence[Screened]) -> bool:
     """Whether an autotuner could still give a task's best candidate."""
     order = ranked(screened)
-    compiled = [one for one in order if uses_inductor(one.source) and compiles(one.source) is Compiles.CODE]
+    compiled = [one for one in order if compiles(one.source) is Compiles.INDUCTOR]
     best = max([1.0, *(one.estimate or 0.0 for one in order[:1])])
     return room(screened) >= SETTLED_ROOM and (not compiled or (compiled[0].estimate or 0.0) * TUNING_GAIN >= best)
 
@@ -54,7 +55,7 @@ def next_of(
         screened: Estimates of the task so far.
         takes: Whether a process is free for a candidate of a kind.
     """
-    for kind in (Compiles.NOTHING, Compiles.CODE):
+    for kind in (Compiles.NOTHING, Compiles.CODE, Compiles.INDUCTOR):
         fitting = [one for one in waiting if compiles(one.source) is kind]
         if fitting and takes(kind):
             return fitting[0]
