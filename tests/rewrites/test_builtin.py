@@ -64,6 +64,14 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
         assert ("cuda-graph" in techniques) == ("channels-last" in techniques) == (device == "cuda")
 
 
+def test_few_long_rows_are_split_over_programs_first() -> None:
+    """After products, of which there is none here."""
+    task = task_text("return F.layer_norm(a, [20000])", "torch.randn(3, 20000)")
+    first, second = BuiltinPolicy().propose(context(task, device="cuda"), 2)
+    assert first.techniques == ("fuse-all-triton", "split-rows")
+    assert second.techniques == ("fuse-all-triton", "split-rows", "cuda-graph")
+
+
 def test_a_device_among_arguments_is_that_of_the_inputs() -> None:
     source = task_text("return torch.tanh(a * 1.0) * b.to(a.device, torch.float64)", "torch.randn(6), torch.ones(6).int()")
     first = BuiltinPolicy().propose(context(source), 1)[0]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernelwright.records.knobs import fixed, knobs_of
+from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
@@ -47,6 +49,10 @@ x = torch.softmax(a * 3, -1) + self.r[:1]
 y = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
 return x, torch.tanh(y), (a * 2).amax(-1) + 1, (a * a).sum() * 0.5
 """
+WHOLE = """
+x = F.layer_norm(a * 3 + 100, a.shape)
+return x * 2, a / torch.sqrt((a * a).sum()), torch.softmax(a.flatten(), 0) + 1
+"""
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -63,10 +69,11 @@ CASES = {
     "long": (LONG, "torch.randn(3, 16500)"),
     "groups": (GROUPS, "torch.randn(3, 6, 13, 11)"),
 }
+GPU_CASES = {**CASES, "whole": (WHOLE, "torch.randn(130, 143)")}
 
 
 def sample(name: str) -> str:
-    forward, inputs = CASES[name]
+    forward, inputs = GPU_CASES[name]
     return task_text(forward, inputs, STATE)
 
 
@@ -118,7 +125,7 @@ def from_file(source, name):
     spec.loader.exec_module(module)
     return module
 
-compare((folder / "reference.txt").read_text(), (folder / "candidate.txt").read_text(), 2e-6, from_file)
+compare((folder / "reference.txt").read_text(), (folder / "candidate.txt").read_text(), float(sys.argv[2]), from_file)
 """
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -126,23 +133,73 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @pytest.mark.exhaustive
 @needs_triton
-@pytest.mark.parametrize("name", exhaustive_but(CASES, "rows"))
+@pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path) -> None:
-    """In a process of its own: Triton interprets where it is told to at import."""
     done = apply_rules(sample(name), fuse="cuda")
+    assert done.fired == ("fuse-chains-triton", *(("split-rows",) if name in ("long", "whole") else ()))
+    interpret(done.reference, done.source, tmp_path)
+
+
+@pytest.mark.exhaustive
+@needs_triton
+def test_one_program_for_each_long_row_agrees_with_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 0)
+    done = apply_rules(sample("long"), fuse="cuda")
     assert done.fired == ("fuse-chains-triton",)
-    (tmp_path / "reference.txt").write_text(done.reference)
+    interpret(done.reference, done.source, tmp_path)
+
+
+@pytest.mark.exhaustive
+@needs_triton
+def test_other_numbers_of_chunks_and_longer_tiles_compute_the_same(tmp_path: Path) -> None:
+    """The largest ones leave chunks that hold nothing."""
+    done = apply_rules(task_text("return F.layer_norm(a + 100, [33000])", "torch.randn(2, 33000)"), fuse="cuda", single=True)
+    choices = knobs_of(done.source)
+    assert choices["KNOBS_FUSED_0.chunks"] == (8, 4)
+    for chunks in choices["KNOBS_FUSED_0.chunks"]:
+        # A hundred times the spread is added to each value, so that digits cancel in eager too.
+        values = {"KNOBS_FUSED_0.chunks": chunks, "KNOBS_FUSED_0.tile": max(choices["KNOBS_FUSED_0.tile"])}
+        interpret(done.reference, fixed(done.source, values), tmp_path, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits"), [("3, 16385", True), ("3, 16384", False), ("528, 16385", False), ("8192, 64", False)]
+)
+def test_only_few_long_rows_are_split_over_programs(shape: str, splits: bool) -> None:
+    done = apply_rules(task_text("return torch.softmax(a, -1)", f"torch.randn({shape})"), fuse="cuda", single=True)
+    assert done.fired == ("fuse-all-triton", *(("split-rows",) if splits else ()))
+    # The maximum and the sum of exponentials are found in one pass.
+    assert ("_fused_0_pass_0" in done.source, "_fused_0_pass_1" in done.source) == (splits, False)
+
+
+@pytest.mark.parametrize(
+    ("forward", "passes"),
+    [
+        ("F.layer_norm(a, [20000])", 1),
+        ("((a - a.sum(-1, keepdim=True) / 7) ** 2).sum(-1)", 2),
+        ("torch.exp(a - a.amin(-1, keepdim=True)).sum(-1)", 2),
+        ("F.rms_norm(a, [20000])", 1),
+    ],
+)
+def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) -> None:
+    done = apply_rules(task_text(f"return torch.relu({forward})", "torch.randn(3, 20000)"), fuse="cuda")
+    assert done.source.count("def _fused_0_pass_") == passes
+
+
+def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2e-6) -> None:
+    """Compare both in a process of its own: Triton interprets where it is told to at import."""
+    (folder / "reference.txt").write_text(reference)
     # The interpreter works on tensors of the CPU.
-    (tmp_path / "candidate.txt").write_text(done.source.replace(".is_cuda", ".is_cpu"))
+    (folder / "candidate.txt").write_text(candidate.replace(".is_cuda", ".is_cpu"))
     answer = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(INTERPRET), str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(INTERPRET), str(folder), str(tolerance)],
         capture_output=True,
         text=True,
         env={
             "TRITON_INTERPRET": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-            "HOME": str(tmp_path),
+            "HOME": str(folder),
             "PATH": "/usr/bin:/bin",
         },
         timeout=300,
@@ -150,8 +207,12 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path) 
     assert answer.returncode == 0, answer.stderr[-2000:]
 
 
+LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2}
+"""Constants of kernels whose programs compute chunks of rows."""
+
+
 @needs_triton
-@pytest.mark.parametrize("name", exhaustive_but(CASES, "rows"))
+@pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
 def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to machine code, which needs no GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -169,7 +230,9 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
     assert kernels
     for kernel in kernels:
-        source = ASTSource(fn=kernel, signature=dict.fromkeys(kernel.arg_names, "*fp32"), constexprs={})
+        signature = {argument: "constexpr" if argument in LENGTHS else "*fp32" for argument in kernel.arg_names}
+        constants = {argument: LENGTHS[argument] for argument in kernel.arg_names if argument in LENGTHS}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 
 

@@ -190,6 +190,11 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands.
         yield replace(whole, fuse="all", product=technique)
         yield replace(whole, fuse="all", product=technique, wrapper="cuda-graph")
+    fused = workshop.build(replace(whole, fuse="all"))
+    if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
+        # A kernel with a program for each row, as eager has, leaves most of the GPU idle.
+        yield replace(whole, fuse="all")
+        yield replace(whole, fuse="all", wrapper="cuda-graph")
     yield whole
     yield replace(whole, fuse="chains")
     if workshop.device.startswith("cuda"):

@@ -10,8 +10,11 @@ from torch import fx
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
+from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.graph import Editor, value
 from kernelwright.rewrites.tracing import OperatorGraph
+
+__all__ = ["SPLIT_ROWS", "Foundry"]
 
 
 class Foundry:
@@ -34,7 +37,9 @@ class Foundry:
             replace_group(editor, group, self._make, replaced)
         order(graph.graph)
         graph.graph.lint()
-        return (self.technique,) if groups else ()
+        if not groups:
+            return ()
+        return (self.technique, *({SPLIT_ROWS} if any(one.splits_rows for one in self._kernels.values()) else ()))
 
     def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
         strides = tuple(tuple(value(node).stride()) for node in inputs)

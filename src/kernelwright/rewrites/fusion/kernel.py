@@ -31,6 +31,8 @@ class FusedKernel(ABC):
 
     neutral: ClassVar[dict[str, str]]
     """Text of each reduction's neutral element."""
+    splits_rows = False
+    """Whether programs compute chunks of rows."""
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         self.__name__ = name

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.groups import Signature
-from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, LoopProgram
+from kernelwright.rewrites.fusion.program import FULL, REDUCERS, ROW, LoopProgram, LoopStep, Operand
 from kernelwright.rewrites.graph import contiguous_strides
 
 TRANSCENDENTAL = frozenset({"exp", "log", "tanh", "erf", "log1p", "expm1", "sin", "cos"})
@@ -116,21 +118,54 @@ class LoopSchedule:
     levels: tuple[str, ...]
 
 
-def schedule(program: LoopProgram, stored: tuple[int, ...]) -> LoopSchedule:
-    """Order the passes: every reduction in the first one that knows its operand; the last one writes the `stored` steps."""
+def pairs_of(program: LoopProgram) -> dict[int, int]:
+    """Reductions of distances from the result of another reduction, by their indices: one pass can compute both.
+
+    They are the sum of squared distances from the mean, and the sum of exponentials of distances from the maximum.
+    """
+    steps, found = program.steps, dict[int, int]()
+
+    def step_at(item: Operand) -> LoopStep:
+        return steps[item] if isinstance(item, int) else LoopStep("", ())
+
+    for index, step in enumerate(steps):
+        inner = step_at(step.operands[0]) if step.name == "sum" else LoopStep("", ())
+        if inner.name not in ("mul", "exp") or len(set(inner.operands)) > 1:
+            continue
+        distance = step_at(inner.operands[0])
+        if distance.name != "sub":
+            continue
+        source, centre = distance.operands
+        if inner.name == "mul":
+            divided = step_at(centre)
+            if divided.name != "div" or divided.operands[1] != float(program.count()):
+                continue
+            centre = divided.operands[0]
+        if isinstance(centre, int) and step_at(centre) == LoopStep("sum" if inner.name == "mul" else "max", (source,)):
+            found[index] = centre
+    return found
+
+
+def schedule(program: LoopProgram, stored: tuple[int, ...], pairs: Mapping[int, int] = MappingProxyType({})) -> LoopSchedule:
+    """Order the passes: every reduction in the first one that knows its operand; the last one writes the `stored` steps.
+
+    A reduction of `pairs` is computed in the pass of the one that it is paired with, out of the same operand.
+    """
     levels = program.levels()
     after: list[int] = []
-    for step in program.steps:
+    for index, step in enumerate(program.steps):
         inner = max((after[item] for item in step.operands if isinstance(item, int)), default=0)
-        after.append(inner + 1 if step.name in REDUCERS else inner)
+        after.append(after[pairs[index]] if index in pairs else inner + 1 if step.name in REDUCERS else inner)
     last = max(after)
+
+    def operands(group: tuple[int, ...]) -> list[Operand]:
+        return [item for index in group for item in program.steps[pairs.get(index, index)].operands]
+
     targets = [
         tuple(index for index, step in enumerate(program.steps) if step.name in REDUCERS and after[index] == number)
         for number in range(1, last + 1)
     ]
-    wanted = [
-        _needed(program, levels, [item for index in group for item in program.steps[index].operands]) for group in targets
-    ]
+    wanted = [_needed(program, levels, operands(group)) for group in targets]
     wanted.append(_needed(program, levels, list(stored)) if stored else ())
     cached = tuple(
         index
@@ -149,9 +184,7 @@ def schedule(program: LoopProgram, stored: tuple[int, ...]) -> LoopSchedule:
     seen: set[int] = set()
     for number, need in enumerate(wanted):
         known = frozenset(seen & set(cached))
-        roots: list[int | float] = (
-            [item for index in targets[number] for item in program.steps[index].operands] if number < last else list(stored)
-        )
+        roots = operands(targets[number]) if number < last else list(stored)
         needed = _needed(program, levels, roots, known)
         seen |= set(need)
         passes.append(Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ()))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
+from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
+    ROWS,
     WHOLE,
     Dim,
+    Nest,
+    Pass,
     dense_nest,
     evaluated_again,
+    pairs_of,
     points,
     schedule,
-    stores_everything,
 )
 from kernelwright.rewrites.fusion.program import FULL, REDUCERS, LoopProgram
 
@@ -24,8 +27,12 @@ STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
 LOOP_TILE = 4096
 """Elements of one step of a loop along something too long for one tile."""
-MOST_PARTS = 4096
-"""Programs that reduce everything together; the last one combines this many partial results."""
+FEW_PROGRAMS = 4 * 132
+"""Rows below which a program for each keeps an H100 or H200 from its full rate, so that chunks of rows are programs."""
+MOST_CHUNKS = 2048
+"""Chunks of a row: each program of the next pass combines this many partial results."""
+SPLIT_ROWS = "split-rows"
+"""Technique: chunks of few long rows are programs of their own."""
 LARGEST_TILE = 16384
 """Elements of a tile that still fit the registers of one block of threads."""
 
@@ -64,6 +71,37 @@ def _expm1(x):
     return tl.where(above == 1.0, x, tl.where(tl.abs(x) > 1.0, above - 1.0, close))
 
 
+@triton.jit
+def _more_exponentials(total, largest, x):
+    """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
+    above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+    above = tl.where(above == float("-inf"), 0.0, above)
+    return total * tl.exp(largest - above) + tl.exp(x - above)
+
+
+@triton.jit
+def _all_exponentials(totals, largest):
+    """One sum of exponentials, relative to the maximum of all, out of sums relative to maxima of their own."""
+    above = tl.max(largest, axis=0)
+    above = tl.where(above == float("-inf"), 0.0, above)
+    return tl.sum(totals * tl.exp(largest - above), axis=0)
+
+
+@triton.jit
+def _more_squares(total, x, step):
+    """What the last x of a total of step + 1 values adds to the sum of squared distances from their mean."""
+    distance = x - total * (1.0 / (step + 1.0))
+    return distance * distance * ((step + 1.0) / tl.maximum(step + 0.0, 1.0))
+
+
+@triton.jit
+def _all_squares(squares, totals, counts):
+    """Squared distances from the mean of all, out of those from the means of parts."""
+    mean = tl.sum(totals, axis=0) / tl.maximum(tl.sum(counts, axis=0), 1.0)
+    distance = totals / tl.maximum(counts, 1.0) - mean
+    return tl.sum(squares + counts * distance * distance, axis=0)
+
+
 def _laid_out(tensor, strides):
     """The tensor with these strides: itself when it has them already."""
     if tensor.stride() == strides:
@@ -95,14 +133,29 @@ def _column_block(rows: int) -> int:
     return max(16, min(128, LARGEST_TILE // 2 // _power_of_two(rows)))
 
 
+def few_long_rows(nest: Nest) -> bool:
+    """Whether chunks of rows are computed by programs of their own: rows are too long for a tile, and too few."""
+    return bool(nest.reduced) and (
+        nest.kind in (ROWS, WHOLE)
+        and points(nest.outer) < FEW_PROGRAMS
+        and _power_of_two(points(nest.reduced)) > LARGEST_TILE
+    )
+
+
+def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    """Choices of the kernels of chunks of rows, the default first: at least twice `FEW_PROGRAMS` where rows are long."""
+    most = min(MOST_CHUNKS, _power_of_two(columns // LOOP_TILE))
+    chunks = min(most, _power_of_two(-(-2 * FEW_PROGRAMS // rows)))
+    others = [one for one in (2 * chunks, chunks // 2, 4 * chunks) if 1 < one <= most]
+    return {"chunks": (chunks, *others), "tile": (LOOP_TILE, LOOP_TILE // 2, 2 * LOOP_TILE), "warps": (8, 4, 16)}
+
+
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
     reduced = points(nest.reduced) if nest.reduced else 1
     if nest.kind == COLUMNS:
         return len(nest.reduced) == 1 and _power_of_two(reduced) * 16 <= LARGEST_TILE
-    if nest.kind == WHOLE:
-        return not stores_everything(program) and len(schedule(program, ()).passes) == 1
     return True
 
 
@@ -111,6 +164,16 @@ class TritonKernel(FusedKernel):
 
     device_test = "is_cuda"
     neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
+
+    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__(name, program, signature, strides)
+        self.splits_rows = few_long_rows(self.nest)
+        self.pairs = pairs_of(program)
+        self.plan = schedule(program, tuple(step for _, step in self.full_stores), self.pairs)
+
+    def _whole(self) -> str:
+        """Everything is one row."""
+        return self._rows()
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
@@ -166,26 +229,23 @@ class TritonKernel(FusedKernel):
         step = self.signature.stores[number][0]
         return f"tl.store(out{number} + {offset}, v{step}{', mask=' + mask if mask else ''})"
 
-    def _kernel(self, body: Sequence[str], grid: int, stages: str, warps: int = 4, outputs: Sequence[str] = ()) -> str:
-        """Kernel and launcher around a body."""
-
-        def call(names: list[str], outs: list[str]) -> list[str]:
-            parts = [f"part{index}" for index in range(len(outputs))]
-            made = [f"{part} = x0.new_empty([{grid}])" for part in parts]
-            launch = f"_{self.__name__}_kernel[({grid},)]({', '.join([*names, *(parts or outs)])}, num_warps={warps})"
-            if not parts:
-                return [launch]
-            return [*made, launch, f"_{self.__name__}_finish[(1,)]({', '.join([*names, *parts, *outs])}, num_warps=4)"]
-
-        lines = [
+    def _definition(self, suffix: str, arguments: Sequence[str], body: Sequence[str]) -> list[str]:
+        """A kernel's text."""
+        return [
             "@triton.jit",
-            f"def _{self.__name__}_kernel({', '.join([*self.inputs, *(outputs or self.outputs)])}):",
+            f"def _{self.__name__}_{suffix}({', '.join(arguments)}):",
             *(f"    {line}" for line in body),
             "",
             "",
-            *self._launcher(call),
         ]
-        return stages + "\n".join(lines)
+
+    def _kernel(self, body: Sequence[str], grid: int, warps: int = 4) -> str:
+        """Kernel and launcher around a body."""
+        lines = self._definition("kernel", [*self.inputs, *self.outputs], body)
+        lines += self._launcher(
+            lambda names, outs: [f"_{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})"]
+        )
+        return "\n".join(lines)
 
     def _pointwise(self) -> str:
         dims = self.nest.outer
@@ -198,11 +258,13 @@ class TritonKernel(FusedKernel):
         ]
         body += self._steps(range(len(self.program.steps)), lambda index: self._loads(index, dims, names, "inside"))
         body += [self._store(number, dims, names, "inside", "index") for number in range(len(self.signature.stores))]
-        return self._kernel(body, -(-total // STRETCH), "")
+        return self._kernel(body, -(-total // STRETCH))
 
     def _rows(self) -> str:
         """One program per row, the whole row in one tile."""
         columns = points(self.nest.reduced)
+        if self.splits_rows:
+            return self._split_rows()
         if _power_of_two(columns) > LARGEST_TILE:
             return self._long_rows()
         tile = _power_of_two(columns)
@@ -219,7 +281,7 @@ class TritonKernel(FusedKernel):
             dims, names = ((*self.nest.outer, *self.nest.reduced), (*outer, *inner)) if full else (self.nest.outer, outer)
             body.append(self._store(number, dims, names, "inside" if full else ""))
         warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
-        return self._kernel(body, points(self.nest.outer), "", warps)
+        return self._kernel(body, points(self.nest.outer), warps)
 
     def _tile_steps(self, dims: Sequence[Dim], names: Sequence[str], mask: str, axis: int | None) -> list[str]:
         """All steps of a program whose tile holds whole rows or columns."""
@@ -260,90 +322,128 @@ class TritonKernel(FusedKernel):
         body += self._tile_steps(every, all_names, "inside", 0)
         for number, (_, full, _) in enumerate(self.signature.stores):
             body.append(self._store(number, every, all_names, "inside" if full else "in_columns"))
-        return self._kernel(body, points(dims) * blocks, "", 4 if rows * width <= 4096 else 8)
+        return self._kernel(body, points(dims) * blocks, 4 if rows * width <= 4096 else 8)
 
     def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
         """A load at a position of a loop; one that does not vary along it needs no mask."""
         offset = self._offset(dims, names, self.load_steps.index(index))
         return self._load(index, offset, mask if offset else "")
 
-    def _accumulate(self, index: int) -> str:
-        """One more tile into the running result of a reduction."""
-        item = f"tl.where(inside, {self._reduced(index)}, {self._neutral(index)})"
-        if (name := self._name_of(index)) == "sum":
-            return f"a{index} += {item}"
-        return f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
+    def _running(self, tile: int | str, steps: int | str, body: Sequence[str], item: Pass) -> list[str]:
+        """A loop over the tiles of a row from column `begin`, and what its reductions come to."""
+        dims = self.nest.reduced
+        lines = [f"lane = tl.arange(0, {tile})"]
+        lines += [f"a{index} = tl.full([{tile}], {self._neutral(index)}, tl.float32)" for index in item.reduces]
+        lines.append(f"for step in range(0, {steps}):")
+        loop = [f"column = begin + step * {tile} + lane", f"inside = column < {points(dims)}"]
+        loop += [*self._split(dims, self._numbered("r", dims), "column"), *body]
+        # The maximum so far is wanted before this tile is in it, the sum so far after.
+        first = [index for index in item.reduces if index in self.pairs and self._name_of(self.pairs[index]) == "max"]
+        for index in (*first, *(index for index in item.reduces if index not in first)):
+            loop += self._accumulate(index)
+        lines += [f"    {line}" for line in loop]
+        held = f"tl.minimum(tl.maximum(({points(dims)} - begin - lane + {tile} - 1) // {tile}, 0), {steps})"
+        return lines + self._combined(item, held)
 
-    def _accumulators(self, indices: Sequence[int]) -> list[str]:
-        return [f"a{index} = tl.full([{LOOP_TILE}], {self._neutral(index)}, tl.float32)" for index in indices]
+    def _accumulate(self, index: int) -> list[str]:
+        """One more tile into the running result of a reduction, lane by lane."""
+        item = (
+            f"tl.where(inside, {self._reduced(self.pairs.get(index, index))}, {self._neutral(self.pairs.get(index, index))})"
+        )
+        other = f"a{self.pairs[index]}" if index in self.pairs else ""
+        if other and self._name_of(self.pairs[index]) == "max":
+            return [f"a{index} = _more_exponentials(a{index}, {other}, {item})"]
+        if other:
+            return [f"a{index} += tl.where(inside, _more_squares({other}, {item}, step), 0.0)"]
+        if (name := self._name_of(index)) == "sum":
+            return [f"a{index} += {item}"]
+        return [f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"]
+
+    def _combined(self, item: Pass, held: str) -> list[str]:
+        """Reductions of a pass out of partial ones, of which each stands for `held` columns."""
+        squares = any(self._name_of(self.pairs[index]) == "sum" for index in item.reduces if index in self.pairs)
+        lines = [f"held = {held}.to(tl.float32)"] if squares else []
+        for index in item.reduces:
+            if index not in self.pairs:
+                lines.append(f"v{index} = tl.{self._name_of(index)}(a{index}, axis=0)")
+            elif self._name_of(self.pairs[index]) == "max":
+                lines.append(f"v{index} = _all_exponentials(a{index}, a{self.pairs[index]})")
+            else:
+                lines.append(f"v{index} = _all_squares(a{index}, a{self.pairs[index]}, held)")
+        return lines
 
     def _long_rows(self) -> str:
         """One program per row, which it walks along once for every pass."""
-        plan = schedule(self.program, tuple(step for step, full, _ in self.signature.stores if full))
-        dims, outer = self.nest.reduced, self._numbered("i", self.nest.outer)
-        inner = self._numbered("r", dims)
-        every, names = (*self.nest.outer, *dims), (*outer, *inner)
-        body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row")]
-
-        def row_steps(indices: Sequence[int]) -> list[str]:
-            return self._steps(indices, lambda index: self._loads(index, self.nest.outer, outer, ""))
-
-        body += row_steps(plan.rows_before)
+        plan, dims, outer = self.plan, self.nest.reduced, self._numbered("i", self.nest.outer)
+        body = ["row = tl.program_id(0).to(tl.int64)", *self._split(self.nest.outer, outer, "row"), "begin = 0"]
+        body += self._row_steps(plan.rows_before)
         for number, item in enumerate(plan.passes):
-            body += self._accumulators(item.reduces)
-            body.append(f"for start in range(0, {points(dims)}, {LOOP_TILE}):")
-            loop = [f"column = start + tl.arange(0, {LOOP_TILE})", f"inside = column < {points(dims)}"]
-            loop += self._split(dims, inner, "column")
-            computes = evaluated_again(self.program, plan.passes, number)
-            loop += self._steps(computes, lambda index: self._loads(index, every, names, "inside"))
-            loop += [self._accumulate(index) for index in item.reduces]
-            if not item.reduces:
-                loop += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
-            body += [f"    {line}" for line in loop]
-            body += [f"v{index} = tl.{self._name_of(index)}(a{index}, axis=0)" for index in item.reduces]
-            body += row_steps(item.rows_after)
+            body += self._running(LOOP_TILE, -(-points(dims) // LOOP_TILE), self._pass_steps(number), item)
+            body += self._row_steps(item.rows_after)
         body += [self._store(place, self.nest.outer, outer, "") for place, _ in self.row_stores]
-        return self._kernel(body, points(self.nest.outer), "", 8)
+        return self._kernel(body, points(self.nest.outer), 8)
 
-    def _whole(self) -> str:
-        """Partial results of many programs, then one program that combines them."""
-        plan, dims = schedule(self.program, ()), self.nest.reduced
-        total = points(dims)
-        grid = min(-(-total // LOOP_TILE), MOST_PARTS)
-        steps = -(-total // (LOOP_TILE * grid))
-        names = self._numbered("r", dims)
-        item = plan.passes[0]
-        once = partial(self._load, offset="", mask="")
-        body = [*self._steps(plan.rows_before, once), *self._accumulators(item.reduces)]
-        body.append(f"for step in range(0, {steps}):")
-        loop = [
-            f"tile = tl.program_id(0).to(tl.int64) * {steps} + step",
-            f"index = tile * {LOOP_TILE} + tl.arange(0, {LOOP_TILE})",
-            f"inside = index < {total}",
-            *self._split(dims, names, "index"),
-        ]
-        loop += self._steps(item.computes, lambda index: self._loads(index, dims, names, "inside"))
-        loop += [self._accumulate(index) for index in item.reduces]
-        body += [f"    {line}" for line in loop]
-        for order, index in enumerate(item.reduces):
-            body.append(f"tl.store(part{order} + tl.program_id(0), tl.{self._name_of(index)}(a{index}, axis=0))")
-        tile = _power_of_two(grid)
-        parts = [f"part{order}" for order in range(len(item.reduces))]
-        finish = [f"index = tl.arange(0, {tile})", f"inside = index < {grid}"]
-        finish += self._steps(plan.rows_before, once)
-        for order, index in enumerate(item.reduces):
-            part = f"tl.load(part{order} + index, mask=inside, other={self._neutral(index)})"
-            finish.append(f"v{index} = tl.{self._name_of(index)}({part}, axis=0)")
-        finish += self._steps(item.rows_after, once)
-        finish += [f"tl.store(out{number}, v{step})" for number, (step, _, _) in enumerate(self.signature.stores)]
-        stages = "\n".join(
-            [
-                "@triton.jit",
-                f"def _{self.__name__}_finish({', '.join([*self.inputs, *parts, *self.outputs])}):",
-                *(f"    {line}" for line in finish),
-                "",
-                "",
-                "",
+    def _row_steps(self, indices: Sequence[int]) -> list[str]:
+        outer = self._numbered("i", self.nest.outer)
+        return self._steps(indices, lambda index: self._loads(index, self.nest.outer, outer, ""))
+
+    def _pass_steps(self, number: int) -> list[str]:
+        """What a pass computes and stores at each tile."""
+        every = (*self.nest.outer, *self.nest.reduced)
+        names = (*self._numbered("i", self.nest.outer), *self._numbered("r", self.nest.reduced))
+        computes = evaluated_again(self.program, self.plan.passes, number)
+        lines = self._steps(computes, lambda index: self._loads(index, every, names, "inside"))
+        if not self.plan.passes[number].reduces:
+            lines += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
+        return lines
+
+    def _split_rows(self) -> str:
+        """A kernel for each pass, one program per chunk of a row; partial results of chunks go from one to the next."""
+        passes, outer, rows = self.plan.passes, self._numbered("i", self.nest.outer), points(self.nest.outer)
+        columns, options = points(self.nest.reduced), [f"{name}: tl.constexpr" for name in ("CHUNKS", "TILE", "STEPS")]
+        # Rows are read side by side, so that what they share, such as weights, is read once. Each pass begins with what the
+        # one before it read last, which the cache may still hold.
+        start = ["task = tl.program_id(0).to(tl.int64)", f"row = task % {rows}", f"chunk = task // {rows}"]
+        back = [f"task = {rows} * CHUNKS - 1 - tl.program_id(0).to(tl.int64)", *start[1:]]
+        known = [*self._split(self.nest.outer, outer, "row"), *self._row_steps(self.plan.rows_before)]
+        parts: list[str] = []
+        lines: list[str] = []
+        launches: list[tuple[str, list[str], bool]] = []
+        for number, item in enumerate(passes):
+            if not item.reduces:
+                break
+            made = [f"part{index}" for index in item.reduces]
+            body = [*(back if number % 2 else start), *known, "begin = chunk * (STEPS * TILE)"]
+            body += self._running("TILE", "STEPS", self._pass_steps(number), item)
+            body += [f"tl.store(part{index} + row * CHUNKS + chunk, v{index})" for index in item.reduces]
+            lines += self._definition(f"pass_{number}", [*self.inputs, *parts, *made, *options], body)
+            launches.append((f"pass_{number}", [*parts, *made], True))
+            parts += made
+            known.append("part = row * CHUNKS + tl.arange(0, CHUNKS)")
+            known += [f"a{index} = tl.load(part{index} + part)" for index in item.reduces]
+            held = f"tl.minimum(tl.maximum({columns} - tl.arange(0, CHUNKS).to(tl.int64) * (STEPS * TILE), 0), STEPS * TILE)"
+            known += [*self._combined(item, held), *self._row_steps(item.rows_after)]
+        if self.full_stores:
+            body = [*(back if len(launches) % 2 else start), *known, "begin = chunk * (STEPS * TILE)"]
+            body += self._running("TILE", "STEPS", self._pass_steps(len(passes) - 1), passes[-1])
+        else:
+            body = ["row = tl.program_id(0).to(tl.int64)", *known]
+        mask = "chunk == 0" if self.full_stores else ""
+        body += [self._store(place, self.nest.outer, outer, mask) for place, _ in self.row_stores]
+        lines += self._definition("apply", [*self.inputs, *parts, *self.outputs, *options], body)
+
+        def call(names: list[str], outs: list[str]) -> list[str]:
+            knobs = f"KNOBS_{self.__name__.upper()}"
+            made = [
+                f'chunks, tile = {knobs}["chunks"][0], {knobs}["tile"][0]',
+                f'options = {{"CHUNKS": chunks, "TILE": tile, "STEPS": -(-{columns} // (chunks * tile))}}',
+                f'options["num_warps"] = {knobs}["warps"][0]',
+                *(f"{part} = x0.new_empty([{rows} * chunks])" for part in parts),
             ]
-        )
-        return self._kernel(body, grid, stages, 8, parts)
+            for suffix, given, split in (*launches, ("apply", [*parts, *outs], bool(self.full_stores))):
+                grid = f"{rows} * chunks" if split else f"{rows}"
+                made.append(f"_{self.__name__}_{suffix}[({grid},)]({', '.join([*names, *given])}, **options)")
+            return made
+
+        declared = f"KNOBS_{self.__name__.upper()} = {split_knobs(rows, columns)!r}"
+        return "\n".join([declared, "", "", *lines, *self._launcher(call)])
