@@ -35,7 +35,7 @@ def screened(source, estimate, **changes):
         ("cudnn-benchmark", Compiles.NOTHING),
         ("channels-last", Compiles.NOTHING),
         ("compile", Compiles.INDUCTOR),
-        ("compile-reduce-overhead", Compiles.INDUCTOR),
+        ("compile-cuda-graph", Compiles.INDUCTOR),
         ("compile-max-autotune", Compiles.VARIANTS),
     ],
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernelwright.search.suite import SuiteEvent
     from kernelwright.tasks.entries import Suite
 
-BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudnn"
+BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn"
 
 
 @click.command("bench", short_help="Judge a suite's candidates and baselines, or search its tasks, in one run.")

@@ -73,13 +73,14 @@ def capture_launches() -> Iterator[Captured]:
         CompilerMissingError: Triton is not installed.
     """
     try:
+        from triton.compiler import CompiledKernel
         from triton.runtime import JITFunction
     except ImportError as error:
         raise CompilerMissingError(f"wanted Triton, found none ({error}); pip install 'kernelwright[triton]'") from error
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     captured = Captured()
-    run, run_compiled = JITFunction.run, CachingAutotuner.run
+    run, run_compiled, launcher = JITFunction.run, CachingAutotuner.run, CompiledKernel.__getitem__
 
     def watched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup:
@@ -98,11 +99,21 @@ def capture_launches() -> Iterator[Captured]:
         described = _compiled_launch(self, args, stream, kwargs)
         return launch() if described is None else captured.record(*described, launch)
 
+    def watched_launcher(self: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*args: Any, stream: Any = None) -> Any:
+            values = dict(zip(self.src.fn.arg_names, args, strict=True))
+            return captured.record(self, tuple(grid), values, functools.partial(original, *args, stream=stream))
+
+        original = launcher(self, grid)
+        return launch
+
     JITFunction.run, CachingAutotuner.run = watched, watched_compiled  # type: ignore[method-assign]
+    CompiledKernel.__getitem__ = watched_launcher  # type: ignore[method-assign]
     try:
         yield captured
     finally:
         JITFunction.run, CachingAutotuner.run = run, run_compiled  # type: ignore[method-assign]
+        CompiledKernel.__getitem__ = launcher  # type: ignore[method-assign]
 
 
 def _compiled_launch(

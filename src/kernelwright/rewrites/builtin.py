@@ -256,7 +256,9 @@ def _derived(workshop: Workshop, recipe: Recipe) -> Iterator[Recipe]:
             yield replace(recipe, fuse=fuse)
     if recipe.wrapper is None:
         for name in workshop.wrappers():
-            if name in wrappers.KEEPS_LAYOUT:
+            # What is not the product is fused already, and dynamo cannot see through the product's own launch.
+            compiled = name.startswith("compile") and recipe.product is not None
+            if name in wrappers.KEEPS_LAYOUT and not compiled:
                 yield replace(recipe, wrapper=name)
     for rule in RULES:
         if not rule.always and rule.name not in recipe.rules and workshop.fires(rule, recipe.rules):

@@ -107,6 +107,28 @@ def _laid_out(tensor, strides):
     if tensor.stride() == strides:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class _Launch:
+    """Launches a kernel on one grid.
+
+    Triton's own launch looks at every argument in each call, which can take longer than the kernel. What it compiles depends
+    on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
+    """
+
+    def __init__(self, kernel, grid, warps):
+        self.kernel, self.grid, self.warps = kernel, (grid, 1, 1), warps
+        self.compiled = {}
+
+    def __call__(self, *tensors):
+        if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
+            return self.kernel[self.grid](*tensors, num_warps=self.warps)
+        device = tensors[0].device.index
+        compiled = self.compiled.get(device)
+        if compiled is None:
+            self.compiled[device] = self.kernel[self.grid](*tensors, num_warps=self.warps)
+        else:
+            compiled[self.grid](*tensors)
 '''
 
 FUNCTIONS = {
@@ -241,10 +263,10 @@ class TritonKernel(FusedKernel):
 
     def _kernel(self, body: Sequence[str], grid: int, warps: int = 4) -> str:
         """Kernel and launcher around a body."""
+        launch = f"_{self.__name__}_launch"
         lines = self._definition("kernel", [*self.inputs, *self.outputs], body)
-        lines += self._launcher(
-            lambda names, outs: [f"_{self.__name__}_kernel[({grid},)]({', '.join([*names, *outs])}, num_warps={warps})"]
-        )
+        lines += [f"{launch} = _Launch(_{self.__name__}_kernel, {grid}, {warps})", "", ""]
+        lines += self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])
         return "\n".join(lines)
 
     def _pointwise(self) -> str:
