@@ -36,3 +36,9 @@ def misbehaves(x_ptr, y_ptr, n, MODE: tl.constexpr, BLOCK: tl.constexpr):
         while rounds > 0.0:
             rounds = tl.load(x_ptr, volatile=True) * 0.0 + 1.0
     tl.store(y_ptr + i, y + rounds * 0.0, mask=i < n)
+
+
+@triton.jit
+def plus_one(x, y):
+    index = tl.arange(0, 32)
+    tl.store(y + index, tl.load(x + index) + 1)

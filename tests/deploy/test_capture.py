@@ -17,6 +17,7 @@ from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import ToolchainError
 from kernelwright.gpu import disassemble
+from kernelwright.rewrites.fusion.triton import HELPERS
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.deploy.test_deploy import saying
@@ -63,6 +64,36 @@ def test_launches_compute_what_they_did_and_are_watched_no_longer_than_asked(fak
         assert torch.equal(y, x * 3)
     assert JITFunction.run is before
     assert len(fake.launched) == 1
+
+
+def test_launches_of_what_was_compiled_before_are_captured_too(fake):
+    x, y = torch.randn(N), torch.zeros(N)
+    compiled = kernels.scale[(8,)](x, y, N, 3.0, BLOCK=128)
+    y.zero_()
+    before = type(compiled).__getitem__
+    with capture_launches() as captured:
+        for _ in range(2):
+            compiled[8, 1, 1](x, y, N, 3.0, 128)
+    (launch,) = captured.launches
+    assert (launch.function, launch.count, launch.target.cubin) == ("scale", 2, compiled.asm["cubin"])
+    assert launch.target.spec.grid == (8, 1, 1)
+    assert type(compiled).__getitem__ is before
+
+
+def test_a_fused_kernel_is_looked_up_once_for_aligned_tensors_and_anew_for_others(fake, monkeypatch):
+    made = {"torch": torch}
+    exec(HELPERS[HELPERS.index("class _Launch") :], made)
+    asked = []
+    run = JITFunction.run
+    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **given: asked.append(args) or run(self, *args, **given))
+    fake.default = lambda grid, x, y, *_: y.copy_(x + grid[0])
+    launch = made["_Launch"](kernels.plus_one, 4, 4)
+    base = torch.zeros(64)
+    for offset, lookups in ((0, 1), (0, 1), (4, 1), (1, 2), (1, 3), (0, 3)):
+        x, y = base[offset : offset + 32], torch.empty(32)
+        launch(x, y)
+        assert torch.equal(y, torch.full((32,), 4.0))
+        assert len(asked) == lookups
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def suite() -> Suite:
 def cheap(monkeypatch):
     """Two baselines that need no compiler."""
     again = (
-        "class ModelNew({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs).clone()\n",
+        ("class {name}({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs).clone()\n",),
         "",
     )
-    wrong = ("class ModelNew({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n", "")
+    wrong = (("class {name}({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n",), "")
     monkeypatch.setattr("kernelwright.rewrites.baselines.BASELINES", {"again": again, "wrong": wrong})
     monkeypatch.setattr(module, "ALL_BASELINES", ("eager", "again", "wrong"))
 

@@ -108,12 +108,12 @@ def capture_launches() -> Iterator[Captured]:
         return launch
 
     JITFunction.run, CachingAutotuner.run = watched, watched_compiled  # type: ignore[method-assign]
-    CompiledKernel.__getitem__ = watched_launcher  # type: ignore[method-assign]
+    CompiledKernel.__getitem__ = watched_launcher
     try:
         yield captured
     finally:
         JITFunction.run, CachingAutotuner.run = run, run_compiled  # type: ignore[method-assign]
-        CompiledKernel.__getitem__ = launcher  # type: ignore[method-assign]
+        CompiledKernel.__getitem__ = launcher
 
 
 def _compiled_launch(

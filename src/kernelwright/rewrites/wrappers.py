@@ -17,11 +17,11 @@ class {name}({base}):
         return self._compiled(*inputs)
 '''
 
-FRESH = '''\
+FRESH = """\
         if isinstance(self.outputs, torch.Tensor):
             return self.outputs.clone()
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, self.outputs)
-'''
+"""
 """How a replay answers: with copies, which the next replay does not overwrite."""
 
 _CUDA_GRAPH = '''
