@@ -119,6 +119,14 @@ NEITHER = {
         candidate("return torch.relu(x @ self.w.T + self.b)", init="self.w, self.b = map(torch.clone, self.parameters())"),
         (Reason.STALE_WEIGHTS,),
     ),
+    "some of the constructor's weights": (
+        candidate("return torch.relu(x @ self.w.T + self.linear.bias)", init="self.w = self.linear.weight.detach().clone()"),
+        (Reason.STALE_WEIGHTS,),
+    ),
+    "wrong with the constructor's weights too": (
+        candidate("return torch.relu(x @ self.w.T + 1)", init="self.w = self.linear.weight.detach().clone()"),
+        (Reason.WRONG_OUTPUT,),
+    ),
     "inputs changed": (candidate(f"x.relu_()\n{RIGHT}"), (Reason.INPUT_MUTATED,)),
     "no Python": (Candidate(source="def ("), (Reason.SYNTAX_ERROR,)),
 }
@@ -131,6 +139,8 @@ def test_what_keeps_neither_is_rejected_by_both(judge, what):
     assert missing(found, Contract.DROP_IN) == reasons, found.detail
     assert missing(found, Contract.KERNELBENCH) == reasons[-1:]
     assert (found.verdict, found.reason) == (Verdict.REJECTED, reasons[-1])
+    said = [detail for reason, detail in found.checks.get("missing", {}).items() if reason in reasons]
+    assert len(said) == (len(reasons) if len(reasons) > 1 else 0) and all(said), "each reason with its detail"
     assert judge.evaluate(RELU, proposed, settings=DROP_IN).reason is reasons[0]
 
 

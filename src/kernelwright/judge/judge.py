@@ -195,19 +195,20 @@ class Judge:
         findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks["strict_fp32"] = settings.strict_fp32
-        draft = _EvaluationDraft(findings)
+        draft, ended = _EvaluationDraft(findings), list[tuple[Reason, str]]()
         with self._workplace(task) as directory:
             try:
                 self._examine(task, candidate, directory, draft, settings)
             except (RejectionError, WorkerError) as failure:
                 draft.failure = failure.reason
+                ended.append((failure.reason, failure.detail))
                 draft.reject(findings.rejection or failure)
             else:
                 if findings.rejection is not None:
                     draft.reject(findings.rejection)
         draft.contract, draft.contracts = settings.contract, findings.kept(draft.failure)
         if findings.missing:
-            findings.checks["missing"] = {reason.value: detail for reason, detail in findings.missing.items()}
+            findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}
         spent_s = self._workers.spent_s
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         return draft

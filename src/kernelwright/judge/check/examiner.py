@@ -180,12 +180,14 @@ class Examiner:
         return Reason.WRONG_OUTPUT
 
     def _right_with_first_weights(self, posed: PosedQuestion) -> bool:
-        """Whether the answer is that of the weights which the module was built with."""
+        """Whether it is right once the module holds the weights again which it was built with. It may have captured some
+        of them and not others, so that its answer with new ones is right for neither."""
         oracle = self.trial.facts.oracle
         if not self.trial.reloads_state or not self.bounds.has_float64 or not oracle.parameter_names:
             return False
         try:
             truth = oracle.truth(posed.question.inputs, oracle.initial_state, training=oracle.training)
+            self.candidate.load_state(oracle.initial_state)
             answer = self.call(self.candidate, posed.question.inputs, slot=0, seed=None)
         except (OutOfDomainError, WorkerError):
             return False
