@@ -140,7 +140,8 @@ def test_what_keeps_neither_is_rejected_by_both(judge, what):
     assert missing(found, Contract.KERNELBENCH) == reasons[-1:]
     assert (found.verdict, found.reason) == (Verdict.REJECTED, reasons[-1])
     said = [detail for reason, detail in found.checks.get("missing", {}).items() if reason in reasons]
-    assert len(said) == (len(reasons) if len(reasons) > 1 else 0) and all(said), "each reason with its detail"
+    assert len(said) == (len(reasons) if len(reasons) > 1 else 0), "each reason with its detail"
+    assert all(said)
     assert judge.evaluate(RELU, proposed, settings=DROP_IN).reason is reasons[0]
 
 
