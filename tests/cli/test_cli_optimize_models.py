@@ -89,7 +89,8 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["kind"], seen["options"] = kind, options
         return Silent()
 
-    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune):
+    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes):
+        assert zygotes is None, "nothing is screened"
         from kernelwright.records.policy import Context
 
         RunDirectory(out).evaluations_path.touch()

@@ -114,7 +114,7 @@ class ScreensOneByOne:
 
     slots = 1
 
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         pass
 
     def screen(self, candidates):

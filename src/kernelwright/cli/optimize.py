@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from kernelwright.cli.output import (
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from kernelwright.judge.isolation.zygote import Zygotes
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
@@ -94,13 +96,18 @@ def command(
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
 
-    from kernelwright.search.optimize import NEAR_MISS, optimize
-    from kernelwright.search.then_sass import play_with
-    from kernelwright.tasks import load_task
+    with contextlib.ExitStack() as stack:
+        zygotes = None
+        if policy not in model_options.MODEL_POLICIES and settings.timed:
+            zygotes = stack.enter_context(contextlib.closing(_zygotes(device)))
+        # Only now: these import torch, which takes seconds, and the zygotes do so at the same time.
+        from kernelwright.search.optimize import NEAR_MISS, optimize
+        from kernelwright.search.then_sass import play_with
+        from kernelwright.tasks import load_task
 
-    loaded = load_task(task, path)
-    chosen = options.resolve_device(device, say)
-    with options.run_directory(out, "optimize", loaded.id) as target:
+        loaded = load_task(task, path)
+        chosen = options.resolve_device(device, say)
+        target = stack.enter_context(options.run_directory(out, "optimize", loaded.id))
         proposer = model_options.proposer(policy, chosen, target, **asked)
         with (
             results_only(),
@@ -118,6 +125,7 @@ def command(
                 settings=settings,
                 on_event=_Progress(status, budget),
                 tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
+                zygotes=zygotes,
             )
     if as_json:
         emit_json(as_contract(result, loaded.id, chosen))
@@ -129,6 +137,13 @@ def command(
             click.echo(
                 near_miss_in_words(result.near_miss, ["kernelwright", "evaluate", task, str(result.run / NEAR_MISS), *typed])
             )
+
+
+def _zygotes(device: str) -> Zygotes:
+    """What screening will fork from, by what the device seems to be: torch, which knows, is not imported yet."""
+    from kernelwright.judge.isolation.zygote import Zygotes
+
+    return Zygotes("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
 
 
 class _Progress:

@@ -104,7 +104,7 @@ class Judge:
         self._zygote = Zygote(off=self._core)
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
-            self._zygote.import_compiler(self.device)
+            self._zygote.import_compiler(self.device.type)
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         try:

@@ -31,7 +31,7 @@ from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightEr
 from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.zygote import Zygote, signal_each
+from kernelwright.judge.isolation.zygote import Zygote, Zygotes, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import on_core, timing_core
 from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
@@ -184,11 +184,16 @@ class ScreeningPool:
         device: Resolved name: `cpu`, `cuda:0` ...
         settings: Settings of the judge whose limits and labels hold here too.
         slots: Most processes; by default one for each core, at most `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
-        zygote: Process to fork from, which stays open; by default one of its own.
+        zygote: What to fork from, which stays open; by default zygotes of its own.
     """
 
     def __init__(
-        self, task: Task, device: str, settings: Settings, slots: int | None = None, zygote: Zygote | None = None
+        self,
+        task: Task,
+        device: str,
+        settings: Settings,
+        slots: int | None = None,
+        zygote: Zygote | Zygotes | None = None,
     ) -> None:
         self.task, self.device = task, device
         # One process holds what a judge, its reference and its candidate hold in three.
@@ -207,14 +212,14 @@ class ScreeningPool:
         self._core = timing_core(self.where)
         self._turn = lock_path(self.where, "screening")
         self._owns_zygote = zygote is None
-        self.zygote = zygote or Zygote(off=self._core)
+        self._zygote = zygote or Zygotes(self.where.type)
+        self._zygote.keep_off(self._core)
         self._folder = JudgeFolder()
         self.directory = self._folder.path
         self._processes = [ScreeningProcess(self) for _ in range(self.slots)]
         self._free = [*self._processes]
         self._lock = threading.Lock()
-        """Guards the free processes and the second zygote."""
-        self._compiling_zygote: Zygote | None = None
+        """Guards the free processes."""
         self._threads = ThreadPoolExecutor(self.slots + 1)
         self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin)]
         self.closing = False
@@ -235,14 +240,11 @@ class ScreeningPool:
             return self._processes[0] in self._free if kind is Compiles.NOTHING else bool(self._free)
 
     def zygote_for(self, candidate: Candidate | None) -> Zygote:
-        """The process to fork from; for torch.compile one that has imported its compiler, unless a zygote was given."""
-        if not self._owns_zygote or candidate is None or not uses_inductor(candidate.source):
-            return self.zygote
-        with self._lock:
-            if self._compiling_zygote is None:
-                self._compiling_zygote = Zygote(off=self._core)
-                self._compiling_zygote.import_compiler(self.where)
-            return self._compiling_zygote
+        """The process to fork from; for torch.compile one that has imported its compiler, unless one zygote was given."""
+        if isinstance(self._zygote, Zygotes):
+            compiling = candidate is not None and uses_inductor(candidate.source)
+            return self._zygote.compiling() if compiling else self._zygote.plain
+        return self._zygote
 
     def _submit(self, candidate: Candidate) -> Future[Screened | KernelwrightError]:
         first, nothing = self._processes[0], compiles(candidate.source) is Compiles.NOTHING
@@ -293,9 +295,8 @@ class ScreeningPool:
             signal_each(alive, signal.SIGKILL)
         for process in self._processes:
             process.close()
-        for zygote in (self.zygote if self._owns_zygote else None, self._compiling_zygote):
-            if zygote is not None:
-                zygote.close()
+        if self._owns_zygote:
+            self._zygote.close()
         self._folder.remove()
 
     def __enter__(self) -> Self:

@@ -18,6 +18,7 @@ import kernelwright
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
+from kernelwright.judge.isolation.zygote import Zygotes
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
@@ -98,6 +99,7 @@ def optimize(
     seed: int = 0,
     tune: Tune | None = None,
     evaluator: Evaluator | None = None,
+    zygotes: Zygotes | None = None,
 ) -> OptimizeResult:
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
@@ -117,6 +119,7 @@ def optimize(
         seed: Seed of the policy.
         tune: Plays the assembly game on the winner's Triton kernels (`then_sass.play_with`); None leaves them as they are.
         evaluator: Pool of judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
+        zygotes: What screening forks from, which stays open; by default it starts its own.
 
     Raises:
         UsageError: `out` belongs to another task, device, policy or other settings.
@@ -148,7 +151,7 @@ def optimize(
         # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
         pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=judged))
         # Without times there is nothing to choose the best few by.
-        if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged):
+        if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged, zygotes):
             search.judge_all(pool)
         best = confirm(run, pool, task, tell)
         if best is not None and tune is not None:
@@ -238,13 +241,13 @@ class TaskSearch:
         """Estimates so far."""
         return self._proposals.screened
 
-    def judge_best(self, pool: Evaluator, settings: Settings, count: int) -> bool:
+    def judge_best(self, pool: Evaluator, settings: Settings, count: int, zygotes: Zygotes | None = None) -> bool:
         """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
 
         The judge begins once only candidates of torch.compile and autotuners are left to be screened. Where one of them is
         among the best few, it is judged on top.
         """
-        screens = ScreeningPool(self._task, self._device, settings)
+        screens = ScreeningPool(self._task, self._device, settings, zygote=zygotes)
         with ThreadPoolExecutor(1) as thread:
             try:
                 screening = thread.submit(self._screen, screens)

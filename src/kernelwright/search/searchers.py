@@ -194,7 +194,7 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
         # Neither tracing nor compilers beside what a judge times; screening times on the next core.
         os.sched_setaffinity(0, os.sched_getaffinity(0) - {judges_core})
     zygote = Zygote(off=timing_core(torch.device(local)))
-    zygote.import_compiler(torch.device(local))  # most tasks have a proposal for it
+    zygote.import_compiler(torch.device(local).type)  # most tasks have a proposal for it
     try:
         while True:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import os
 import select
@@ -367,10 +368,15 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
 
 
 @pytest.fixture
-def sleepy(monkeypatch):
-    """A zygote whose process only sleeps."""
+def only_sleeps(monkeypatch):
+    """Processes of zygotes only sleep."""
     start = subprocess.Popen
     monkeypatch.setattr(zygote.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
+
+
+@pytest.fixture
+def sleepy(only_sleeps, monkeypatch):
+    """A zygote whose process only sleeps."""
     made = Zygote()
     monkeypatch.undo()
     yield made
@@ -389,6 +395,7 @@ def test_a_zygote_that_is_gone_is_a_sandbox_error(sleepy):
 
 def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
     wait = sleepy.process.wait
+    sleepy._has_forked = True  # else it is killed without being asked
 
     def impatient(timeout=None):
         if timeout is not None:
@@ -398,6 +405,26 @@ def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
     monkeypatch.setattr(sleepy.process, "wait", impatient)
     sleepy.close()
     assert sleepy.process.returncode == -signal.SIGKILL
+
+
+def test_for_a_gpu_the_compiler_is_imported_from_the_beginning(only_sleeps, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Zygote, "import_compiler", lambda self, device_type: asked.append(device_type))
+    for device_type, at_once in (("cuda", True), ("cpu", False)):
+        with contextlib.closing(zygote.Zygotes(device_type)) as both:
+            assert asked == [device_type] * at_once
+            assert both.compiling() is both.compiling() is not both.plain
+            assert asked == [device_type]
+            both.keep_off(max(os.sched_getaffinity(0)))
+            for one in (both.plain, both.compiling()):
+                assert max(os.sched_getaffinity(0)) not in os.sched_getaffinity(one.process.pid)
+        asked.clear()
+
+
+def test_what_has_forked_nothing_yet_is_ended_at_once(only_sleeps):
+    one = Zygote()
+    one.close()
+    assert one.process.returncode == -signal.SIGKILL
 
 
 def test_only_named_variables_reach_the_zygote(monkeypatch):
@@ -411,7 +438,7 @@ def test_only_named_variables_reach_the_zygote(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "hunter2")
     monkeypatch.setattr(zygote.subprocess, "Popen", remember)
     Zygote().close()
-    assert set(seen) <= {*zygote.INHERITED_VARIABLES, *serving.COMPILER_ENVIRONMENT, "OMP_WAIT_POLICY"}
+    assert set(seen) <= {*zygote.INHERITED_VARIABLES, *zygote.COMPILER_ENVIRONMENT, "OMP_WAIT_POLICY"}
     assert "PATH" in seen
 
 

@@ -4,6 +4,8 @@ Importing torch takes seconds and a judge needs a dozen fresh processes for ever
 The zygote is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the
 workers' parent, so it sees how they ended, and it measures memory and process counts from outside without
 disturbing the judge's clock.
+
+The handle needs no torch, so that the process imports it while its parent still does.
 """
 
 from __future__ import annotations
@@ -23,13 +25,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 import kernelwright
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.worker import serving  # imports torch once, for all workers that are forked off
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
+from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
 
 _WITHOUT_COMPILER = "KERNELWRIGHT_ZYGOTE_WITHOUT_COMPILER"
 """Variable of a zygote that has begun anew."""
@@ -91,7 +91,7 @@ class Zygote:
         # The pools of idle threads must not spin beside the worker that is being timed.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
         # torch reads it when its compiler is imported, which may be before a fork.
-        environment |= serving.COMPILER_ENVIRONMENT
+        environment |= COMPILER_ENVIRONMENT
         program = (
             "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
@@ -105,15 +105,22 @@ class Zygote:
             stdout=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C at the terminal is the parent's to handle
         )
-        if off is not None:
-            os.sched_setaffinity(self.process.pid, os.sched_getaffinity(0) - {off})  # before it has any other thread
+        self.keep_off(off)  # before it has any other thread
         theirs.close()
         self._channel = Channel(ours)
+        self._has_forked = False
         self._turn = threading.Lock()
         """Workers of one process triple start beside one another; the channel serves one request at a time."""
 
+    def keep_off(self, core: int | None) -> None:
+        """Leave this core of the processor free from now on, as do later forks: they have this one thread only."""
+        with contextlib.suppress(ProcessLookupError):  # where it is gone, the first worker tells
+            if core is not None:
+                os.sched_setaffinity(self.process.pid, os.sched_getaffinity(0) - {core})
+
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
+        self._has_forked = True
         try:
             with self._turn:
                 self._channel.send({"spawn": config, "files": len(files)})
@@ -133,10 +140,10 @@ class Zygote:
             raise self._gone(error) from error
         return Ending(**answer)
 
-    def import_compiler(self, device: torch.device) -> None:
+    def import_compiler(self, device_type: str) -> None:
         """Import torch.compile's compiler once for all workers, before the first of them. Does not wait for it."""
         with self._turn:
-            self._channel.send({"import_compiler": device.type})
+            self._channel.send({"import_compiler": device_type})
 
     def _gone(self, error: Exception) -> SandboxError:
         return SandboxError(
@@ -147,11 +154,48 @@ class Zygote:
     def close(self) -> None:
         """End the zygote; workers still alive die with it."""
         self._channel.close()
+        if not self._has_forked:
+            self.process.kill()  # it may still be importing torch
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+class Zygotes:
+    """A zygote, and beside it one that imports torch.compile's compiler: at once for a GPU, else when it is first needed."""
+
+    def __init__(self, device_type: str, off: int | None = None) -> None:
+        self._device_type, self._off = device_type, off
+        self._lock = threading.Lock()
+        """Guards the second one."""
+        self._compiling: Zygote | None = None
+        self.plain = Zygote(off)
+        if device_type == "cuda":
+            self.compiling()
+
+    def compiling(self) -> Zygote:
+        """The one with the compiler."""
+        with self._lock:
+            if self._compiling is None:
+                self._compiling = Zygote(self._off)
+                self._compiling.import_compiler(self._device_type)
+            return self._compiling
+
+    def keep_off(self, core: int | None) -> None:
+        """Leave this core of the processor free from now on."""
+        with self._lock:
+            self._off = core
+            for one in (self.plain, self._compiling):
+                if one is not None:
+                    one.keep_off(core)
+
+    def close(self) -> None:
+        """End both; workers still alive die with them."""
+        self.plain.close()
+        if self._compiling is not None:
+            self._compiling.close()
 
 
 # --- inside the zygote --------------------------------------------------------------------------------------------
@@ -168,6 +212,8 @@ class _Watched:
 
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
+    from kernelwright.judge.worker import serving  # noqa: F401 - imports torch once, for all workers that are forked off
+
     sandbox.adopt_orphans()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in workers too, until they answer it
     channel = Channel(socket.socket(fileno=handle))
@@ -246,6 +292,8 @@ def _fork(channel: Channel, message: dict[str, Any], watched: dict[int, _Watched
 
 
 def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
+    from kernelwright.judge.worker import serving
+
     # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
     os.setsid()
     sandbox.die_with_parent()

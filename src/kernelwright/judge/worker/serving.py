@@ -14,18 +14,13 @@ from typing import Any
 
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError
 from kernelwright.judge.worker.diagnostics import first_errors, triton_errors
+from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
 from kernelwright.judge.worker.harness import Harness
 
 OUTPUT_LOG = "output.log"
 """File in a worker's private folder that receives what it prints."""
 STACK_LOG = "stack.log"
 """File there to which a worker writes where it is when it gets SIGUSR1."""
-COMPILER_ENVIRONMENT = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    # Those go below TMPDIR, which is fresh in every process: ten seconds each time for headers that are used once.
-    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-}
-"""Settings of torch.compile's compiler: it starts no processes of its own."""
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
