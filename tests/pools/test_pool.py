@@ -228,11 +228,12 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
             raise EOFError
         return waiting.pop(0)
 
-    def make(device, settings):
+    def make(device, settings, zygote):
         judges.append(FakeJudge())
         return judges[0]
 
-    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
+    monkeypatch.setattr(pool, "Zygote", FakeJudge)
     monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -257,11 +258,12 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
             raise EOFError
         return waiting.pop()
 
-    def make(device, settings):
+    def make(device, settings, zygote):
         devices.append(device)
         return FakeJudge()
 
-    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
+    monkeypatch.setattr(pool, "Zygote", FakeJudge)
     monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -280,10 +282,11 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
             raise EOFError
         return waiting.pop()
 
-    def make(device, settings):
+    def make(device, settings, zygote):
         raise DeviceError("Wanted a GPU.")
 
-    monkeypatch.setattr(pool, "Judge", make)
+    monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
+    monkeypatch.setattr(pool, "Zygote", FakeJudge)
     monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
@@ -145,3 +146,13 @@ def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any
     pool._free.append(ScreeningProcess(pool))
     assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]
     pool._free[:] = [first]
+
+
+def test_on_a_gpu_whatever_compiles_is_forked_from_the_zygote_with_the_compiler(pool, monkeypatch):
+    plain, triton, compiled = (Candidate(source=module(note=note)) for note in ("", "triton", "torch.compile"))
+    assert [pool.zygote_for(one) is pool._zygote.plain for one in (None, plain, triton)] == [True] * 3
+    monkeypatch.setattr(pool, "where", torch.device("cuda"))
+    monkeypatch.setattr(pool._zygote, "_compiling", pool)  # stands for it
+    assert [pool.zygote_for(one) is pool for one in (None, plain, triton, compiled)] == [False, False, True, True]
+    monkeypatch.setattr(pool, "_zygote", "one that was given")
+    assert pool.zygote_for(compiled) == "one that was given"

@@ -88,20 +88,29 @@ class Judge:
     """Evaluates candidates on a device (`auto`, `cpu`, `cuda` or `cuda:N`) and tells `progress` in words what it is doing.
 
     Keep one for many evaluations: it holds the process that forks workers. One evaluation at a time in a process, whatever
-    its threads: torch's default dtype and random generators are the process's.
+    its threads: torch's default dtype and random generators are the process's. A `zygote` that was started before is the
+    judge's from now on.
 
     Raises:
         DeviceError: there is no such device, or its memory is full.
     """
 
-    def __init__(self, device: str = "auto", settings: Settings | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        device: str = "auto",
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+        *,
+        zygote: Zygote | None = None,
+    ) -> None:
         self.device = resolve_device(device)
         remove_left_folders()
         self._core = timing_core(self.device)
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
-        self._zygote = Zygote(off=self._core)
+        self._zygote = zygote or Zygote()
+        self._zygote.keep_off(self._core)
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self._zygote.import_compiler(self.device.type)

@@ -19,13 +19,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.judge import Judge
+from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
+
+if TYPE_CHECKING:
+    from kernelwright.judge.judge import Judge
 
 _TRIES = 2
 _ASK_AGAIN_S = 1.0
@@ -257,18 +260,24 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
     local = see_one_gpu(device)
+    zygotes = [Zygote()]
+    from kernelwright.judge.judge import Judge  # imports torch, as the zygote does at the same time
+
+    def made() -> Judge:
+        return Judge(local, settings, zygote=zygotes.pop() if zygotes else None)
+
     judge: Judge | None = None
     try:
         if ready:
             with contextlib.suppress(KernelwrightError):  # the first job tries again, and tells
-                judge = Judge(local, settings)
+                judge = made()
         while True:
             try:
                 message = connection.recv()
             except EOFError:
                 return
             try:
-                judge = judge or Judge(local, settings)
+                judge = judge or made()
             except KernelwrightError as error:
                 connection.send(type(error)(*error.args))
                 return  # the next one tries in a new process: CUDA does not recover in one where it could not begin
@@ -276,6 +285,8 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     finally:
         if judge is not None:
             judge.close()
+        for unused in zygotes:
+            unused.close()
 
 
 def see_one_gpu(device: str) -> str:

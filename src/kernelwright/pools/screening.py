@@ -240,11 +240,17 @@ class ScreeningPool:
             return self._processes[0] in self._free if kind is Compiles.NOTHING else bool(self._free)
 
     def zygote_for(self, candidate: Candidate | None) -> Zygote:
-        """The process to fork from; for torch.compile one that has imported its compiler, unless one zygote was given."""
-        if isinstance(self._zygote, Zygotes):
-            compiling = candidate is not None and uses_inductor(candidate.source)
-            return self._zygote.compiling() if compiling else self._zygote.plain
-        return self._zygote
+        """The process to fork from; for torch.compile one that has imported its compiler, unless one zygote was given.
+
+        On a GPU all processes for compilers are forked from that one: it is there early, and any may get torch.compile next.
+        """
+        if not isinstance(self._zygote, Zygotes):
+            return self._zygote
+        compiling = candidate is not None and (
+            uses_inductor(candidate.source)
+            or (self.where.type == "cuda" and compiles(candidate.source) is not Compiles.NOTHING)
+        )
+        return self._zygote.compiling() if compiling else self._zygote.plain
 
     def _submit(self, candidate: Candidate) -> Future[Screened | KernelwrightError]:
         first, nothing = self._processes[0], compiles(candidate.source) is Compiles.NOTHING
@@ -289,10 +295,13 @@ class ScreeningPool:
         """End the processes, those at work too, and remove their files."""
         self.closing = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while wait(self._begun, timeout=_POLL_S).not_done:
-            # The thread that waits for an answer finds its process dead, and ends.
+        ended = False
+        while not ended:
+            # The thread that waits for an answer finds its process dead, and ends. A GPU's driver takes a while to let go of
+            # a process, so that all die at once.
             alive = [one.worker.pid for one in self._processes if one.worker is not None and not one.worker.ended]
             signal_each(alive, signal.SIGKILL)
+            ended = not wait(self._begun, timeout=_POLL_S).not_done
         for process in self._processes:
             process.close()
         if self._owns_zygote:
