@@ -41,6 +41,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_earlier_tests_keep_is_not_looked_through_again() -> None:
+    """Tests that collect garbage look through what their own file made, not through all that was imported since."""
+    gc.collect()
+    gc.freeze()
+
+
 settings.register_profile("quick", max_examples=20)
 """For `make test`; `make test-all` draws hypothesis's usual hundred examples of each property."""
 

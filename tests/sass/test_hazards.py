@@ -186,7 +186,7 @@ def cubins(case: Case) -> tuple[bytes, bytes]:
     return hand_made(words, case.architecture), hand_made(mutated, case.architecture)
 
 
-@pytest.mark.parametrize("name", exhaustive_but(CASES, *list(CASES)[:4]))
+@pytest.mark.parametrize("name", exhaustive_but(CASES, *list(CASES)[:2]))
 def test_a_hazard_is_seen(name):
     case = CASES[name]
     original, mutated = cubins(case)
@@ -206,10 +206,13 @@ def test_a_hazard_is_seen(name):
 
 @pytest.mark.parametrize(
     ("line", "changed", "kind"),
-    [
-        ("ERRBAR B------:R-:W-:Y:S00:---", "ERRBAR B------:R-:W-:Y:S05:---", "control"),
+    exhaustive_but(
+        [
+            ("ERRBAR B------:R-:W-:Y:S00:---", "ERRBAR B------:R-:W-:Y:S05:---", "control"),
+            ("BAR B------:R-:W-:Y:S15:---", "BAR B------:R-:W-:-:S02:---", "stall"),
+        ],
         ("BAR B------:R-:W-:Y:S15:---", "BAR B------:R-:W-:-:S02:---", "stall"),
-    ],
+    ),
 )
 def test_how_long_a_synchronising_instruction_holds_is_kept(line, changed, kind):
     code = [f"FADD d=8 a=4 b=4 {PLAIN}", line, *[f"FADD d=9 a=8 b=4 {PLAIN}"] * 3, *END]
@@ -257,9 +260,7 @@ def test_code_that_nothing_is_seen_to_lead_to_could_be_reached_from_everywhere()
     assert [b.index for b in kernel.blocks if final.index in b.successors] == [final.index]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "is_variable"), exhaustive_but([(80, True), (89, True), (90, False)], (80, True), (90, False))
-)
+@pytest.mark.parametrize(("architecture", "is_variable"), exhaustive_but([(80, True), (89, True), (90, False)], (80, True)))
 def test_where_fp64_counts_on_scoreboards(architecture, is_variable):
     code = [assemble(80, text) for text in (f"DADD d=10 a=6 c=6 {PLAIN}", f"EXIT {PLAIN}")]
     kernel = load(hand_made(code, architecture), disassemble).kernel()

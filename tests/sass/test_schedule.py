@@ -115,7 +115,7 @@ def test_words_are_a_permutation_with_encodable_control_words(which, seed):
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    exhaustive_but(ALL_SAMPLES, *((name, 90) for name in NAMES[:4]), (NAMES[0], 80), (NAMES[0], 89)),
+    exhaustive_but(ALL_SAMPLES, ("softmax", 90), (NAMES[0], 80)),
 )
 def test_the_original_order_gets_the_original_stalls(name, architecture):
     kernel = build(name, architecture).kernel
@@ -138,10 +138,11 @@ def test_windows_and_legal_moves_agree():
     assert {schedule.kernel.instructions[m.source].traits.is_memory for m in memory} == {True}
 
 
-@given(samples, seeds)
-@settings(max_examples=25, deadline=None)
-def test_what_is_not_legal_cannot_be_played(which, seed):
-    sample = build(*which)
+@pytest.mark.parametrize(("name", "architecture"), exhaustive_but(ALL_SAMPLES, ("softmax", 90)))
+@given(seed=seeds)
+@settings(max_examples=10, deadline=None)
+def test_what_is_not_legal_cannot_be_played(name, architecture, seed):
+    sample = build(name, architecture)
     schedule = played(sample, seed, 5)
     words = schedule.words()
     rng = random.Random(seed)

@@ -327,14 +327,12 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     monkeypatch.setattr(zygote, "_watch", lambda one: watched.append(one.pid))
     monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"exit_code": 0, "cause": None})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"end": 11, "grace_s": 0.0})
     ours.shutdown(socket.SHUT_WR)
-    try:
-        zygote.main(theirs.detach())
-    finally:
-        gc.unfreeze()
+    zygote.main(theirs.detach())
     assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"exit_code": 0, "cause": None}]
     assert set(watched) == {11, 12}
     assert ended == [11, 12]
@@ -355,11 +353,9 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
     monkeypatch.setattr(zygote, "_watch", look)
     monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: {})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     Channel(ours).send({"spawn": LIMITS, "files": 0})
-    try:
-        zygote.main(theirs.detach())
-    finally:
-        gc.unfreeze()
+    zygote.main(theirs.detach())
     assert looks == [11, 11, 11]
     ours.close()
 
