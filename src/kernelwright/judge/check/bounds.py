@@ -200,33 +200,6 @@ class Bounds:
         return replace(question, tolerance=replace(wider, allowed=allowed), uses_tf32=True)
 
     def summed_otherwise(self, question: Question) -> Question:
-        """The question with a tolerance for normalisations that sum otherwise, as fused ones do and PyTorch's own with
-        channels last in memory.
-
-        Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times
-        as much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the
-        precision of every output must have been told from the next lower one on another set, which a candidate in that
-        precision does not pass.
-        """
-        told = question.tolerance.calibrated_outputs
-        if not question.has_float64 or not all(self._calibrated[index] > (index in told) for index in self._rounded):
-            return question
-        try:
-            outputs = self._oracle.with_other_sums_in_norms(question.inputs, question.state, training=question.training)
-        except OutOfDomainError:
-            return question
-        error = INFINITELY_FAR if outputs is None else apart(outputs, question.truth)
-        if not math.isfinite(error.rms):
-            return question
-        wider = self._recalibrated(question, error)
-        # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
-        legal = error * LEGAL_ERRORS
-        limits = [
-            (wider.allowed if index in wider.calibrated_outputs else legal).of(index) for index in range(len(question.truth))
-        ]
-        return question.allowing(combined(_never_narrower, question.tolerance.allowed, of_outputs(limits)))
-
-    def summed_in_any_order(self, question: Question) -> Question:
         """The question with a tolerance for the same sums in another order.
 
         The reference's own error may be far below what a good program makes: a tree of sums over a million elements, against
@@ -235,10 +208,35 @@ class Bounds:
         """
         if not question.has_float64:
             return question
+        limits = [question.tolerance.allowed, *self._norms_summed_otherwise(question)]
         self._ask_biased(question)
-        before = question.tolerance.allowed
-        limits = [_never_narrower(before.of(index), self._reordered(index)) for index in range(len(question.truth))]
-        return question.allowing(of_outputs(limits))
+        limits.append(of_outputs([self._reordered(index) for index in range(len(question.truth))]))
+        return question.allowing(combined(_never_narrower, *limits))
+
+    def _norms_summed_otherwise(self, question: Question) -> list[Distance]:
+        """Limit for normalisations that sum as fused ones do, and PyTorch's own with channels last in memory; none where the
+        reference has no such norm.
+
+        Where channels are all but constant, as on constant and on small inputs, those sums lose thirty to a thousand times
+        as much, which no input set of the task's own kind shows. So this is for sets on which nothing else rests: the
+        precision of every output must have been told from the next lower one on another set, which a candidate in that
+        precision does not pass.
+        """
+        told = question.tolerance.calibrated_outputs
+        if not all(self._calibrated[index] > (index in told) for index in self._rounded):
+            return []
+        try:
+            outputs = self._oracle.with_other_sums_in_norms(question.inputs, question.state, training=question.training)
+        except OutOfDomainError:
+            return []
+        error = INFINITELY_FAR if outputs is None else apart(outputs, question.truth)
+        if not math.isfinite(error.rms):
+            return []
+        wider = self._recalibrated(question, error)
+        # Where nothing lower is clearly worse: what two legal results may be apart, and not what sums in any order may.
+        calibrated, legal = wider.calibrated_outputs, error * LEGAL_ERRORS
+        every = range(len(question.truth))
+        return [of_outputs([(wider.allowed if index in calibrated else legal).of(index) for index in every])]
 
     def _ask_biased(self, question: Question) -> None:
         """Learn of which outputs the set `biased` tells precisions, from the reference alone; once."""
@@ -307,8 +305,6 @@ class Bounds:
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
             question = self.summed_otherwise(question)
-        if not found.within(question.tolerance.allowed):
-            question = self.summed_in_any_order(question)
         if only_worst_exceeds(found, question.tolerance.allowed):
             question = self.conditioned(question)
         return question
@@ -395,9 +391,9 @@ class Bounds:
             return Distance(0.0, 0.0)
 
 
-def _never_narrower(old: Distance, new: Distance) -> Distance:
-    """The wider of two limits of one output, number by number; of integers the old one."""
-    return replace(farthest([old, new]), differing=old.differing)
+def _never_narrower(old: Distance, *new: Distance) -> Distance:
+    """The widest of several limits of one output, number by number; of integers the first one."""
+    return replace(farthest([old, *new]), differing=old.differing)
 
 
 def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
