@@ -12,6 +12,7 @@ from kernelwright.deploy import placement
 from kernelwright.errors import CandidateError, UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.generated import without_advice_on_generated
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent
@@ -56,7 +57,8 @@ def evaluate(
     if not isinstance(candidate, Candidate):
         candidate = Candidate(source=read_source(Path(candidate), "a candidate", CandidateError))
     with Judge(device, settings) as judge:
-        return judge.evaluate(_task(task), candidate)
+        loaded = _task(task)
+        return without_advice_on_generated(judge.evaluate(loaded, candidate), loaded)
 
 
 class SearchOptions(TypedDict, total=False):

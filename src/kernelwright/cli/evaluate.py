@@ -51,6 +51,7 @@ def command(
     import kernelwright
     from kernelwright.errors import CandidateError
     from kernelwright.judge import Judge
+    from kernelwright.pools.generated import without_advice_on_generated
     from kernelwright.records import Candidate, RunDirectory
     from kernelwright.tasks import load_task, read_source
 
@@ -76,6 +77,7 @@ def command(
             Judge(device=chosen, settings=settings, progress=status.update) as judge_,
         ):
             evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
+        evaluation = without_advice_on_generated(evaluation, loaded)
         run.append(evaluation)
     if as_json:
         emit_json(as_contract(evaluation, run.path))

@@ -25,6 +25,7 @@ from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightEr
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
+from kernelwright.pools.generated import without_advice_on_generated
 from kernelwright.records import Candidate, Evaluation, Task
 
 if TYPE_CHECKING:
@@ -312,4 +313,5 @@ def _do(
             found = [judge.evaluate(task, candidates[0], settings=settings)]
     except KernelwrightError as error:
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
-    return [one.model_copy(update={"device": device}).model_dump_json() for one in found]
+    plain = [without_advice_on_generated(one, task) for one in found]
+    return [one.model_copy(update={"device": device}).model_dump_json() for one in plain]

@@ -28,6 +28,7 @@ from typing import Any
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
+from kernelwright.pools.generated import without_advice_on_generated
 from kernelwright.pools.local import _TRIES, Job, Outcome, spread
 from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.records import Candidate, Evaluation, Task
@@ -306,11 +307,9 @@ class _JudgeActor:
             if self._judge is None:
                 # Ray has set CUDA_VISIBLE_DEVICES to the one GPU of this actor.
                 self._judge = self._make_judge("cuda:0" if self._device == "cuda" else "cpu", self._settings)
-            evaluation = self._judge.evaluate(
-                Task.model_validate_json(task_json),
-                Candidate.model_validate_json(candidate_json),
-                settings=Settings.model_validate_json(changed) if changed else None,
-            )
+            task, candidate = Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json)
+            settings = Settings.model_validate_json(changed) if changed else None
+            evaluation = without_advice_on_generated(self._judge.evaluate(task, candidate, settings=settings), task)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
         where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}

@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import torch
 
-from kernelwright.judge import generated
 from kernelwright.records import Label
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -69,8 +68,8 @@ RESPELLED = "The reference's operators in other words"
 
 
 def advice(source: str) -> tuple[str, ...]:
-    """Patterns known from cheats that occur in the code; comments, docstrings and what our generators write are left out."""
-    text = _code_only(source, without_generated=True)
+    """Patterns known from cheats that occur in the code; comments and docstrings are left out."""
+    text = _code_only(source)
     return tuple(sorted(name for name, pattern in _ADVICE.items() if pattern.search(text)))
 
 
@@ -114,7 +113,7 @@ def parse(source: str) -> ast.Module:
 
 
 @lru_cache(maxsize=16)
-def _code_only(source: str, *, without_generated: bool = False) -> str:
+def _code_only(source: str) -> str:
     """The source without comments and docstrings; other strings stay, since CUDA code is one."""
     if len(source) > READ_CHARACTERS:
         return source[:READ_CHARACTERS]
@@ -122,8 +121,6 @@ def _code_only(source: str, *, without_generated: bool = False) -> str:
         tree = parse(source)
     except PARSE_ERRORS:
         return source
-    if without_generated:
-        tree = generated.without_generated(tree, source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:

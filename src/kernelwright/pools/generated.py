@@ -1,8 +1,9 @@
-"""Leaves out of a candidate's syntax tree what the built-in policy's generators write the same every time.
+"""Takes back the judge's advice on what the built-in policy's generators write the same every time.
 
 A CUDA graph needs a stream and looks where parameters lie; a C++ kernel is called through ctypes with addresses. In the
 generators' own words these are no signs of a cheat. A definition is known by a hash of its exact text, and counts only
-where nothing else in the module gives its name or its library's functions another meaning.
+where nothing else in the module gives its name or its library's functions another meaning. The judge knows none of them, so
+that this list decides nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+
+from kernelwright.judge.check import guard
+from kernelwright.records import Evaluation, Label, Task
 
 KNOWN = frozenset(
     {
@@ -40,7 +44,27 @@ def digest(text: str) -> str:
     return hashlib.sha256(re.sub(r"fused_[0-9a-f]{16}", "fused", text).encode()).hexdigest()[:16]
 
 
-def without_generated(tree: ast.Module, source: str) -> ast.Module:
+def without_advice_on_generated(evaluation: Evaluation, task: Task) -> Evaluation:
+    """The evaluation without advice that only our generators' words give, nor `suspicious-source` where none is left."""
+    if Label.SUSPICIOUS_SOURCE not in evaluation.labels:
+        return evaluation
+    text = beside_generated(evaluation.source)
+    labels = set(evaluation.labels)
+    if Label.SUSPICIOUS_SOURCE not in guard.static_labels(text, task.source):
+        labels.remove(Label.SUSPICIOUS_SOURCE)
+    checks = evaluation.checks | {"advice": list(guard.advice(text))}
+    return evaluation.model_copy(update={"labels": tuple(sorted(labels)), "checks": checks})
+
+
+def beside_generated(source: str) -> str:
+    """What a candidate writes beside definitions that are known; all of it where it cannot be read."""
+    try:
+        return ast.unparse(_without_known(guard.parse(source), source))
+    except guard.PARSE_ERRORS:
+        return source
+
+
+def _without_known(tree: ast.Module, source: str) -> ast.Module:
     """The tree without known definitions, calls of the kernels that they build, and imports that only these use."""
     lines = source.split("\n")
     bound = Counter(_bound(tree))

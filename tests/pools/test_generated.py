@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge.check import guard
-from kernelwright.judge.generated import KNOWN
-from kernelwright.records import Label
+from kernelwright.pools.generated import KNOWN, beside_generated, without_advice_on_generated
+from kernelwright.records import Evaluation, Label, Task, Verdict
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
 from kernelwright.rewrites.fusion import cpp, triton
@@ -33,7 +33,30 @@ BUNDLE = f"_FOLDER_MODULES = {{}}\n{bundling._LOADER}"
 
 
 def is_suspicious(text: str) -> bool:
-    return Label.SUSPICIOUS_SOURCE in guard.static_labels(text, REFERENCE)
+    return Label.SUSPICIOUS_SOURCE in guard.static_labels(beside_generated(text), REFERENCE)
+
+
+def judged(text: str) -> Evaluation:
+    """What the judge makes of a text, which knows no generator's words."""
+    hashes = {"task_sha256": "0" * 64, "candidate_sha256": "0" * 64}
+    labels = tuple(sorted(guard.static_labels(text, REFERENCE)))
+    checks = {"advice": list(guard.advice(text))}
+    return Evaluation(task="t", **hashes, verdict=Verdict.ACCEPTED, source=text, labels=labels, checks=checks)
+
+
+@pytest.mark.parametrize(("more", "left"), [("", []), ("import threading\n", ["starts threads or streams"])])
+def test_the_judges_advice_on_generated_words_is_taken_back_and_no_more(more, left):
+    found = judged(FUSED + more)
+    assert Label.SUSPICIOUS_SOURCE in found.labels, "the judge knows none of them"
+    plain = without_advice_on_generated(found, Task(id="t", source=REFERENCE))
+    assert plain.checks["advice"] == left
+    assert set(found.labels) - set(plain.labels) == (set() if left else {Label.SUSPICIOUS_SOURCE})
+    assert without_advice_on_generated(plain, Task(id="t", source=REFERENCE)) == plain
+
+
+@pytest.mark.parametrize("text", ["def (", "-" * 30_000 + "1"])
+def test_what_cannot_be_read_stays_as_it_is(text):
+    assert beside_generated(text) == text
 
 
 @pytest.mark.parametrize("text", [GRAPH, FUSED, LAUNCH, *SPLIT.values(), BUNDLE + FUSED, FUSED + GRAPH, LAUNCH + GRAPH])
@@ -43,10 +66,8 @@ def test_generated_code_is_not_suspicious(text):
 
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
-        monkeypatch.setattr("kernelwright.judge.generated.KNOWN", KNOWN - {one})
-        guard._code_only.cache_clear()
+        monkeypatch.setattr("kernelwright.pools.generated.KNOWN", KNOWN - {one})
         assert any(map(is_suspicious, [GRAPH, FUSED, LAUNCH, *SPLIT.values()])), one
-    guard._code_only.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -99,5 +120,5 @@ def test_no_first_candidate_of_a_built_in_task_is_suspicious(device):
         workshop = Workshop.open(task, device)
         for recipe in _first(workshop):
             if built := workshop.build(recipe):
-                labels = guard.static_labels(built.source, task.source)
+                labels = guard.static_labels(beside_generated(built.source), task.source)
                 assert Label.SUSPICIOUS_SOURCE not in labels, (task.id, built.techniques, guard.advice(built.source))
