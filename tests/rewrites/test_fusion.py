@@ -248,6 +248,42 @@ def test_values_that_are_the_same_along_a_row_are_written_out() -> None:
     compare(done.reference, done.source, 2e-6)
 
 
+NORMS = """
+x = self.d(a) + 1
+y = torch.relu(self.b(self.f(a)) + F.dropout(self.e(b), 0.5, self.training)) * F.dropout(x, 0.2, self.training)
+return y + self.e2(F.dropout(x * 2, 0.1, self.training)), x.mean(1)
+"""
+NORMS_STATE = """
+self.f = nn.Conv2d(6, 6, 1)
+self.b = nn.BatchNorm2d(6)
+self.d = nn.BatchNorm2d(6, affine=False)
+self.e = nn.BatchNorm2d(6, momentum=0.3)
+self.e2 = nn.BatchNorm2d(6, track_running_stats=False)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.toolchain
+@pytest.mark.parametrize("rules", [(), ("drop-bias-before-norm",)])
+def test_running_statistics_are_those_of_eager_whatever_stands_between(rules: tuple[str, ...]) -> None:
+    """Random calls keep their order; what depends on them and what they depend on share kernels with norms."""
+    inputs = "torch.randn(3, 6, 13, 13) * 2 + 9, torch.randn(3, 6, 13, 13) + 3"
+    done = apply_rules(task_text(NORMS, inputs, NORMS_STATE), *rules, fuse="cpu", single=True)
+    assert done.fired == (*rules, "fuse-all-cpp")
+    assert "F.batch_norm" not in done.source
+    compare(done.reference, done.source, 2e-6)
+
+
+def test_batch_norm_in_train_mode_is_fused_unless_its_statistics_are_read_elsewhere() -> None:
+    def fused(forward: str) -> str:
+        text = task_text(forward, "torch.randn(4, 6, 40, 40)", "self.b = nn.BatchNorm2d(6)")
+        source = apply_rules(text, fuse="cuda").source
+        return source.split("if self.training:")[1].split("return")[0]
+
+    assert "self.b.running_var.copy_(" in fused("return torch.relu(self.b(a))")
+    assert "batch_norm" in fused("return torch.relu(self.b(a)) + self.b.running_mean.sum()")
+
+
 @pytest.mark.exhaustive
 @pytest.mark.toolchain
 def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> None:

@@ -33,9 +33,8 @@ class Foundry:
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self._accepts, self._single)
         replaced: dict[fx.Node, fx.Node] = {}
-        for group in groups:
-            replace_group(editor, group, self._make, replaced)
-        order(graph.graph)
+        updates = [call for group in groups for call in replace_group(editor, group, self._make, replaced)]
+        order(graph.graph, updates)
         graph.graph.lint()
         if not groups:
             return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,12 @@ from kernelwright.rewrites.fusion.program import (
 )
 from kernelwright.rewrites.graph import (
     Editor,
+    arguments,
     aten,
     contiguous_strides,
     has_effect,
     is_call,
+    is_mutable,
     is_random,
     is_tensor,
     numel,
@@ -107,7 +109,7 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
         raise UnsupportedError("not one float32 tensor")
     if node.op != "call_function" or node.kwargs.get("dtype") is not None:
         raise UnsupportedError("not a plain call")
-    if packet in ROW_OPERATORS:
+    if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
         found = reduction_of(node)
         source = node.args[0]
         if found is None or not isinstance(source, fx.Node) or shape(source) != program.logical:
@@ -118,7 +120,7 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
         if program.reduced and (program.reduced, program.split) != (reduced, split):
             raise UnsupportedError("another reduction")
         program.reduced, program.split = reduced, split
-        level, lowering = FULL, ROW_OPERATORS[packet]
+        level, lowering = FULL, ROW_OPERATORS.get(packet) or POINTWISE[packet]
     elif packet in POINTWISE:
         found_level = program.level_of_shape(shape(node))
         if found_level is None:
@@ -213,8 +215,12 @@ def replace_group(
     group: FusionGroup,
     make: Callable[[LoopProgram, Signature, list[fx.Node]], Any],
     replaced: dict[fx.Node, fx.Node],
-) -> None:
-    """Put a kernel in the place of a group's nodes, and note in `replaced` what now stands for each node that is gone."""
+) -> list[fx.Node]:
+    """Put a kernel in the place of a group's nodes, and note in `replaced` what now stands for each node that is gone.
+
+    Returns:
+        Calls that write what the kernel computed into running statistics.
+    """
     program = group.program
     nodes_read = [replaced.get(load.node, load.node) for load in program.loads.values()]
     inputs = list(dict.fromkeys(nodes_read))
@@ -224,30 +230,45 @@ def replace_group(
         for node, load in zip(nodes_read, program.loads.values(), strict=True)
     )
     stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
+    stores += tuple((step, False, shape(statistic)) for statistic, step in program.updates.items())
     kernel = make(program, Signature(loads, stores), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
-    single = len(outputs) == 1
-    made = [result] if single else [editor.pick(before, result, index) for index in range(len(outputs))]
-    for node, new in zip(outputs, made, strict=True):
+    single = len(stores) == 1
+    made = [result] if single else [editor.pick(before, result, index) for index in range(len(stores))]
+    for node, new in zip(outputs, made, strict=False):
         node.replace_all_uses_with(new)
         replaced[node] = new
+    updated = zip(program.updates, made[len(outputs) :], strict=True)
+    copies = [editor.call(before, aten.copy_.default, statistic, new) for statistic, new in updated]
     for node in reversed(group.members):
         editor.graph.erase_node(node)
+    return copies
 
 
-def order(graph: fx.Graph) -> None:
+def order(graph: fx.Graph, updates: Iterable[fx.Node] = ()) -> None:
     """Put the nodes into an order in which everything is made before it is read, changing little.
 
-    Calls with an effect and random ones keep their order among themselves.
+    Calls with an effect and random ones keep their order among themselves. Those of `updates` stay before others that write to
+    the same tensor, and no more: if all others had to wait for them, two kernels could wait for each other.
     """
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     waits = {node: set(node.all_input_nodes) for node in nodes}
-    fixed = [node for node in nodes if node.op != "call_function" or has_effect(node) or is_random(node)]
+    later = {
+        copy: [user for user in copy.all_input_nodes[0].users if is_mutable(user) and user is not copy] for copy in updates
+    }
+    loose = {*later, *itertools.chain.from_iterable(later.values())}
+    fixed = [
+        node for node in nodes if (node.op != "call_function" or has_effect(node) or is_random(node)) and node not in loose
+    ]
     for first, second in itertools.pairwise(fixed):
         waits[second].add(first)
+    waits[nodes[-1]] |= loose
+    for copy, others in later.items():
+        for first, second in itertools.pairwise([copy, *sorted(others, key=place.__getitem__)]):
+            waits[second].add(first)
     users: dict[fx.Node, list[fx.Node]] = {}
     for node, sources in waits.items():
         for source in sources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -49,12 +49,12 @@ def nest_of(program: LoopProgram, signature: Signature) -> Nest:
         if full:
             strides.append(contiguous_strides(space))
         else:
-            kept = tuple(1 if dim in program.reduced else size for dim, size in enumerate(space))
-            dense = contiguous_strides(kept)
+            dense = contiguous_strides(tuple(1 if dim in program.reduced else size for dim, size in enumerate(space)))
             strides.append(tuple(0 if dim in program.reduced else item for dim, item in enumerate(dense)))
-    first, last = (program.reduced[0], program.reduced[-1] + 1) if program.reduced else (len(space), len(space))
-    segments = [_merge(space, strides, begin, end) for begin, end in ((0, first), (first, last), (last, len(space)))]
-    outer, reduced, inner = segments
+    last = max(program.reduced, default=len(space))
+    kept = [dim for dim in range(len(space)) if dim not in program.reduced]
+    segments = [dim for dim in kept if dim < last], program.reduced, [dim for dim in kept if dim > last]
+    outer, reduced, inner = (_merge(space, strides, dims) for dims in segments)
     none = Dim(1, (0,) * len(strides))
     if not program.reduced:
         return Nest(outer or (none,), (), (), POINTWISE)
@@ -82,9 +82,9 @@ def stores_everything(program: LoopProgram) -> bool:
     )
 
 
-def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], begin: int, end: int) -> tuple[Dim, ...]:
+def _merge(space: tuple[int, ...], strides: list[tuple[int, ...]], dims: Iterable[int]) -> tuple[Dim, ...]:
     merged: list[Dim] = []
-    for dim in range(begin, end):
+    for dim in dims:
         if space[dim] == 1:
             continue
         here = Dim(space[dim], tuple(item[dim] for item in strides))

@@ -1,6 +1,6 @@
 """Describes a fused kernel as a small program: loads, pointwise steps, reductions and stores over one iteration space.
 
-The iteration space is a tensor shape, of which one contiguous range of dimensions may be reduced. A value
+The iteration space is a tensor shape, of which some dimensions may be reduced. A value
 lives at one of two levels: `full` has one element per point, `row` has one per point of the dimensions that
 are not reduced. Both code generators print the same program.
 """
@@ -22,6 +22,7 @@ from kernelwright.rewrites.graph import (
     aten,
     dims_of,
     is_call,
+    is_mutable,
     is_tensor,
     scalar,
     shape,
@@ -69,11 +70,13 @@ class LoopProgram:
     split: int = 1
     """Groups of a group norm, into which dimension 1 is split."""
     reduced: tuple[int, ...] = ()
-    """Reduced dimensions of the iteration space: a contiguous range, or nothing."""
+    """Reduced dimensions of the iteration space: a contiguous range, all but dimension 1, or nothing."""
     steps: list[LoopStep] = field(default_factory=list)
     loads: dict[int, Load] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
     """The step that computes each node of the group."""
+    updates: dict[fx.Node, int] = field(default_factory=dict)
+    """The step that computes what each running statistic becomes."""
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -303,12 +306,40 @@ def _where(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -
 
 def _batch_norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     given = arguments(node)
-    if given["training"] or program.split != 1:
-        raise UnsupportedError("batch norm in train mode")
+    if given["training"]:
+        return _affine(program, _normalised_channels(program, node, get(given["input"])), given)
+    if program.split != 1:
+        raise UnsupportedError("batch norm over split channels")
     mean, variance = (_channel(program, given[name]) for name in ("running_mean", "running_var"))
     root = program.add("rsqrt", program.add("add", variance, float(given["eps"])))
     result = program.add("mul", program.add("sub", get(given["input"]), mean), root)
     return _affine(program, result, given)
+
+
+def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    """Batch norm in train mode, and the running statistics after it."""
+    given, count, add = arguments(node), float(program.count()), program.add
+    result = _normalised(program, x, float(given["eps"]))
+    running, momentum = [given["running_mean"], given["running_var"]], float(given["momentum"])
+    if not all(map(is_tensor, running)):
+        return result
+    if count < 2 or any(not _only_updated_after(statistic, node) for statistic in running):
+        raise UnsupportedError("running statistics that are read elsewhere")
+    mean = add("div", add("sum", x), count)
+    centred = add("sub", x, mean)
+    unbiased = add("div", add("sum", add("mul", centred, centred)), count - 1)
+    for statistic, new in zip(running, (mean, unbiased), strict=True):
+        kept = add("mul", _channel(program, statistic), 1 - momentum)
+        program.updates[statistic] = add("add", kept, add("mul", new, momentum))
+    return result
+
+
+def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
+    """Whether a buffer is used by a norm and, later, by calls that write to it alone."""
+    others = [user for user in statistic.users if user is not node]
+    return statistic.op == "placeholder" and all(
+        is_mutable(user) and user.args[0] is statistic and not user.users and node < user for user in others
+    )
 
 
 def _channel(program: LoopProgram, node: fx.Node) -> int:
@@ -435,6 +466,8 @@ def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
     rank, given = len(shape(source)), arguments(node)
     if is_call(node, aten.layer_norm, aten.rms_norm):
         return 1, tuple(range(rank - len(given["normalized_shape"]), rank))
+    if is_call(node, aten.batch_norm):
+        return 1, (0, *range(2, rank))
     if is_call(node, aten.group_norm):
         return int(given["num_groups"]), tuple(range(2, rank + 1))
     if is_call(node, aten.instance_norm):
