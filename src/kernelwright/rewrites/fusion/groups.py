@@ -250,8 +250,8 @@ def replace_group(
 def order(graph: fx.Graph, updates: Iterable[fx.Node] = ()) -> None:
     """Put the nodes into an order in which everything is made before it is read, changing little.
 
-    Calls with an effect and random ones keep their order among themselves. Those of `updates` stay before others that write to
-    the same tensor, and no more: if all others had to wait for them, two kernels could wait for each other.
+    Calls with an effect and random ones keep their order among themselves. Those of `updates` stay before others that write
+    to the same tensor, and no more: if all others had to wait for them, two kernels could wait for each other.
     """
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
