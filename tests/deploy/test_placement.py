@@ -10,6 +10,8 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelwright.deploy.placement import ConfirmedCode, hardware_name, load, place, save
 from kernelwright.errors import ModelError, UsageError
@@ -128,9 +130,32 @@ def test_autocast_and_a_wrong_call_are_the_models_own_affair(model, placed, x):
         placed(x)
 
 
+def forward_derivative(model, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, x)).y).tangent
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda m, x: torch.func.vmap(lambda one: m(one).y)(torch.stack([x, x])),
+        lambda m, x: torch.func.jvp(lambda one: m(one).y, (x,), (x,)),
+        lambda m, x: make_fx(lambda one: m(one).y)(x)(x + 1),
+        forward_derivative,
+    ],
+    ids=["vmap", "jvp", "make_fx", "forward derivative"],
+)
+@torch.no_grad()
+def test_whoever_follows_a_call_operator_by_operator_sees_the_models_own(model, placed, x, follow):
+    found = follow(placed, x)
+    assert set(model.calls) == {"own"}
+    torch.testing.assert_close(found, follow(copy.deepcopy(model), x))
+
+
 def test_gradients_come_from_the_models_own_forward_and_eval_mode_says_so(model, placed, x):
-    with pytest.warns(UserWarning, match="inference_mode"):
+    with pytest.warns(UserWarning, match="inference_mode") as warned:
         placed(x).y.sum().backward()
+    assert warned[0].filename == __file__
     assert model.calls == ["own"]
     assert placed.linear.weight.grad is model.linear.weight.grad is not None
     placed.requires_grad_(False)

@@ -105,7 +105,7 @@ class _Code:
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model is still made of the parts for which the code was confirmed, in the same mode and precision."""
-        if torch.is_autocast_enabled(self._device_type) or torch.compiler.is_compiling():
+        if torch.is_autocast_enabled(self._device_type) or torch.compiler.is_compiling() or _operators_are_watched():
             return False
         # Comparisons in C: of some hundred parts each call looks at all.
         if (not self._training) in map(_mode_of, self._modes) or model.training is not self._training:
@@ -165,6 +165,18 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
     return placed
 
 
+def _operators_are_watched() -> bool:
+    """Whether somebody follows a call operator by operator, which a kernel of its own escapes.
+
+    Those are torch.func's transforms, forward-mode derivatives, and dispatch modes such as make_fx and fake tensors.
+    """
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def _needs_gradients(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether gradients are to flow through this call: none were checked, and most kernels carry none."""
     if not torch.is_grad_enabled() or not any(one.requires_grad for one in (*tensors, *model.parameters())):
@@ -173,7 +185,7 @@ def _needs_gradients(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
         warnings.warn(
             "kernelwright: gradients are recorded, so the model's own forward runs. For the optimized code call the model "
             "under torch.inference_mode() or torch.no_grad().",
-            stacklevel=6,
+            stacklevel=5,
         )
     return True
 
