@@ -124,6 +124,8 @@ def test_candidates_of_the_built_in_policy_stand_alone(folder: Path, tmp_path: P
             "import nonesuch\n",
             r"in line 3 of task\.py\. Put nonesuch\.py or the package nonesuch",
         ),
+        ("shapes_net.py", "parts.layers", "parts.layer", r"Put parts/layer\.py or the package parts/layer into"),
+        ("task.py", "import torch\n", "import torch\n__import__('unused')\n", "Write `import unused`: beside"),
         ("task.py", "from shapes_net", "from .shapes_net", "Leave out the dot before the module's name"),
     ],
 )

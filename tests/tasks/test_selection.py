@@ -127,6 +127,7 @@ def test_candidates_that_cannot_be_attached(suite: Suite, tmp_path: Path, files:
         ("{", "it is not JSON"),
         ("[]", "found a list"),
         ('{"task": "a", "source": 1}', "found task, source"),
+        ('{"task": "a", "code": "b"}', "found task, code"),
         ("{}", "no key"),
     ],
 )

@@ -347,7 +347,7 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
 
 
 def _render_tally(counts: Tally) -> str:
-    tasks = f"{counts.tasks} tasks, {counts.without_candidate} without a candidate"
+    tasks = f"{counts.tasks} task{'s' * (counts.tasks != 1)}, {counts.without_candidate} without a candidate"
     if counts.failed:
         tasks += f", {counts.failed} failed (a fault of the task or of the machine, not of the candidate)"
     if counts.owed:

@@ -131,8 +131,11 @@ def described(error: BaseException, task: Task, to_do: str = "") -> str:
     """An exception of a task's own code in one line: its kind, its message, where it was raised, and what to do."""
     first, *_ = [*str(error).strip().splitlines(), ""]
     if isinstance(error, ModuleNotFoundError) and error.name:
-        top = error.name.partition(".")[0]
-        to_do = f"Put {top}.py or the package {top} into the folder of the task's file, or install it."
+        missing = error.name.replace(".", "/")
+        beside = Path(task.origin).parent / missing
+        to_do = f"Put {missing}.py or the package {missing} into the folder of the task's file, or install it."
+        if beside.with_suffix(".py").is_file() or beside.is_dir():
+            to_do = f"Write `import {error.name}`: beside the task's file only what `import` statements name is found."
     elif isinstance(error, ImportError) and "relative import" in first:
         to_do = "Leave out the dot before the module's name: a task's file is no part of a package."
     return f"{type(error).__name__}: {first.rstrip('.')}{_place(error, task)}. {to_do}".rstrip()

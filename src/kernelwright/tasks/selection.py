@@ -189,10 +189,10 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
 def _of_row(row: dict[str, Any], where: str) -> tuple[str, str | None]:
     """Name of the task and text of the candidate, by our keys or by those of CUDA-L1's release; None for no text."""
     task = row.get("task", f"level{row.get('level_id')}/{row.get('task_id')}" if "task_id" in row else None)
-    source = row.get("source", row.get("custom_code"))
-    if not isinstance(task, str) or not (source is None or isinstance(source, str)):
+    given = [row[key] for key in ("source", "custom_code") if key in row]
+    if not isinstance(task, str) or not given or not (given[0] is None or isinstance(given[0], str)):
         raise CandidateError(
             f"Wanted texts as task and source, or level_id, task_id and custom_code, in {where}; "
             f"found {', '.join(map(str, row)) or 'no key'}."
         )
-    return task, None if source is None or source.strip() in NO_CODE else source
+    return task, None if given[0] is None or given[0].strip() in NO_CODE else given[0]
