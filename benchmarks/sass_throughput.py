@@ -28,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
@@ -35,7 +36,6 @@ from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
 from kernelwright.gpu.target import load_target
 from kernelwright.judge.schedules.contained import TURNS_VARIABLE
-from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.records.run_directory import capture_environment
 from kernelwright.sass import Schedule, load
 

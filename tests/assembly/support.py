@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
+from kernelwright.assembly.measurement import Measurement, Status
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import GpuIdentity
-from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import load
 
 ORIGINAL_US = 20.0

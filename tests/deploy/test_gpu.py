@@ -13,6 +13,8 @@ import torch
 
 import kernelwright
 from kernelwright import sass
+from kernelwright.assembly.gpu_backend import GpuBackend
+from kernelwright.assembly.measurement import Status
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.capture import capture_launches
 from kernelwright.deploy.compose import capture_candidate, compose
@@ -34,8 +36,6 @@ from kernelwright.judge.schedules.contained import (
     ScheduleFailedError,
     ScheduleFailure,
 )
-from kernelwright.judge.schedules.measure import GpuBackend
-from kernelwright.judge.schedules.measurement import Status
 from kernelwright.records import Candidate, Task
 from kernelwright.sass.code.identity import code_of
 from tests.deploy import kernels

@@ -1,6 +1,6 @@
 """Says what a schedule costs: the interface of backends, and those that need no GPU.
 
-The backend that measures on a GPU is `kernelwright.judge.schedules.measure.GpuBackend`. The costs of models are no times.
+The backend that measures on a GPU is `kernelwright.assembly.gpu_backend.GpuBackend`. The costs of models are no times.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from kernelwright.judge.schedules.measurement import Measurement, Status
+from kernelwright.assembly.measurement import Measurement, Status
 from kernelwright.sass import Kernel, Schedule
 from kernelwright.sass.simulator import simulate
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.assembly.backends import Backend, schedule_digest
+from kernelwright.assembly.measurement import Measurement, Status
 from kernelwright.errors import BudgetSpentError, UsageError
-from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.records import append_lines, not_written, read_objects
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles
+from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.errors import DeviceError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
 from kernelwright.gpu import disassemble, driver
@@ -23,7 +24,6 @@ from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
 from kernelwright.gpu.target import find_target, require_architecture
 from kernelwright.judge.schedules.confirm import CONFIRMING, PROCESSES, Confirmation, ScheduleTrial, confirm
 from kernelwright.judge.schedules.contained import ContainedLauncher
-from kernelwright.judge.schedules.measure import GpuBackend
 from kernelwright.sass import Kernel, Program, Schedule, load
 from kernelwright.sass.code.elf import naming_file
 

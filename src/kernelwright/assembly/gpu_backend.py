@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+from kernelwright.assembly.measurement import Measurement, Status
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import Target
@@ -23,7 +24,6 @@ from kernelwright.judge.schedules.contained import (
     ScheduleFailedError,
     ScheduleSamples,
 )
-from kernelwright.judge.schedules.measurement import Measurement, Status
 from kernelwright.sass import Program, Schedule
 
 _CONTROL_RUNS = 5

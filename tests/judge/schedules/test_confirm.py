@@ -1,4 +1,4 @@
-"""Costs and verdicts of schedules, with a launcher that stands in for the GPU."""
+"""Verdicts of schedules, and costs during a search, with a launcher that stands in for the GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from kernelwright.assembly.gpu_backend import GpuBackend
+from kernelwright.assembly.measurement import Status
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.judge.schedules.confirm import Confirmation, confirm
 from kernelwright.judge.schedules.contained import Plan, ScheduleFailure
-from kernelwright.judge.schedules.measure import GpuBackend
-from kernelwright.judge.schedules.measurement import Status
 from kernelwright.sass import Schedule, load
 from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
 
