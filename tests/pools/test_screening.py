@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
+from kernelwright.pools import screening
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import Job
 from kernelwright.pools.screening import ScreeningPool, ScreeningProcess
@@ -149,10 +152,42 @@ def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any
 
 
 def test_on_a_gpu_whatever_compiles_is_forked_from_the_zygote_with_the_compiler(pool, monkeypatch):
-    plain, triton, compiled = (Candidate(source=module(note=note)) for note in ("", "triton", "torch.compile"))
-    assert [pool.zygote_for(one) is pool._zygote.plain for one in (None, plain, triton)] == [True] * 3
+    sources = [module(note=note) for note in ("", "triton", "torch.compile")]
+    assert [pool.wants_compiler(one) for one in sources] == [False, False, True]
     monkeypatch.setattr(pool, "where", torch.device("cuda"))
+    assert [pool.wants_compiler(one) for one in sources] == [False, True, True]
     monkeypatch.setattr(pool._zygote, "_compiling", pool)  # stands for it
-    assert [pool.zygote_for(one) is pool for one in (None, plain, triton, compiled)] == [False, False, True, True]
+    assert pool.zygote_for(True) is pool
+    assert pool.zygote_for(False) is pool._zygote.plain
     monkeypatch.setattr(pool, "_zygote", "one that was given")
-    assert pool.zygote_for(compiled) == "one that was given"
+    assert pool.zygote_for(True) == "one that was given"
+
+
+def test_on_a_gpu_some_processes_for_compilers_start_before_there_is_a_candidate(monkeypatch):
+    begun = []
+    monkeypatch.setattr(ScreeningProcess, "begin", lambda self, compiling: begun.append(compiling))
+    monkeypatch.setattr(screening, "lock_path", lambda device, what: None)
+    monkeypatch.setattr(screening, "DeviceGate", lambda *_: None)
+    monkeypatch.setattr(screening, "Zygotes", NoZygotes)
+    for device, slots, wanted in (
+        ("cuda:0", 8, [False, True, True, True]),
+        ("cuda:0", 2, [False, True]),
+        ("cpu", 4, [False]),
+    ):
+        with ScreeningPool(TASK, device, SETTINGS, slots) as pool:
+            wait(pool._begun)
+        assert sorted(begun) == wanted
+        begun.clear()
+
+
+class NoZygotes:
+    """Starts nothing."""
+
+    def __init__(self, device_type):
+        pass
+
+    def keep_off(self, core):
+        pass
+
+    def close(self):
+        pass

@@ -4,7 +4,8 @@ A screening process holds the task and takes one candidate after another. It is 
 and after a candidate that left settings or libraries changed. What it says is an estimate (`records.screened`).
 
 All candidates that compile nothing go to the first process, which loads the task while proposals are still made. The others
-are for compilers, and are started when there is work for them; they share one folder of compiled files.
+are for compilers, and are started when there is work for them, a few of them earlier on a GPU; they share one folder of
+compiled files.
 
 Compiled files stay in the screening processes' own folder. The judge compiles a screened winner again: it must not trust
 files that a candidate could have written.
@@ -44,6 +45,8 @@ SCREENS_PER_GPU, SCREENS_PER_CPU = 8, 4
 """Most processes that screen one task: one for each core, of which one is timed while the others compile. Our choice."""
 BUILD_LIMIT_S, RUN_LIMIT_S = 120.0, 20.0
 """Limits of a build or first call and of a later request; the judge's own, where they are lower. Our choice."""
+STARTED_EARLY = 3
+"""Processes for compilers that start on a GPU while proposals are made: contexts are made one after another. Our choice."""
 LEFT_BYTES_MAX = {"resident_bytes": 3 << 30, "device_bytes": 1 << 30}
 """Memory that a process may have gained beyond its task before it is started anew. torch.compile takes 1 GiB of the host's.
 Our choice."""
@@ -75,7 +78,7 @@ class ScreeningProcess:
         spent_s: defaultdict[str, float] = defaultdict(float)
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with _counted(spent_s, "task"):
-            worker = self._started(candidate)
+            worker = self._started(pool.wants_compiler(candidate.source))
         found: dict[str, Any] = {}
         try:
             found = self._look(worker, candidate, spent_s)
@@ -115,16 +118,16 @@ class ScreeningProcess:
         numbers = {name: _number(timed.get(name)) for name in names}
         return {"correct": True, "pairs": int(_number(timed.get("pairs"))), **numbers}
 
-    def begin(self) -> None:
+    def begin(self, compiling: bool) -> None:
         """Start it before there is a candidate. A failure is left to the first candidate to tell."""
         with contextlib.suppress(KernelwrightError):
-            self._started(None)
+            self._started(compiling)
 
-    def _started(self, candidate: Candidate | None) -> Worker:
+    def _started(self, compiling: bool) -> Worker:
         with self._starting:
-            return self._worker or self._start(candidate)
+            return self._worker or self._start(compiling)
 
-    def _start(self, candidate: Candidate | None) -> Worker:
+    def _start(self, compiling: bool) -> Worker:
         pool = self._pool
         spec = WorkerSpec(
             role="candidate",
@@ -139,7 +142,7 @@ class ScreeningProcess:
         )
         if pool.closing:
             raise InfrastructureError(f"Wanted to screen candidates of {pool.task.id}; the search was ended.")
-        self._worker = worker = Worker(pool.zygote_for(candidate), spec, pool.settings)
+        self._worker = worker = Worker(pool.zygote_for(compiling), spec, pool.settings)
         try:
             answer = worker.request(
                 "task", pool.build_limit_s, task=pool.task.model_dump_json(), settings=pool.settings.model_dump_json()
@@ -221,7 +224,9 @@ class ScreeningPool:
         self._lock = threading.Lock()
         """Guards the free processes."""
         self._threads = ThreadPoolExecutor(self.slots + 1)
-        self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin)]
+        self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin, False)]
+        if self.where.type == "cuda" and isinstance(self._zygote, Zygotes):
+            self._begun += [self._threads.submit(one.begin, True) for one in self._processes[1 : 1 + STARTED_EARLY]]
         self.closing = False
         """Whether no further process may start."""
 
@@ -239,17 +244,17 @@ class ScreeningPool:
         with self._lock:
             return self._processes[0] in self._free if kind is Compiles.NOTHING else bool(self._free)
 
-    def zygote_for(self, candidate: Candidate | None) -> Zygote:
-        """The process to fork from; for torch.compile one that has imported its compiler, unless one zygote was given.
+    def wants_compiler(self, source: str) -> bool:
+        """Whether its process should have torch.compile's compiler from the beginning.
 
-        On a GPU all processes for compilers are forked from that one: it is there early, and any may get torch.compile next.
+        On a GPU all that compile do: the compiler is imported early there, and any of them may get torch.compile next.
         """
+        return uses_inductor(source) or (self.where.type == "cuda" and compiles(source) is not Compiles.NOTHING)
+
+    def zygote_for(self, compiling: bool) -> Zygote:
+        """The process to fork from: one with torch.compile's compiler or one without, unless one for all was given."""
         if not isinstance(self._zygote, Zygotes):
             return self._zygote
-        compiling = candidate is not None and (
-            uses_inductor(candidate.source)
-            or (self.where.type == "cuda" and compiles(candidate.source) is not Compiles.NOTHING)
-        )
         return self._zygote.compiling() if compiling else self._zygote.plain
 
     def _submit(self, candidate: Candidate) -> Future[Screened | KernelwrightError]:
@@ -295,6 +300,7 @@ class ScreeningPool:
         """End the processes, those at work too, and remove their files."""
         self.closing = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._begun = [one for one in self._begun if not one.cancelled()]  # `wait` would wait for those for ever
         ended = False
         while not ended:
             # The thread that waits for an answer finds its process dead, and ends. A GPU's driver takes a while to let go of
