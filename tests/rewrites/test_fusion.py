@@ -31,7 +31,8 @@ ROWS = """
 x = torch.softmax(a * 2, -1) * self.q
 y = F.layer_norm(a + x, [37], self.q, self.r) + torch.logsumexp(a, -1, keepdim=True)
 z = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
-return torch.tanh(y), torch.log_softmax(z * 3, -1) + 1, (a * a).amax(-1) - (a + 1).amin(-1)
+u = a.norm(dim=-1) + a.norm(p=1, dim=-1) + a.var(-1) * a.std(-1, correction=3)
+return torch.tanh(y), torch.log_softmax(z * 3, -1) + 1, (a * a).amax(-1) - (a + 1).amin(-1), u
 """
 COLUMNS = """
 x = torch.softmax(a + self.s, 1) * 2
@@ -47,11 +48,11 @@ return x, y, z, ((a - 0.5) ** 2).mean() * 3, (a + 1).abs().amax()
 LONG = """
 x = torch.softmax(a * 3, -1) + self.r[:1]
 y = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased=False) + 1e-5)
-return x, torch.tanh(y), (a * 2).amax(-1) + 1, (a * a).sum() * 0.5
+return x, torch.tanh(y), (a * 2).amax(-1) + 1, (a * a).sum() * 0.5, (a + 1).std(-1)
 """
 WHOLE = """
 x = F.layer_norm(a * 3 + 100, a.shape)
-return x * 2, a / torch.sqrt((a * a).sum()), torch.softmax(a.flatten(), 0) + 1
+return x * 2, a / a.norm(), torch.softmax(a.flatten(), 0) + a.flatten().var(0)
 """
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))

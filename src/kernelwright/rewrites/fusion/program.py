@@ -393,6 +393,11 @@ def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
         return add("div", add("sum", x), float(program.count()))
     if is_call(node, aten.amax, aten.amin):
         return add("max" if is_call(node, aten.amax) else "min", x)
+    if is_call(node, aten.linalg_vector_norm):
+        return _vector_norm(program, node, x)
+    if is_call(node, aten.var, aten.std):
+        variance = _variance(program, node, x)
+        return add("sqrt", variance) if is_call(node, aten.std) else variance
     largest = add("max", x)
     if is_call(node, aten.logsumexp):
         # An infinite maximum would make infinity minus infinity.
@@ -405,6 +410,25 @@ def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     if is_call(node, aten.log_softmax):
         return add("sub", shifted, add("log", total))
     return add("div", exponential, total)
+
+
+def _vector_norm(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    order, add = scalar(arguments(node)["ord"]), program.add
+    if order == 2:
+        return add("sqrt", add("sum", add("mul", x, x)))
+    if order == 1:
+        return add("sum", add("abs", x))
+    raise UnsupportedError(f"a norm of order {order}")
+
+
+def _variance(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    given, count, add = arguments(node), float(program.count()), program.add
+    correction = scalar(given.get("correction", float(given.get("unbiased", True))))
+    freedom = count - (1.0 if correction is None else correction)
+    if freedom <= 0:
+        raise UnsupportedError("a variance without degrees of freedom")
+    centred = add("sub", x, add("div", add("sum", x), count))
+    return add("div", add("sum", add("mul", centred, centred)), freedom)
 
 
 POINTWISE: dict[Any, Lowering] = {
@@ -449,7 +473,10 @@ POINTWISE: dict[Any, Lowering] = {
 
 ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys(
-        (aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
+        (
+            *(aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
+            *(aten.linalg_vector_norm, aten.var, aten.std),
+        ),
         _reduction,
     ),
     **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
