@@ -37,6 +37,10 @@ REDUCERS = frozenset({"sum", "max", "min"})
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
 ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
 UNARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "log1p", "expm1", "sin", "cos")
+ACTIVATIONS = (
+    *("relu", "relu6", "sigmoid", "silu", "softplus", "mish", "gelu", "leaky_relu", "elu"),
+    *("selu", "hardtanh", "hardsigmoid", "hardswish", "log_sigmoid", "clamp", "clamp_min", "clamp_max"),
+)
 POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
 
 
@@ -446,28 +450,7 @@ POINTWISE: dict[Any, Lowering] = {
     aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
     aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
     **{getattr(aten, name): _unary(name) for name in UNARY},
-    **dict.fromkeys(
-        (
-            aten.relu,
-            aten.relu6,
-            aten.sigmoid,
-            aten.silu,
-            aten.softplus,
-            aten.mish,
-            aten.gelu,
-            aten.leaky_relu,
-            aten.elu,
-            aten.selu,
-            aten.hardtanh,
-            aten.hardsigmoid,
-            aten.hardswish,
-            aten.log_sigmoid,
-            aten.clamp,
-            aten.clamp_min,
-            aten.clamp_max,
-        ),
-        _activation,
-    ),
+    **{getattr(aten, name): _activation for name in ACTIVATIONS},
 }
 """Lowering of each pointwise operator into steps."""
 
