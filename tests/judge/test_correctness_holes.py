@@ -12,6 +12,8 @@ from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason,
 from tests.judge.snippets import task
 
 CHECK = Settings.quick(threads=1, timed=False)
+SECOND = pytest.mark.exhaustive
+"""One more of what another line shows."""
 
 
 def like(made: Task, old: str, new: str) -> Candidate:
@@ -47,8 +49,12 @@ STILL_IN_TRAIN = f"""{STATISTICS}
 
 @pytest.mark.parametrize(
     ("made", "forward", "mode"),
-    [(NORM, MOVED_IN_EVAL, "eval"), (FROZEN, STILL_IN_TRAIN, "train"), (NORM, BY_HAND, None), (FROZEN, BY_HAND, None)],
-    ids=["moved in eval", "still in train", "fair", "fair, built in eval"],
+    [
+        pytest.param(NORM, MOVED_IN_EVAL, "eval", id="moved in eval"),
+        pytest.param(FROZEN, STILL_IN_TRAIN, "train", id="still in train"),
+        pytest.param(NORM, BY_HAND, None, id="fair"),
+        pytest.param(FROZEN, BY_HAND, None, id="fair, built in eval", marks=SECOND),
+    ],
 )
 def test_buffers_move_alike_in_both_modes(judge, made, forward, mode):
     found = judge.evaluate(made, like(made, "return self.norm(inputs[0])", forward), settings=CHECK)
@@ -100,6 +106,8 @@ def test_tied_parameters_that_were_split_are_no_drop_in(judge):
 
 
 LINEAR = task("return self.linear(inputs[0])", init="self.linear = torch.nn.Linear(16, 16)", name="linear")
+BY_LIST = "return inputs[0] @ self.kept[0].t() + self.linear.bias"
+BY_ITERATOR = "return torch.nn.functional.linear(inputs[0], *self.linear.parameters())"
 BY_VERSION = """w = self.linear.weight
         key = (w.data_ptr(), w._version)
         if getattr(self, "key", None) != key:
@@ -110,17 +118,12 @@ BY_VERSION = """w = self.linear.weight
 @pytest.mark.parametrize(
     ("forward", "init", "how"),
     [
-        (
-            "return inputs[0] @ self.kept[0].t() + self.linear.bias",
-            "self.kept = [self.linear.weight.detach()]",
-            "data replaced",
-        ),
-        ("return inputs[0] @ self.kept[0].t() + self.linear.bias", "self.kept = [self.linear.weight]", "assigned"),
-        (BY_VERSION, "pass", "data in place"),
-        ("return inputs[0] @ self.linear.weight.t() + self.linear.bias", "pass", None),
-        ("return torch.nn.functional.linear(inputs[0], *self.linear.parameters())", "pass", None),
+        pytest.param(BY_LIST, "self.kept = [self.linear.weight.detach()]", "data replaced", id="memory kept"),
+        pytest.param(BY_LIST, "self.kept = [self.linear.weight]", "assigned", id="parameter kept", marks=SECOND),
+        pytest.param(BY_VERSION, "pass", "data in place", id="folded by version", marks=SECOND),
+        pytest.param("return inputs[0] @ self.linear.weight.t() + self.linear.bias", "pass", None, id="fair"),
+        pytest.param(BY_ITERATOR, "pass", None, id="fair by iterator", marks=SECOND),
     ],
-    ids=["memory kept", "parameter kept", "folded by version", "fair", "fair by iterator"],
 )
 def test_weights_that_are_kept_from_the_constructor_are_labelled(judge, forward, init, how):
     proposed = like(LINEAR, "return self.linear(inputs[0])", forward)
@@ -151,22 +154,22 @@ SHIFTED = """q, k, v = inputs
 NORMS = "q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[:, None, None] / 8"
 MAXIMA = "scores.amax(-1, keepdim=True)"
 ONE_SHIFT = "e = (inputs[0] - inputs[0].{max}).exp(); return e / e.sum(-1, keepdim=True)"
+UNIT_LENGTH = "return inputs[0] * inputs[0].square().sum(-1, keepdim=True){least}.rsqrt()"
 ALIGNED = "assert inputs[0].data_ptr() % 16 == 0; return torch.relu(inputs[0])"
 
 
 @pytest.mark.parametrize(
     ("made", "forward", "input_set"),
     [
-        (ATTENTION, SHIFTED.format(shift=NORMS), "opposed"),
-        (ATTENTION, SHIFTED.format(shift=MAXIMA), None),
-        (SOFTMAX, ONE_SHIFT.format(max="max()"), "large-row"),
-        (SOFTMAX, ONE_SHIFT.format(max="amax(-1, keepdim=True)"), None),
-        (UNIT, "return inputs[0] * inputs[0].square().sum(-1, keepdim=True).rsqrt()", "zero-row"),
-        (UNIT, "return inputs[0] * inputs[0].square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt()", None),
-        (RELU, ALIGNED, "off-boundary"),
-        (RELU, "return inputs[0].clamp_min(0)", None),
+        pytest.param(ATTENTION, SHIFTED.format(shift=NORMS), "opposed", id="norms"),
+        pytest.param(ATTENTION, SHIFTED.format(shift=MAXIMA), None, id="maxima", marks=SECOND),
+        pytest.param(SOFTMAX, ONE_SHIFT.format(max="max()"), "large-row", id="shift of all"),
+        pytest.param(SOFTMAX, ONE_SHIFT.format(max="amax(-1, keepdim=True)"), None, id="shift by row", marks=SECOND),
+        pytest.param(UNIT, UNIT_LENGTH.format(least=""), "zero-row", id="row of zeros"),
+        pytest.param(UNIT, UNIT_LENGTH.format(least=".clamp_min(1e-24)"), None, id="clamped", marks=SECOND),
+        pytest.param(RELU, ALIGNED, "off-boundary", id="aligned"),
+        pytest.param(RELU, "return inputs[0].clamp_min(0)", None, id="fair"),
     ],
-    ids=["norms", "maxima", "shift of all", "shift by row", "row of zeros", "clamped", "aligned", "fair"],
 )
 def test_sets_of_inputs_show_what_the_others_hide(judge, monkeypatch, made, forward, input_set):
     text = made.source.partition("def forward(self, *inputs):")[2].partition("\n\n")[0].strip()
@@ -188,7 +191,7 @@ def test_sets_of_inputs_show_what_the_others_hide(judge, monkeypatch, made, forw
     ("defence", "made", "old", "new"),
     [
         ("check_moved_buffers", NORM, "return self.norm(inputs[0])", MOVED_IN_EVAL),
-        ("check_moved_buffers", FROZEN, "return self.norm(inputs[0])", STILL_IN_TRAIN),
+        pytest.param("check_moved_buffers", FROZEN, "return self.norm(inputs[0])", STILL_IN_TRAIN, marks=SECOND),
         ("check_ties", TIED, "; self.second.weight = self.first.weight", ""),
     ],
 )
@@ -224,8 +227,11 @@ KEEPS = """y = torch.relu(inputs[0])
 
 @pytest.mark.parametrize(
     ("kept", "most", "grows"),
-    [("y.clone()", 10**9, True), ("y.clone()", 64, False), ("y.shape", 10**9, False)],
-    ids=["all outputs", "the last 64", "all shapes"],
+    [
+        pytest.param("y.clone()", 10**9, True, id="all outputs"),
+        pytest.param("y.clone()", 64, False, id="the last 64", marks=SECOND),
+        pytest.param("y.shape", 10**9, False, id="all shapes"),
+    ],
 )
 def test_memory_does_not_grow_with_the_number_of_calls(judge, monkeypatch, kept, most, grows):
     monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow

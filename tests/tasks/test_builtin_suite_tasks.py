@@ -128,7 +128,10 @@ def test_output_depends_on_every_input(name: str) -> None:
 WITH_WEIGHTS = re.compile(r"nn\.(Parameter|Linear|Conv|LayerNorm|BatchNorm|GroupNorm|GRU|LSTM)")
 
 
-@pytest.mark.parametrize("name", [n for n in builtin_names() if WITH_WEIGHTS.search(builtin_task(n).source)])
+WITH_WEIGHTS_NAMES = [n for n in builtin_names() if WITH_WEIGHTS.search(builtin_task(n).source)]
+
+
+@pytest.mark.parametrize("name", exhaustive_but(WITH_WEIGHTS_NAMES, *WITH_WEIGHTS_NAMES[::5]))
 def test_output_depends_on_the_weights(name: str) -> None:
     s = sample(name)
     weights = list(s.model.parameters())
