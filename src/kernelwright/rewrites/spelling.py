@@ -170,9 +170,9 @@ class Speller:
             return self._slice(node)
         if packet in ORDERED:
             return self._ordered(*ORDERED[packet], node)
+        if is_call(node, aten.add_) and is_tensor(node.args[0]):
+            return f"{self.text(node.args[0])}.add_({self._rest(node, 1)})"
         name = target._schema.name.split("::")[1]
-        if is_call(node, aten.add_, aten.copy_) and is_tensor(node.args[0]):
-            return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
         if name in METHODS and is_tensor(node.args[0]) and hasattr(torch.Tensor, name):
             return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
         if name in FUNCTIONAL and hasattr(F, name):

@@ -33,7 +33,7 @@ class Foundry:
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self._accepts, self._single)
         replaced: dict[fx.Node, fx.Node] = {}
-        updates = [call for group in groups for call in replace_group(editor, group, self._make, replaced)]
+        updates = {replace_group(editor, group, self._make, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)
         graph.graph.lint()
         if not groups:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -208,6 +209,8 @@ class Signature:
     """Argument and strides over the iteration space of each load step, in order."""
     stores: tuple[tuple[int, bool, tuple[int, ...]], ...]
     """Step of each output, whether it is written per point (else per row), and its shape."""
+    updates: tuple[int, ...] = ()
+    """Arguments that the last stores are written into."""
 
 
 def replace_group(
@@ -215,11 +218,11 @@ def replace_group(
     group: FusionGroup,
     make: Callable[[LoopProgram, Signature, list[fx.Node]], Any],
     replaced: dict[fx.Node, fx.Node],
-) -> list[fx.Node]:
+) -> fx.Node:
     """Put a kernel in the place of a group's nodes, and note in `replaced` what now stands for each node that is gone.
 
     Returns:
-        Calls that write what the kernel computed into running statistics.
+        The kernel's call.
     """
     program = group.program
     nodes_read = [replaced.get(load.node, load.node) for load in program.loads.values()]
@@ -231,44 +234,39 @@ def replace_group(
     )
     stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
     stores += tuple((step, False, shape(statistic)) for statistic, step in program.updates.items())
-    kernel = make(program, Signature(loads, stores), inputs)
+    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates))), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
-    single = len(stores) == 1
-    made = [result] if single else [editor.pick(before, result, index) for index in range(len(stores))]
-    for node, new in zip(outputs, made, strict=False):
+    single = len(outputs) == 1
+    made = [result] if single else [editor.pick(before, result, index) for index in range(len(outputs))]
+    for node, new in zip(outputs, made, strict=True):
         node.replace_all_uses_with(new)
         replaced[node] = new
-    updated = zip(program.updates, made[len(outputs) :], strict=True)
-    copies = [editor.call(before, aten.copy_.default, statistic, new) for statistic, new in updated]
     for node in reversed(group.members):
         editor.graph.erase_node(node)
-    return copies
+    return result
 
 
-def order(graph: fx.Graph, updates: Iterable[fx.Node] = ()) -> None:
+def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = MappingProxyType({})) -> None:
     """Put the nodes into an order in which everything is made before it is read, changing little.
 
-    Calls with an effect and random ones keep their order among themselves. Those of `updates` stay before others that write
-    to the same tensor, and no more: if all others had to wait for them, two kernels could wait for each other.
+    Calls with an effect and random ones keep their order among themselves. Kernels that write to tensors, which `updates`
+    has, only stay before other calls that write to those: if all had to wait for them, two kernels could wait for each other.
     """
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     waits = {node: set(node.all_input_nodes) for node in nodes}
-    later = {
-        copy: [user for user in copy.all_input_nodes[0].users if is_mutable(user) and user is not copy] for copy in updates
-    }
-    loose = {*later, *itertools.chain.from_iterable(later.values())}
-    fixed = [
-        node for node in nodes if (node.op != "call_function" or has_effect(node) or is_random(node)) and node not in loose
-    ]
-    for first, second in itertools.pairwise(fixed):
-        waits[second].add(first)
-    waits[nodes[-1]] |= loose
-    for copy, others in later.items():
-        for first, second in itertools.pairwise([copy, *sorted(others, key=place.__getitem__)]):
+    loose: set[fx.Node] = set()
+    for kernel, tensor in ((kernel, tensor) for kernel, tensors in updates.items() for tensor in tensors):
+        later = sorted((user for user in tensor.users if is_mutable(user)), key=place.__getitem__)
+        for first, second in itertools.pairwise([kernel, *later]):
             waits[second].add(first)
+        loose.update(later)
+    waits[nodes[-1]] |= loose
+    effects = [node for node in nodes if node.op != "call_function" or has_effect(node) or is_random(node)]
+    for first, second in itertools.pairwise(node for node in effects if node not in loose):
+        waits[second].add(first)
     users: dict[fx.Node, list[fx.Node]] = {}
     for node, sources in waits.items():
         for source in sources:
@@ -289,5 +287,6 @@ def order(graph: fx.Graph, updates: Iterable[fx.Node] = ()) -> None:
 
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
-    made = tuple(inputs[0].new_empty(sizes) for _, _, sizes in signature.stores)
+    fresh = signature.stores[: len(signature.stores) - len(signature.updates)]
+    made = tuple(inputs[0].new_empty(sizes) for _, _, sizes in fresh)
     return made[0] if len(made) == 1 else made

@@ -115,8 +115,9 @@ class FusedKernel(ABC):
         names = [f"x{index}" for index in range(len(self.strides))]
         outs = [f"y{index}" for index in range(len(self.signature.stores))]
         body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
-        body += [
-            f"{out} = x0.new_empty({list(sizes)})" for out, (_, _, sizes) in zip(outs, self.signature.stores, strict=True)
-        ]
-        body += [*call(names, outs), f"return {', '.join(outs)}"]
+        fresh = outs[: len(outs) - len(self.signature.updates)]
+        sizes = (list(size) for _, _, size in self.signature.stores)
+        body += [f"{out} = x0.new_empty({size})" for out, size in zip(fresh, sizes, strict=False)]
+        written = outs[: len(fresh)] + [names[index] for index in self.signature.updates]
+        body += [*call(names, written), f"return {', '.join(fresh)}"]
         return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]
