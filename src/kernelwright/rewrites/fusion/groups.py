@@ -252,7 +252,7 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
     """Put the nodes into an order in which everything is made before it is read, changing little.
 
     Calls with an effect and random ones keep their order among themselves. Kernels that write to tensors, which `updates`
-    has, only stay before other calls that write to those: if all had to wait for them, two kernels could wait for each other.
+    has, only stay before other calls that write to those: if all had to wait for them, two kernels could wait on each other.
     """
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
