@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from kernelwright.errors import ConfigError
 from kernelwright.files import TEXT_LIMIT_BYTES, read_regular
@@ -35,7 +36,9 @@ def require_http_url(url: str, example: str, what: str) -> None:
     elif "://" not in url and _is_http(f"http://{url}"):
         raise ConfigError(f"{wanted}; found one where http:// is missing. Put http:// or https:// in front of it.")
     else:
-        raise ConfigError(f"{wanted}; found something else. Correct the address.")
+        raise ConfigError(
+            f"{wanted}; found no http:// or https:// with a host behind it and a port up to 65535. Correct the address."
+        )
 
 
 def _is_http(url: str) -> bool:
@@ -88,8 +91,13 @@ def build(model: type[Model], values: Mapping[str, Any]) -> Model:
         raise ConfigError(_explain(model, error)) from error
 
 
+def first_problem(error: ValidationError) -> ErrorDetails:
+    """The problem to tell first: an unknown key, since a misspelt one lacks under its right name too; else the first."""
+    return min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+
+
 def _explain(model: type[BaseModel], error: ValidationError) -> str:
-    problem = error.errors()[0]
+    problem = first_problem(error)
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = list(model.model_fields)
@@ -99,4 +107,6 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
     if not path:
         found = problem["msg"].removeprefix("Value error, ")
         return f"Wanted settings that agree with one another; {found}. Correct one of them."
+    if problem["type"] == "missing":
+        return f"Wanted a value for `{path}`, found none. Add it."
     return f"Wanted a valid `{path}`, found {problem['input']!r}: {problem['msg']}. Correct the setting."

@@ -153,6 +153,7 @@ def test_a_local_model_is_a_path_and_may_have_an_adapter(place, opened):
         pytest.param(
             ["--policy", "api", "--model", "m", "--base-url", "ftp://x"], 2, "address of an endpoint", marks=NEEDS_CLIENT
         ),
+        (["--policy", "api", "--model", "m", "--base-url", ""], 2, "--base-url; found an empty one"),
         (["--policy", "api", "--model", "m", "--model-settings", "nowhere.toml"], 2, "nowhere.toml"),
         pytest.param(["--policy", "api", "--model-settings", "wrong.toml"], 2, "file is wrong.toml.", marks=NEEDS_CLIENT),
         pytest.param(

@@ -17,6 +17,7 @@ from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.models.accounting import Prices, Usage
 from kernelwright.models.api import ApiModel, ApiSettings
 from kernelwright.models.chat import Message, Sampling
+from kernelwright.models.factory import chat_model
 from kernelwright.models.faults import redacted, retry_after_s
 from kernelwright.models.transcript import Recorded, Transcript
 from tests.models.fake_openai_server import FakeServer, Fault, status
@@ -357,10 +358,22 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(url):
     assert KEY not in everything_in(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://[::1/v1", "http://host:abc/v1", "http://host:99999/v1", "http://host:0/v1", "host"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1/v1", "http://host:abc/v1", "http://host:99999/v1", "http://host:0/v1", "ftp://host"]
+)
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ConfigError, match="Wanted the address of an endpoint"):
+    with pytest.raises(ConfigError, match="found no http:// or https:// with a host"):
         ApiModel(ApiSettings(model="x", base_url=url), environ={})
+
+
+def test_an_address_without_a_scheme_says_so():
+    with pytest.raises(ConfigError, match="http:// is missing"):
+        ApiModel(ApiSettings(model="x", base_url="host:8000/v1"), environ={})
+
+
+def test_a_misspelt_price_is_named_and_not_the_one_that_lacks():
+    with pytest.raises(ConfigError, match=r"option 'prices\.inptu'; it does not exist"):
+        chat_model("api", model="x", prices={"inptu": 1, "output": 1})
 
 
 def test_white_space_around_a_key_is_no_part_of_it(server, clock):

@@ -41,6 +41,7 @@ def test_what_is_not_known_is_said():
     assert "0.5 EUR + 0.5 USD; the cost of 1 is unknown" in found.in_words
     assert "1 without their tokens told, so it may be more" in found.in_words
     assert "none with its tokens told" in model_costs([failed]).in_words
+    assert model_costs([]).in_words == "0 answers"
 
 
 def test_a_model_in_this_process_has_no_price():

@@ -126,6 +126,9 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
     settings_file = options.pop("model_settings", None)
     settings = config.read_toml(settings_file) if settings_file else {}
     typed = [key for key in _FOR_MODEL if key in options]
+    if empty := next((key for key in typed if not str(options[key])), None):
+        flag = "--" + empty.replace("_", "-")
+        raise UsageError(f"Wanted a value for {flag}; found an empty one. Give one, or leave the option out.")
     settings |= {key: str(options.pop(key)) for key in typed}
     if name == "local":
         settings |= {"path": settings.pop("model")} if "model" in settings else {}

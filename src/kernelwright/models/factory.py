@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from kernelwright.config import first_problem
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.models.chat import ChatModel
 
@@ -62,6 +63,7 @@ def _parsed(options: dict[str, Any], *kinds: type[BaseModel]) -> list[Any]:
             kind.model_validate({name: options[name] for name in kind.model_fields if name in options}) for kind in kinds
         ]
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = first_problem(error)
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"Wanted a valid value for the model's option {where!r}; {first['msg']}.") from error
+        found = "it does not exist" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"Wanted a valid value for the model's option {where!r}; {found}. Correct it.") from error

@@ -43,6 +43,8 @@ class ModelCosts:
         """All of it in one line."""
         failed = f" ({self.failed} of them failed)" if self.failed else ""
         answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}{failed}"
+        if not self.answers:
+            return answers
         if self.untold == self.answers:
             return f"{answers}, none with its tokens told, so that its cost is not known"
         untold = f"; {self.untold} without their tokens told, so it may be more" if self.untold else ""

@@ -64,6 +64,7 @@ def test_the_special_cases_of_the_third_stage_differ_from_it_in_what_they_are_na
         ({"exemplars": {"sampler": "best"}}, "exemplars.sampler"),
         ({"optimiser": {"micro_batch": 5}}, "does not divide 32 rollouts"),
         ({"model": {}}, "a model to train"),
+        ({"model": {"bas": "tiny-random"}}, "`model.bas`; did you mean `base`"),
     ],
 )
 def test_a_setting_that_cannot_be_names_itself(changes, said):

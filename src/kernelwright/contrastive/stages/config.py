@@ -440,12 +440,12 @@ def stage_from(stage: str, values: dict[str, Any], where: str = "the configurati
     """
     if stage not in STAGES:
         raise ConfigError(f"Wanted a stage, one of {', '.join(STAGES)}; found {stage!r}.")
+    _check_names(STAGES[stage], values, "")
     if not isinstance(values.get("model"), dict) or not values["model"].get("base"):
         raise ConfigError(
             f"Wanted a model to train in {where}; found none. Set `base` in its [model] table, or give --model: a hub id, "
             "a folder or a GGUF file."
         )
-    _check_names(STAGES[stage], values, "")
     return config.build(STAGES[stage], values)
 
 
