@@ -65,7 +65,9 @@ def apply_rules(text: str, *names: str, fuse: str | None = None, single: bool = 
     fired = [name for graph in graphs for name in rewrite(graph, [BY_NAME[name] for name in names])]
     if fuse:
         foundry = Foundry(fuse, single)
-        fired += [name for graph in graphs for name in foundry.fuse(graph)]
+        for graph in graphs:
+            foundry.fuse(graph)
+        fired += foundry.techniques
     techniques = tuple(dict.fromkeys(fired))
     return Rewritten(text, emit.module(text, traced, graphs, techniques), techniques)
 

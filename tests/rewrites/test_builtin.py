@@ -72,6 +72,15 @@ def test_few_long_rows_are_split_over_programs_first() -> None:
     assert second.techniques == ("fuse-all-triton", "split-rows", "cuda-graph")
 
 
+def test_chains_are_proposed_once_where_no_operator_alone_is_a_kernel() -> None:
+    task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert [one.techniques for one in found if any("fuse" in name for name in one.techniques)] == [
+        ("fuse-chains-triton",),
+        ("fuse-chains-triton", "cuda-graph"),
+    ]
+
+
 def test_a_device_among_arguments_is_that_of_the_inputs() -> None:
     source = task_text("return torch.tanh(a * 1.0) * b.to(a.device, torch.float64)", "torch.randn(6), torch.ones(6).int()")
     first = BuiltinPolicy().propose(context(source), 1)[0]

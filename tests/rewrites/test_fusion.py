@@ -114,7 +114,8 @@ def compile_source(source: str) -> object:
 INTERPRET = """
 import importlib.util, sys
 from pathlib import Path
-from tests.rewrites.samples import compare
+import torch
+from tests.rewrites.samples import compare, load, tensors
 
 folder = Path(sys.argv[1])
 
@@ -126,7 +127,16 @@ def from_file(source, name):
     spec.loader.exec_module(module)
     return module
 
-compare((folder / "reference.txt").read_text(), (folder / "candidate.txt").read_text(), float(sys.argv[2]), from_file)
+reference, candidate = ((folder / f"{name}.txt").read_text() for name in ("reference", "candidate"))
+compare(reference, candidate, float(sys.argv[2]), from_file)
+old, new = load(reference, "reference"), from_file(candidate, "candidate")
+model, inputs = old.Model().eval(), old.get_inputs()
+inputs[0].view(-1)[7] = float("nan")
+rewritten = new.ModelNew().eval()
+rewritten.load_state_dict(model.state_dict())
+with torch.no_grad():
+    pairs = zip(tensors(model(*inputs)), tensors(rewritten(*inputs)), strict=True)
+    assert all(torch.equal(want.isnan(), have.isnan()) for want, have in pairs), "NaN does not get through, or more does"
 """
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -188,7 +198,7 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 
 def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2e-6) -> None:
-    """Compare both in a process of its own: Triton interprets where it is told to at import."""
+    """Compare both, also on NaN, in a process of its own: Triton interprets where it is told to at import."""
     (folder / "reference.txt").write_text(reference)
     # The interpreter works on tensors of the CPU.
     (folder / "candidate.txt").write_text(candidate.replace(".is_cuda", ".is_cpu"))

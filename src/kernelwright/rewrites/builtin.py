@@ -111,10 +111,11 @@ class Workshop:
             fired.append(recipe.product)
         if recipe.fuse:
             foundry = fusion.Foundry(self.device, single=recipe.fuse == "all")
-            fused = [name for graph in graphs for name in foundry.fuse(graph)]
-            if not fused and not recipe.product:
+            for graph in graphs:
+                foundry.fuse(graph)
+            if not foundry.techniques and not recipe.product:
                 return "", ()
-            fired += fused
+            fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
         respelled = RESPELLING.issuperset(techniques)
         return (
@@ -203,6 +204,8 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         yield replace(whole, fuse="chains", wrapper="cuda-graph")
         yield Recipe(wrapper="cuda-graph")
     yield replace(whole, fuse="all")
+    if workshop.device.startswith("cuda"):
+        yield replace(whole, fuse="all", wrapper="cuda-graph")
     yield Recipe(fuse="chains")
     alternatives = [rule for rule in RULES if not rule.always and workshop.fires(rule, always)]
     for rule in alternatives:

@@ -23,22 +23,29 @@ class Foundry:
     def __init__(self, device: str, single: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
         self._single = single
+        self._alone = False
         on_gpu = device.startswith("cuda")
-        self.technique = f"fuse-{'all' if single else 'chains'}-{'triton' if on_gpu else 'cpp'}"
+        self._language = "triton" if on_gpu else "cpp"
         self._type: Callable[..., Any] = triton.TritonKernel if on_gpu else cpp.CppKernel
         self._accepts = triton.accepts if on_gpu else cpp.accepts
 
-    def fuse(self, graph: OperatorGraph) -> tuple[str, ...]:
-        """Replace groups of operators by kernels, in place; return the technique's name when there were any."""
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of what was done so far: `fuse-all` only where some operator alone became a kernel."""
+        if not self._kernels:
+            return ()
+        splits = any(kernel.splits_rows for kernel in self._kernels.values())
+        return (f"fuse-{'all' if self._alone else 'chains'}-{self._language}", *([SPLIT_ROWS] if splits else []))
+
+    def fuse(self, graph: OperatorGraph) -> None:
+        """Replace groups of operators by kernels, in place."""
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self._accepts, self._single)
         replaced: dict[fx.Node, fx.Node] = {}
         updates = {replace_group(editor, group, self._make, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)
         graph.graph.lint()
-        if not groups:
-            return ()
-        return (self.technique, *({SPLIT_ROWS} if any(one.splits_rows for one in self._kernels.values()) else ()))
+        self._alone |= any(len(group.members) == 1 for group in groups)
 
     def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
         strides = tuple(tuple(value(node).stride()) for node in inputs)

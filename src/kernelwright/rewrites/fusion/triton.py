@@ -72,6 +72,16 @@ def _expm1(x):
 
 
 @triton.jit
+def _max_or_nan(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _min_or_nan(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _more_exponentials(total, largest, x):
     """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
     above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
@@ -116,19 +126,19 @@ class _Launch:
     on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
     """
 
-    def __init__(self, kernel, grid, warps):
-        self.kernel, self.grid, self.warps = kernel, (grid, 1, 1), warps
+    def __init__(self, kernel, grid, warps, *constants):
+        self.kernel, self.grid, self.warps, self.constants = kernel, (grid, 1, 1), warps, constants
         self.compiled = {}
 
     def __call__(self, *tensors):
         if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
-            return self.kernel[self.grid](*tensors, num_warps=self.warps)
+            return self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
         device = tensors[0].device.index
         compiled = self.compiled.get(device)
         if compiled is None:
-            self.compiled[device] = self.kernel[self.grid](*tensors, num_warps=self.warps)
+            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
         else:
-            compiled[self.grid](*tensors)
+            compiled[self.grid](*tensors, *self.constants)
 '''
 
 FUNCTIONS = {
@@ -318,11 +328,16 @@ class TritonKernel(FusedKernel):
                 lines.append(self._load(index, self._offset(dims, names, number), where if masked else ""))
             elif step.name in REDUCERS:
                 operand = f"tl.where({mask}, {self._reduced(index)}, {self._neutral(index)})"
-                keep = ", keep_dims=True" if axis == 0 else ""
-                lines.append(f"v{index} = tl.{step.name}({operand}, axis=0{keep})")
+                lines.append(self._whole_tile(index, operand, ", keep_dims=True" if axis == 0 else ""))
             else:
                 lines.append(self._step(index))
         return lines
+
+    def _whole_tile(self, index: int, operand: str, keep: str = "") -> str:
+        """A tile reduced along its first axis. `tl.max` would drop NaN."""
+        if (name := self._name_of(index)) == "sum":
+            return f"v{index} = tl.sum({operand}, axis=0{keep})"
+        return f"v{index} = tl.reduce({operand}, 0, _{name}_or_nan{keep})"
 
     def _columns(self) -> str:
         """One program per block of columns, all reduced rows of it in one tile."""
@@ -387,7 +402,7 @@ class TritonKernel(FusedKernel):
         lines = [f"held = {held}.to(tl.float32)"] if squares else []
         for index in item.reduces:
             if index not in self.pairs:
-                lines.append(f"v{index} = tl.{self._name_of(index)}(a{index}, axis=0)")
+                lines.append(self._whole_tile(index, f"a{index}"))
             elif self._name_of(self.pairs[index]) == "max":
                 lines.append(f"v{index} = _all_exponentials(a{index}, a{self.pairs[index]})")
             else:
@@ -454,18 +469,26 @@ class TritonKernel(FusedKernel):
         body += [self._store(place, self.nest.outer, outer, mask) for place, _ in self.row_stores]
         lines += self._definition("apply", [*self.inputs, *parts, *self.outputs, *options], body)
 
+        launches.append(("apply", parts, bool(self.full_stores)))
+        name = self.__name__
+        knobs, constants = f"KNOBS_{name.upper()}", ", ".join(f"{name.upper()}_{one}" for one in ("CHUNKS", "TILE", "STEPS"))
+        chunks, tile, steps = constants.split(", ")
+        declared = [
+            f"{knobs} = {split_knobs(rows, columns)!r}",
+            f'{chunks}, {tile} = {knobs}["chunks"][0], {knobs}["tile"][0]',
+            f"{steps} = -(-{columns} // ({chunks} * {tile}))",
+            "",
+            "",
+        ]
+        for suffix, _, split in launches:
+            grid = f"{rows} * {chunks}" if split else f"{rows}"
+            lines.append(f'_{name}_{suffix}_launch = _Launch(_{name}_{suffix}, {grid}, {knobs}["warps"][0], {constants})')
+
         def call(names: list[str], outs: list[str]) -> list[str]:
-            knobs = f"KNOBS_{self.__name__.upper()}"
-            made = [
-                f'chunks, tile = {knobs}["chunks"][0], {knobs}["tile"][0]',
-                f'options = {{"CHUNKS": chunks, "TILE": tile, "STEPS": -(-{columns} // (chunks * tile))}}',
-                f'options["num_warps"] = {knobs}["warps"][0]',
-                *(f"{part} = x0.new_empty([{rows} * chunks])" for part in parts),
-            ]
-            for suffix, given, split in (*launches, ("apply", [*parts, *outs], bool(self.full_stores))):
-                grid = f"{rows} * chunks" if split else f"{rows}"
-                made.append(f"_{self.__name__}_{suffix}[({grid},)]({', '.join([*names, *given])}, **options)")
+            made = [f"{part} = x0.new_empty([{rows} * {chunks}])" for part in parts]
+            for suffix, given, _ in launches:
+                written = outs if suffix == "apply" else []
+                made.append(f"_{name}_{suffix}_launch({', '.join([*names, *given, *written])})")
             return made
 
-        declared = f"KNOBS_{self.__name__.upper()} = {split_knobs(rows, columns)!r}"
-        return "\n".join([declared, "", "", *lines, *self._launcher(call)])
+        return "\n".join([*declared, *lines, "", "", *self._launcher(call)])
