@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from kernelwright.errors import UsageError
 from kernelwright.sass import MoveError
 
 ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "cuasmrl.py"
 
 
 def run(*arguments, cwd):
@@ -65,7 +67,24 @@ def test_a_campaign_in_small_goes_on_where_it_was_and_marks_what_is_simulated(tm
     assert "left for the next call: rope/greedy, rope/random, rope/deploy" in hasty.stdout
 
 
-def test_the_recipe_of_the_paper_in_small(tmp_path):
+@pytest.fixture
+def recipe(tmp_path, monkeypatch, capsys):
+    """Runs the recipe as its command does, in this process: exit status and what it printed."""
+
+    def started(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
+        try:
+            runpy.run_path(str(RECIPE), run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        return status, capsys.readouterr()
+
+    return started
+
+
+def test_the_recipe_of_the_paper_in_small(recipe, tmp_path):
     text = (ROOT / "recipes" / "cuasmrl.toml").read_text()
     for name, value in {
         "kernels": '["softmax"]',
@@ -76,21 +95,20 @@ def test_the_recipe_of_the_paper_in_small(tmp_path):
         lines = [f"{name} = {value}" if line.startswith(f"{name} =") else line for line in text.splitlines()]
         text = "\n".join(lines)
     (tmp_path / "small.toml").write_text(text)
-    done = run(ROOT / "recipes" / "cuasmrl.py", "small.toml", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "softmax: legal: True" in done.stdout
-    assert "simulated, not times" in done.stdout
-    assert "paper, A100: geomean 1.09, best 1.26; ours: a model, nothing to compare" in done.stdout
+    status, said = recipe("small.toml", "out")
+    assert status == 0, said.err
+    assert "softmax: legal: True" in said.out
+    assert "simulated, not times" in said.out
+    assert "paper, A100: geomean 1.09, best 1.26; ours: a model, nothing to compare" in said.out
     assert json.loads((tmp_path / "out" / "softmax" / "config.json").read_text())["moves"] == "paper"
 
 
-def test_a_recipe_without_kernels_is_refused(tmp_path):
+def test_a_recipe_without_kernels_is_refused(recipe, tmp_path):
     (tmp_path / "none.toml").write_text('kernels = []\nbackend = "simulated-issue"\n')
-    done = run(ROOT / "recipes" / "cuasmrl.py", "none.toml", "out", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: Wanted a valid `kernels`, found []")
-    assert "Correct the setting" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, said = recipe("none.toml", "out")
+    assert status == 2, said.err
+    assert said.err.startswith("error: Wanted a valid `kernels`, found []")
+    assert "Correct the setting" in said.err
     assert not (tmp_path / "out").exists()
 
 

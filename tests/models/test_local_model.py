@@ -50,7 +50,7 @@ def greedy(max_tokens: int = 40) -> Sampling:
 
 
 def generated(model, ids: list[int], max_tokens: int = 40, **options) -> list[int]:
-    """What transformers' own loop gives."""
+    """Tokens of transformers' own loop."""
     options = {"do_sample": False, "max_new_tokens": max_tokens, "pad_token_id": 0} | options
     return model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
 
@@ -69,8 +69,8 @@ def test_greedy_answers_are_those_of_generate_in_any_batch(model, batch_size):
     local = sampler(model, batch_size=batch_size)
     found = sampled_ids(local, greedy(), count=3)
     assert len(found) == 12
-    for (prompt, _), tokens in found.items():
-        assert tokens == generated(model, local.prompt_ids(PROMPTS[prompt]))
+    expected = [generated(model, local.prompt_ids(prompt)) for prompt in PROMPTS]
+    assert all(tokens == expected[prompt] for (prompt, _), tokens in found.items())
 
 
 def test_answers_that_end_at_different_points_are_those_of_generate(model):
@@ -79,9 +79,9 @@ def test_answers_that_end_at_different_points_are_those_of_generate(model):
     stops = {tokens[place] for (prompt, _), tokens in plain.items() for place in [7 + 13 * prompt]}
     local._stop_ids = tuple(stops)
     found = sampled_ids(local, greedy(60), count=3)
-    for (prompt, _), tokens in found.items():
-        expected = generated(model, local.prompt_ids(PROMPTS[prompt]), 60, eos_token_id=sorted(stops))
-        assert tokens == (expected[:-1] if expected[-1] in stops else expected)
+    whole = [generated(model, local.prompt_ids(prompt), 60, eos_token_id=sorted(stops)) for prompt in PROMPTS]
+    expected = [tokens[:-1] if tokens[-1] in stops else tokens for tokens in whole]
+    assert all(tokens == expected[prompt] for (prompt, _), tokens in found.items())
     assert len({len(tokens) for tokens in found.values()}) > 2, "every answer ended at the same point"
 
 
@@ -123,8 +123,8 @@ def test_a_model_whose_steps_cannot_be_recorded_is_sampled_without_graphs(model,
     local = sampler(model, batch_size=4)
     found = sampled_ids(local, greedy(), count=3)
     assert len(found) == 12
-    for (prompt, _), tokens in found.items():
-        assert tokens == generated(model, local.prompt_ids(PROMPTS[prompt]))
+    expected = [generated(model, local.prompt_ids(prompt)) for prompt in PROMPTS]
+    assert all(tokens == expected[prompt] for (prompt, _), tokens in found.items())
     sampled_ids(local, greedy())
     assert asked == [True, False, False]
     assert "without CUDA graphs" in caplog.text

@@ -25,7 +25,13 @@ def report(capsys, folder, page):
     return status, said
 
 
-SLOW = ("contrastive-h200", "2026-11-23-contrastive-spared-h200", "2026-11-22-honest-programs-h200")
+SLOW = (
+    "contrastive-h200",
+    "2026-11-23-contrastive-spared-h200",
+    "2026-11-22-honest-programs-h200",
+    "2026-11-22-cuda-l1-h200",
+    "2026-11-22-judge-throughput-3-h200",
+)
 """Folders of kinds that others stand for, with far more records."""
 
 

@@ -121,14 +121,22 @@ def measured(name, base, run, **protocol):
     return sum(rewards) / len(rewards), result
 
 
+def school(base, folder, epochs):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
+        return train_supervised(sft_config(base, epochs), SPLIT, RunDirectory(folder), toy_context(ToyJudge())).final
+
+
 @pytest.fixture(scope="session")
 def schooled(tiny_base, tmp_path_factory):
     """A tiny model that has been through the first stage, so that there is something to judge."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
-        run = RunDirectory(tmp_path_factory.mktemp("schooled"))
-        done = train_supervised(sft_config(tiny_base), SPLIT, run, toy_context(ToyJudge()))
-    return done.final
+    return school(tiny_base, tmp_path_factory.mktemp("schooled"), 30)
+
+
+@pytest.fixture(scope="session")
+def beginner(tiny_base, tmp_path_factory):
+    """The same after a third of it: some of its answers are right."""
+    return school(tiny_base, tmp_path_factory.mktemp("beginner"), 10)
 
 
 @pytest.mark.exhaustive
@@ -281,9 +289,9 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
 
 
 @pytest.mark.parametrize("backend", exhaustive_but(["generate", "local"], "local"))
-def test_vanilla_grpo_shows_no_exemplars(backend, schooled, tmp_path):
+def test_vanilla_grpo_shows_no_exemplars(backend, beginner, tmp_path):
     run = RunDirectory(tmp_path)
-    config = contrastive_config(schooled, steps=2, sampler="none", backend=backend)
+    config = contrastive_config(beginner, steps=2, sampler="none", backend=backend)
     assert train_contrastive(config, SPLIT, run, toy_context(ToyJudge())).finished
     rollouts = list(RolloutLog(tmp_path).rollouts())
     assert len(rollouts) == 64
@@ -356,8 +364,8 @@ def test_several_updates_learn_from_each_batch_and_a_cut_comes_between_batches(s
     assert sum("grpo/loss" in line for line in MetricsLog(tmp_path).read()) == 6
 
 
-def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_both_sides(schooled, tmp_path):
-    config = contrastive_config(schooled, steps=1, minibatches=4)
+def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_both_sides(beginner, tmp_path):
+    config = contrastive_config(beginner, steps=1, minibatches=4)
     config = config.model_copy(
         update={
             "optimiser": config.optimiser.model_copy(update={"warmup_steps": 2}),
@@ -369,6 +377,7 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
     assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 5e-4])
 
 
+@pytest.mark.exhaustive
 def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tmp_path, monkeypatch):
     seen, original = [], AcceptedLines.token_advantages
 
@@ -540,10 +549,10 @@ def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_pa
     assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
-def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
+def test_a_stage_whose_time_is_spent_has_ended(beginner, tmp_path):
     run = RunDirectory(tmp_path)
     judge = ToyJudge()
-    config = contrastive_config(schooled, steps=50, rest={"seconds": 0.01})
+    config = contrastive_config(beginner, steps=50, rest={"seconds": 0.01})
     result = train_contrastive(config, SPLIT, run, toy_context(judge))
     assert (result.finished, result.steps) == (True, 1)
     assert (tmp_path / "final").is_dir()
@@ -551,7 +560,7 @@ def test_a_stage_whose_time_is_spent_has_ended(schooled, tmp_path):
     assert train_contrastive(config, SPLIT, run, toy_context(judge)) == result
     assert judge.count == count
     # With more time it goes on where it was.
-    longer = contrastive_config(schooled, steps=2, rest={"seconds": 1000.0})
+    longer = contrastive_config(beginner, steps=2, rest={"seconds": 1000.0})
     assert train_contrastive(longer, SPLIT, run, toy_context(judge)).steps == 2
 
 

@@ -275,17 +275,18 @@ def test_one_whose_kernels_end_or_are_not_its_own_lives(gpu, measuring, quiet, l
 def test_one_that_dies_while_it_measures_keeps_nobody_stopped():
     program = (
         "import sys, time, torch; from kernelwright.judge.isolation.gate import DeviceGate; import tempfile;"
-        "tempfile.tempdir = sys.argv[1]\nwith DeviceGate(torch.device('cpu'))(): print('in', flush=True); time.sleep(1000)"
+        "tempfile.tempdir = sys.argv[1]; print('near', flush=True)\n"
+        "with DeviceGate(torch.device('cpu'))(): print('in', flush=True); time.sleep(1000)"
     )
     done, gate = [], DeviceGate(CPU)
     with gate(shared=True), gate.request() as lock:
         other = subprocess.Popen([sys.executable, "-c", program, tempfile.gettempdir()], stdout=subprocess.PIPE, text=True)
+        assert other.stdout.readline() == "near\n"
         while not is_locked(gate._turn):
             pass
 
         def kill():
-            other.stdout.readline()
-            done.append("in")
+            done.append(other.stdout.readline().strip())
             other.kill()
             other.wait()
 

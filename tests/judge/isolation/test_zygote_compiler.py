@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,3 +38,26 @@ def test_a_zygote_that_opened_the_gpu_by_importing_the_compiler_begins_anew_with
     else:
         zygote._import_compiler("cuda")
     assert imported == ["torch._inductor.compile_fx"]
+
+
+def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):
+    imported, probed = [], []
+
+    def import_module(name):
+        imported.append(name)
+        return SimpleNamespace(pick_vec_isa=lambda: probed.append(name))
+
+    monkeypatch.setattr(zygote.importlib, "import_module", import_module)
+    monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
+    zygote._import_compiler("cpu")
+    assert imported == ["torch._inductor.compile_fx", "torch._inductor.cpu_vec_isa"]
+    assert probed == ["torch._inductor.cpu_vec_isa"]
+
+
+def test_open_files_of_the_gpu_are_counted(monkeypatch):
+    read = os.readlink
+    before = zygote._gpu_files()
+    with open(os.devnull, "rb") as file:
+        own = f"/proc/self/fd/{file.fileno()}"
+        monkeypatch.setattr(zygote.os, "readlink", lambda path: "/dev/nvidia0" if path == own else read(path))
+        assert zygote._gpu_files() == before + 1
