@@ -126,7 +126,7 @@ def test_the_contract_decides_verdict_and_exit_status(place, capsys):
     words = capsys.readouterr().out
     assert "contract     drop-in, which decides: not kept: wrong-strides" in words
     assert "contract     kernelbench: kept" in words
-    assert "To change: " in words
+    assert "\nto change    " in words
 
 
 def test_a_syntax_error_in_a_candidate_is_a_verdict_in_words(place, capsys):
@@ -135,6 +135,7 @@ def test_a_syntax_error_in_a_candidate_is_a_verdict_in_words(place, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["verdict", "rejected"]
     assert "syntax-error: the source is not valid Python" in lines[1]
+    assert "(candidate.py, line 1)" in lines[2]
     assert lines[-1].split() == ["run", "run"]
 
 

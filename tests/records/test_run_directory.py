@@ -227,6 +227,8 @@ def test_a_directory_with_results_is_resumed_by_the_same_run_only(tmp_path):
     assert not claim(run)
     with pytest.raises(UsageError, match=r"another `task` \(\"a\", now \"b\"\)"):
         claim(run, task="b", task_sha256="3")
+    with pytest.raises(UsageError, match=r"another `task` \(still a: its file, or a model's code, mode or example inputs"):
+        claim(run, task_sha256="3")
     with pytest.raises(UsageError, match=r"another `cubin_sha256` \(\"2\", now \"4\"\)"):
         claim(run, cubin_sha256="4")
     assert run.read_json("config.json")["task"] == "a"

@@ -73,9 +73,8 @@ def test_a_near_miss_says_what_would_settle_it(tmp_path):
     result = ModelResult(tmp_path, nn.Identity(), {"(x)": OptimizeResult(tmp_path, None, 1, 1, near_miss=missed)}, ())
     said = str(result).splitlines()[-1]
     assert said.startswith("    nearest: 1.500x (1.020 to 2.200) by")
-    assert re.search(
-        r"the noise here is 0.050: measure on a quieter machine, or with settings=Settings\(processes_min=\d+", said
-    )
+    assert "the noise here is 0.050: measure on a quieter machine, or with settings=kernelwright.judge.Settings(" in said
+    assert re.search(r"\(processes_min=(\d+), processes_max=\1\) and another `out`$", said)
 
 
 def test_another_device_than_the_models_is_refused(model, tmp_path, monkeypatch):

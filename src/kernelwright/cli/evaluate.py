@@ -111,8 +111,11 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
     lines = [f"verdict      {evaluation.verdict}"]
     if evaluation.reason:
         lines.append(f"reason       {evaluation.reason}: {REASONS[evaluation.reason]}")
-    if evaluation.detail:
-        lines.append(f"detail       {printable(evaluation.detail)}")
+    detail, _, change = evaluation.detail.partition("\nTo change: ")
+    if detail:
+        lines.append(f"detail       {printable(detail)}")
+    if change:
+        lines.append(f"to change    {printable(change)}")
     for contract, found in (evaluation.contracts or {}).items():
         kept = "kept" if found.kept else f"not kept: {', '.join(found.missing)}"
         decides = ", which decides" if contract is evaluation.contract else ""

@@ -87,9 +87,12 @@ class RunDirectory:
             if earlier.get(key) != config[key]:
                 short = key.removesuffix("_sha256")
                 name = short if short in config else key
+                differs = _difference(earlier.get(name), config[name])
+                if earlier.get(name) == config[name]:  # the name alone
+                    differs = f"still {config[name]}: its file, or a model's code, mode or example inputs, has changed"
                 raise UsageError(
-                    f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` "
-                    f"({_difference(earlier.get(name), config[name])}). Choose another directory."
+                    f"Wanted to resume in {self.path}; it belongs to a run with another `{name}` ({differs}). "
+                    "Choose another directory."
                 )
 
     def require_same_texts(self, tasks: Sequence[Task]) -> None:

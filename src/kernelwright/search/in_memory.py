@@ -63,7 +63,8 @@ def _to_settle(found: Evaluation) -> str:
     processes = found.processes_to_settle
     advice = "measure on a quieter machine"
     if processes is not None:
-        advice += f", or with settings=Settings(processes_min={processes}, processes_max={processes}) and another `out`"
+        settings = f"kernelwright.judge.Settings(processes_min={processes}, processes_max={processes})"
+        advice += f", or with settings={settings} and another `out`"
     return f"the noise here is {found.noise_floor:.3f}: {advice}"
 
 

@@ -45,7 +45,10 @@ class LiveTask:
             with torch.device(device):
                 drawn = self.module.get_inputs()
         if not isinstance(drawn, list | tuple):
-            raise TaskError(f"Wanted a list of inputs from get_inputs of {self.task.id}; found {type(drawn).__name__}.")
+            raise TaskError(
+                f"Wanted a list of inputs from get_inputs of {self.task.id}; found {type(drawn).__name__}. Have it return "
+                "the arguments of Model.forward, as in [x]."
+            )
         return [_to_device(item, device) for item in drawn]
 
     def model(self, seed: int, device: torch.device) -> torch.nn.Module:

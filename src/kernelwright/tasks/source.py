@@ -58,7 +58,9 @@ def parsed(source: str, what: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise TaskError(f"Wanted {what}; it is not valid Python{line}: {getattr(error, 'msg', error)}.") from error
+        raise TaskError(
+            f"Wanted {what}; it is not valid Python{line}: {getattr(error, 'msg', error)}. Correct it there."
+        ) from error
 
 
 def check_task_source(source: str, where: str) -> None:

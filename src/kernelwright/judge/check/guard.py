@@ -109,7 +109,7 @@ def parse(source: str) -> ast.Module:
         SyntaxError, ValueError, RecursionError, MemoryError: it is no Python (`PARSE_ERRORS`).
     """
     # As bytes: a file may begin with a byte-order mark, or name another encoding.
-    return ast.parse(source.encode() if len(source) <= READ_CHARACTERS else b"")
+    return ast.parse(source.encode() if len(source) <= READ_CHARACTERS else b"", "candidate.py")
 
 
 @lru_cache(maxsize=16)

@@ -44,7 +44,10 @@ class _RaisesConfigError(ModelMetaclass):
             return super().__call__(**fields)
         except ValidationError as error:
             found = explained(error.errors(include_url=False), cast("type[BaseModel]", cls))
-            raise ConfigError(f"Wanted valid fields of {cls.__name__}; found {found}. docs/scale.md lists them.") from error
+            end = "" if found.endswith("?") else "."
+            raise ConfigError(
+                f"Wanted valid fields of {cls.__name__}, which docs/scale.md lists; found {found}{end}"
+            ) from error
 
 
 class _WireModel(BaseModel, metaclass=_RaisesConfigError):
