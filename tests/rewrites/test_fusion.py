@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import fx
 
 from kernelwright.records.knobs import fixed, knobs_of
 from kernelwright.rewrites.fusion import triton as triton_printer
-from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
+from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
+from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
 
@@ -308,6 +310,15 @@ def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> Non
     """
     done = apply_rules(task_text(forward, "torch.randn(64, 64), torch.randn(2, 64, 64)"), fuse="cpu")
     compare(done.reference, done.source, 2e-6)
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(1 << 14, "tl.int32"), (1 << 16, "tl.int64")])
+def test_positions_have_as_many_bits_as_the_tensor_needs(rows: int, wanted: str) -> None:
+    program = LoopProgram((rows, 1 << 15))
+    program.add("exp", program.load(fx.Graph().placeholder("a"), (1 << 15, 1)))
+    signature = Signature(((0, (1 << 15, 1)),), ((1, True, program.logical),))
+    text = triton_printer.TritonKernel("fused", program, signature, ((1 << 15, 1),)).definition()
+    assert f"index = tl.program_id(0).to({wanted})" in text
 
 
 def test_kernel_is_not_put_between_a_value_and_its_earlier_reader() -> None:

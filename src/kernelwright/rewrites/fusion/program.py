@@ -151,7 +151,7 @@ class LoopProgram:
             return number
         if item in self.values:
             full = self.level_of_shape(shape(item)) == FULL
-            if not full and len(shape(item)) != len(self.logical) and level != ROW:
+            if not full and len(shape(item)) != len(self.logical) and math.prod(shape(item)) > 1 and level != ROW:
                 raise UnsupportedError("a reduced value is broadcast along another dimension")
             return self.values[item]
         if value(item).dtype != DTYPE or not is_tensor(item):

@@ -229,6 +229,13 @@ class TritonKernel(FusedKernel):
     def _assign(self, index: int, text: str) -> str:
         return f"v{index} = {text}"
 
+    def _index_type(self) -> str:
+        """Type of positions. Dividing those of 64 bits for each element takes longer than reading it."""
+        dims = (*self.nest.outer, *self.nest.reduced, *self.nest.inner)
+        strides = zip(*(dim.strides for dim in dims), strict=True)
+        last = max(sum((dim.size - 1) * stride for dim, stride in zip(dims, one, strict=True)) for one in strides)
+        return "tl.int32" if max(last, points(dims)) < 1 << 30 else "tl.int64"
+
     @staticmethod
     def _split(dims: Sequence[Dim], names: Sequence[str], source: str) -> list[str]:
         """Indices of nested loops out of one running index."""
@@ -284,7 +291,7 @@ class TritonKernel(FusedKernel):
         total = points(dims)
         names = self._numbered("i", dims)
         body = [
-            f"index = tl.program_id(0).to(tl.int64) * {STRETCH} + tl.arange(0, {STRETCH})",
+            f"index = tl.program_id(0).to({self._index_type()}) * {STRETCH} + tl.arange(0, {STRETCH})",
             f"inside = index < {total}",
             *self._split(dims, names, "index"),
         ]
@@ -376,25 +383,22 @@ class TritonKernel(FusedKernel):
         loop += [*self._split(dims, self._numbered("r", dims), "column"), *body]
         # The maximum so far is wanted before this tile is in it, the sum so far after.
         first = [index for index in item.reduces if index in self.pairs and self._name_of(self.pairs[index]) == "max"]
-        for index in (*first, *(index for index in item.reduces if index not in first)):
-            loop += self._accumulate(index)
+        loop += [self._accumulate(index) for index in (*first, *(one for one in item.reduces if one not in first))]
         lines += [f"    {line}" for line in loop]
         held = f"tl.minimum(tl.maximum(({points(dims)} - begin - lane + {tile} - 1) // {tile}, 0), {steps})"
         return lines + self._combined(item, held)
 
-    def _accumulate(self, index: int) -> list[str]:
+    def _accumulate(self, index: int) -> str:
         """One more tile into the running result of a reduction, lane by lane."""
-        item = (
-            f"tl.where(inside, {self._reduced(self.pairs.get(index, index))}, {self._neutral(self.pairs.get(index, index))})"
-        )
-        other = f"a{self.pairs[index]}" if index in self.pairs else ""
-        if other and self._name_of(self.pairs[index]) == "max":
-            return [f"a{index} = _more_exponentials(a{index}, {other}, {item})"]
-        if other:
-            return [f"a{index} += tl.where(inside, _more_squares({other}, {item}, step), 0.0)"]
+        source = self.pairs.get(index, index)
+        item = f"tl.where(inside, {self._reduced(source)}, {self._neutral(source)})"
+        if source != index and self._name_of(source) == "max":
+            return f"a{index} = _more_exponentials(a{index}, a{source}, {item})"
+        if source != index:
+            return f"a{index} += tl.where(inside, _more_squares(a{source}, {item}, step), 0.0)"
         if (name := self._name_of(index)) == "sum":
-            return [f"a{index} += {item}"]
-        return [f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"]
+            return f"a{index} += {item}"
+        return f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
 
     def _combined(self, item: Pass, held: str) -> list[str]:
         """Reductions of a pass out of partial ones, of which each stands for `held` columns."""
@@ -442,6 +446,7 @@ class TritonKernel(FusedKernel):
         # one before it read last, which the cache may still hold.
         start = ["task = tl.program_id(0).to(tl.int64)", f"row = task % {rows}", f"chunk = task // {rows}"]
         back = [f"task = {rows} * CHUNKS - 1 - tl.program_id(0).to(tl.int64)", *start[1:]]
+        begin = f"begin = (chunk * (STEPS * TILE)).to({self._index_type()})"
         known = [*self._split(self.nest.outer, outer, "row"), *self._row_steps(self.plan.rows_before)]
         parts: list[str] = []
         lines: list[str] = []
@@ -450,7 +455,7 @@ class TritonKernel(FusedKernel):
             if not item.reduces:
                 break
             made = [f"part{index}" for index in item.reduces]
-            body = [*(back if number % 2 else start), *known, "begin = chunk * (STEPS * TILE)"]
+            body = [*(back if number % 2 else start), *known, begin]
             body += self._running("TILE", "STEPS", self._pass_steps(number), item)
             body += [f"tl.store(part{index} + row * CHUNKS + chunk, v{index})" for index in item.reduces]
             lines += self._definition(f"pass_{number}", [*self.inputs, *parts, *made, *options], body)
@@ -461,7 +466,7 @@ class TritonKernel(FusedKernel):
             held = f"tl.minimum(tl.maximum({columns} - tl.arange(0, CHUNKS).to(tl.int64) * (STEPS * TILE), 0), STEPS * TILE)"
             known += [*self._combined(item, held), *self._row_steps(item.rows_after)]
         if self.full_stores:
-            body = [*(back if len(launches) % 2 else start), *known, "begin = chunk * (STEPS * TILE)"]
+            body = [*(back if len(launches) % 2 else start), *known, begin]
             body += self._running("TILE", "STEPS", self._pass_steps(len(passes) - 1), passes[-1])
         else:
             body = ["row = tl.program_id(0).to(tl.int64)", *known]
