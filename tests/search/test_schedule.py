@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
 from kernelwright.records import Candidate, RunDirectory
@@ -58,8 +59,9 @@ def test_what_compiles_nothing_comes_first_and_waits_for_its_own_process():
 
 def test_an_autotuner_must_be_able_to_win():
     assert tuning_pays([]), "nothing is known"
-    assert tuning_pays([screened(PLAIN, 1.5), screened(COMPILED, 1.3)])
-    assert not tuning_pays([screened(PLAIN, 2.0), screened(COMPILED, 1.3)]), "torch.compile is too far behind"
+    assert tuning_pays([screened(PLAIN, 1.2), screened(COMPILED, 1.3)])
+    assert not tuning_pays([screened(PLAIN, 1.2), screened(COMPILED, 1.3), screened(TUNED, 1.2)]), "one was tried"
+    assert not tuning_pays([screened(PLAIN, 1.5), screened(COMPILED, 1.3)]), "torch.compile is behind"
     assert tuning_pays([screened(PLAIN, 2.0), screened(TRITON, 1.3)]), "nothing tells how torch.compile does"
     assert not tuning_pays([screened(COMPILED, 0.5)]), "the reference itself is ahead"
     at_the_roofline = screened(COMPILED, 2.0, candidate_us=10.5, least_us=10.0)
@@ -99,14 +101,15 @@ LIMIT_S = 30
 def test_only_slow_compilers_are_left_once_all_others_have_been_looked_at():
     found = []
     search = Proposals(TASK, Proposes(COMPILED, TRITON, PLAIN), "cpu", 10, 0, [], found)
-    assert not search.only_slow_left, "nothing was proposed yet"
+    assert not search.only_left(Compiles.INDUCTOR), "nothing was proposed yet"
     given = search.candidates(3, lambda kind: True)
     plain, triton = next(given), next(given)
     found.append(screened(plain.source, 1.1))
     assert next(given).source == COMPILED
-    assert not search.only_slow_left, "one is being looked at"
+    assert not search.only_left(Compiles.INDUCTOR), "one is being looked at"
     found.append(screened(triton.source, 1.2))
-    assert search.only_slow_left
+    assert search.only_left(Compiles.INDUCTOR)
+    assert not search.only_left(Compiles.VARIANTS)
 
 
 class ScreensOneByOne:
@@ -147,3 +150,37 @@ def test_the_judge_does_not_wait_for_torch_compile_and_takes_it_where_it_is_bett
     search = optimize.TaskSearch(run, TASK, policy, "cpu", 10, 0, lambda event: None)
     assert search.judge_best(JudgesAtOnce(), Settings.quick(), 1)
     assert [one.source for one in search.judged] == [PLAIN, COMPILED]
+
+
+class ScreensForEver(ScreensOneByOne):
+    """Screens; what needs an autotuner never ends, unless it is ended."""
+
+    def __init__(self, *_, **__):
+        self.closed = threading.Event()
+
+    def screen(self, candidates):
+        for candidate in candidates:
+            if candidate.source == TUNED:
+                assert self.closed.wait(LIMIT_S), "the search waits for an autotuner"
+                yield candidate, InfrastructureError("its process is gone")
+            else:
+                yield candidate, screened(candidate.source, 1.5 if candidate.source == COMPILED else 1.2)
+
+    def close(self):
+        self.closed.set()
+
+
+class JudgesFaster(JudgesAtOnce):
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            if job is not None:
+                yield job, accepted(1.5, job.candidate.source)
+
+
+def test_an_autotuner_is_ended_once_something_else_is_an_improvement(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimize, "ScreeningPool", ScreensForEver)
+    run, policy = RunDirectory(tmp_path), Proposes(TUNED, COMPILED, PLAIN)
+    search = optimize.TaskSearch(run, TASK, policy, "cpu", 10, 0, lambda event: None)
+    assert search.judge_best(JudgesFaster(), Settings.quick(), 3)
+    assert {one.source for one in search.screened} == {PLAIN, COMPILED}
+    assert {one.source for one in search.judged} == {PLAIN, COMPILED}

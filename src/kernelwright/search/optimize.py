@@ -19,6 +19,7 @@ from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.judge.isolation.zygote import Zygotes
+from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
@@ -215,6 +216,8 @@ class TaskSearch:
         self._run, self._task, self._device, self._tell = run, task, device, tell
         self._lock = threading.RLock()
         """Guards the records: one thread screens while another waits for the judge."""
+        self._is_judged = threading.Event()
+        """Set once the judge has seen enough: what is still being screened is ended."""
         self._proposals = Proposals(
             task,
             policy,
@@ -244,8 +247,8 @@ class TaskSearch:
     def judge_best(self, pool: Evaluator, settings: Settings, count: int, zygotes: Zygotes | None = None) -> bool:
         """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
 
-        The judge begins once only candidates of torch.compile and autotuners are left to be screened. Where one of them is
-        among the best few, it is judged on top.
+        The judge begins with the best one once only candidates of torch.compile and autotuners are left to be screened, and
+        takes the others once only autotuners are. Those are ended where something else is an improvement by then.
         """
         screens = ScreeningPool(self._task, self._device, settings, zygote=zygotes)
         with ThreadPoolExecutor(1) as thread:
@@ -253,6 +256,7 @@ class TaskSearch:
                 screening = thread.submit(self._screen, screens)
                 self._judge(pool, self._owed(screening, count), settings=settings.first)
             finally:
+                self._is_judged.set()
                 screens.close()
         if not screening.result():
             return False
@@ -263,6 +267,8 @@ class TaskSearch:
     def _screen(self, screens: ScreeningPool) -> bool:
         """Estimate every proposal; False where this task cannot be screened here."""
         for _, outcome in screens.screen(self._proposals.candidates(screens.slots, screens.takes)):
+            if self._is_judged.is_set():
+                return True
             if isinstance(outcome, KernelwrightError):
                 self._tell(SearchEvent(f"cannot be screened, so all are judged: {outcome}", lasting=True))
                 return False
@@ -277,14 +283,16 @@ class TaskSearch:
         while not (over := screening.done()) or (screening.exception() is None and screening.result()):
             with self._lock:
                 judged = {one.candidate_sha256: one for one in self.judged}
-                chosen = next_to_judge(self.screened, judged, count) if over or self._proposals.only_slow_left else []
+                ready = over or self._proposals.only_left(Compiles.VARIANTS)
+                able = ready or self._proposals.only_left(Compiles.INDUCTOR)
+                chosen = next_to_judge(self.screened, judged, count if ready else 1) if able else []
             fresh = [one for one in chosen if one.candidate_sha256 not in begun]
             if fresh:
                 begun.add(fresh[0].candidate_sha256)
                 yield fresh[0].candidate()
             elif begun - judged.keys():
                 yield None
-            elif over:
+            elif over or (ready and any(one.is_improvement for one in self.judged)):
                 return
             else:
                 wait([screening], timeout=_POLL_S)

@@ -58,12 +58,11 @@ class Proposals:
         """Proposals that were looked at."""
         return len(self._context.seen)
 
-    @property
-    def only_slow_left(self) -> bool:
-        """Whether all that is known of but candidates of torch.compile and autotuners has been looked at."""
+    def only_left(self, kind: Compiles) -> bool:
+        """Whether all that is known of has been looked at, but for candidates whose compiler is of this kind or slower."""
         seen = self._context.seen
         left = [*self._waiting, *(one for sha256, one in [*self._given.items()] if sha256 not in seen)]
-        return bool(self._given) and all(compiles(one.source) >= Compiles.INDUCTOR for one in left)
+        return bool(self._given) and all(compiles(one.source) >= kind for one in left)
 
     def candidates(self, slots: int, takes: Callable[[Compiles], bool] | None = None) -> Iterator[Candidate | None]:
         """Candidates to look at, one after the other; None where the next depends on one that is being looked at.

@@ -18,9 +18,6 @@ from kernelwright.search.selection import ranked
 
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""
-TUNING_GAIN = 1.2
-"""Most that autotuning adds to torch.compile. Of 234 tasks of CUDA-L1 it gave the best baseline of 5, by at most 1.19; on
-154 torch.compile without it was behind the best one by more than this (results/2026-11-22-cuda-l1-h200)."""
 _UNKNOWN_ROOM = 2.0
 
 
@@ -34,11 +31,17 @@ def room(screened: Sequence[Screened]) -> float:
 
 
 def tuning_pays(screened: Sequence[Screened]) -> bool:
-    """Whether an autotuner could still give a task's best candidate."""
+    """Whether an autotuner could still give a task's best candidate: torch.compile without it does, and none was tried.
+
+    Of 234 tasks of CUDA-L1 it gave the best baseline of 5, by at most 1.19 (results/2026-11-22-cuda-l1-h200), and it took a
+    quarter of the time for screening 42 tasks (results/2026-11-24-search-h200).
+    """
     order = ranked(screened)
-    compiled = [one for one in order if compiles(one.source) is Compiles.INDUCTOR]
-    best = max([1.0, *(one.estimate or 0.0 for one in order[:1])])
-    return room(screened) >= SETTLED_ROOM and (not compiled or (compiled[0].estimate or 0.0) * TUNING_GAIN >= best)
+    kinds = [compiles(one.source) for one in order]
+    if Compiles.VARIANTS in kinds or room(screened) < SETTLED_ROOM:
+        return False
+    compiled = next((one for one, kind in zip(order, kinds, strict=True) if kind is Compiles.INDUCTOR), None)
+    return compiled is None or (compiled.estimate or 0.0) >= max(1.0, order[0].estimate or 0.0)
 
 
 def next_of(
