@@ -179,6 +179,8 @@ def test_an_exception_ends_the_processes_at_once(member):
 
 
 class FakeJudge:
+    core = None
+
     def __init__(self, device="cpu", settings=None):
         self.closed = False
         self.seen = []

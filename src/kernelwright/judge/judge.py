@@ -105,12 +105,13 @@ class Judge:
     ) -> None:
         self.device = resolve_device(device)
         remove_left_folders()
-        self._core = timing_core(self.device)
+        self.core = timing_core(self.device)
+        """Core of the processor on which calls are timed; None where workers stay where they are."""
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self._zygote = zygote or Zygote()
-        self._zygote.keep_off(self._core)
+        self._zygote.keep_off(self.core)
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self._zygote.import_compiler(self.device.type)
@@ -358,7 +359,7 @@ class Judge:
             directory=directory,
             gate=gate,
             budget=CallBudget(settings.budget_s),
-            core=self._core,
+            core=self.core,
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:

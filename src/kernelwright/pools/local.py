@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.pools.generated import without_advice_on_generated
@@ -282,6 +283,8 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
             except KernelwrightError as error:
                 connection.send(type(error)(*error.args))
                 return  # the next one tries in a new process: CUDA does not recover in one where it could not begin
+            # Other judges time on the same core, and this one's own work must not be in their way.
+            os.sched_setaffinity(0, cores_beside(judge.core))
             connection.send(_do(judge, device, *message))
     finally:
         if judge is not None:

@@ -19,6 +19,7 @@ import torch
 
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import timing_core
@@ -190,9 +191,8 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
     local, settings = see_one_gpu(device), Settings.model_validate_json(settings_json)
     policy = policy_named(policy_name)
     judges_core = timing_core(torch.device(local))
-    if judges_core is not None:
-        # Neither tracing nor compilers beside what a judge times; screening times on the next core.
-        os.sched_setaffinity(0, os.sched_getaffinity(0) - {judges_core})
+    # Neither tracing nor compilers beside what a judge times; screening times on another core.
+    os.sched_setaffinity(0, cores_beside(judges_core))
     zygote = Zygote(off=timing_core(torch.device(local)))
     zygote.import_compiler(torch.device(local).type)  # most tasks have a proposal for it
     try:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from kernelwright.judge import Judge, Settings
+from kernelwright.judge.isolation import cores
+from kernelwright.judge.isolation.cores import cores_beside, siblings_of
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.timing.timing_core import timing_core
@@ -42,6 +44,28 @@ def test_each_gpu_has_another_core_where_one_is_to_spare(monkeypatch, device, vi
     assert timing_core(torch.device(device)) == chosen
 
 
+@pytest.mark.parametrize(
+    ("said", "siblings", "beside"),
+    [
+        ("6-7\n", {6, 7}, {0, 1, 2, 3, 4, 5}),
+        ("3,7\n", {3, 7}, {0, 1, 2, 4, 5, 6}),
+        ("7\n", {7}, set(range(7))),
+        ("1-7\n", set(range(1, 8)), set(range(7))),
+        ("what?\n", {7}, set(range(7))),
+        (None, {7}, set(range(7))),
+    ],
+)
+def test_its_siblings_are_kept_free_too_where_others_are_left(monkeypatch, tmp_path, said, siblings, beside):
+    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    if said is not None:
+        (tmp_path / "cpu7/topology").mkdir(parents=True)
+        (tmp_path / "cpu7/topology/thread_siblings_list").write_text(said)
+    assert siblings_of(7) == siblings
+    assert cores_beside(7) == beside
+    assert cores_beside(None) == set(range(8))
+
+
 def candidate(condition: str) -> Candidate:
     """Runs as long as a condition holds; its first calls, in which compilers work, are not timed."""
     source = f"""import os
@@ -64,7 +88,7 @@ def judge(shared_judge: Judge, monkeypatch) -> Judge:
     """One that times on one core on a processor too, where the rest can work on another."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
-    monkeypatch.setattr(shared_judge, "_core", max(os.sched_getaffinity(0)))
+    monkeypatch.setattr(shared_judge, "core", max(os.sched_getaffinity(0)))
     return shared_judge
 
 
@@ -79,7 +103,7 @@ def moves(monkeypatch) -> list[set[int]]:
 def test_baselines_are_timed_on_it_and_let_go(judge, moves):
     (found,) = judge.rotate(RELU, [candidate(ON)], settings=SETTINGS)
     assert found.accepted, found.detail
-    assert moves == [{judge._core}] * 2 + [os.sched_getaffinity(0) - {judge._core}] * 2
+    assert moves == [{judge.core}] * 2 + [cores_beside(judge.core)] * 2
 
 
 def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):
@@ -88,7 +112,7 @@ def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):
     assert moves == []
     timed = SETTINGS.model_copy(update={"processes_min": 1, "processes_max": 1})
     judge.evaluate(RELU, candidate("True"), settings=timed)  # whatever a busy machine makes of it
-    once = [{judge._core}] * 3 + [os.sched_getaffinity(0) - {judge._core}] * 3
+    once = [{judge.core}] * 3 + [cores_beside(judge.core)] * 3
     assert moves == once * (len(moves) // 6)
     assert moves
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import kernelwright
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
 
@@ -116,7 +117,7 @@ class Zygote:
         """Leave this core of the processor free from now on, as do later forks: they have this one thread only."""
         with contextlib.suppress(ProcessLookupError):  # where it is gone, the first worker tells
             if core is not None:
-                os.sched_setaffinity(self.process.pid, os.sched_getaffinity(0) - {core})
+                os.sched_setaffinity(self.process.pid, cores_beside(core))
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""

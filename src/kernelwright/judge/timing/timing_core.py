@@ -2,7 +2,7 @@
 
 The host's part of a call is as fast as the core it runs on, and cores of one machine are not alike: beside a busy sibling
 one launches the same kernels half as fast, for as long as a process stays there. Sides are asked one at a time, so they can
-share a core, whose speed then cancels out. Everything else that a judge starts stays off it.
+share a core, whose speed then cancels out. Everything else that a judge starts stays off it and off its siblings.
 
 On a processor the core is what is measured, and threads want several: there the workers stay where they are.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.isolation.process import Worker
 
 _CORES_MIN = 4
@@ -45,4 +46,4 @@ def on_core(core: int | None, workers: Iterable[Worker]) -> Iterator[None]:
         yield
     finally:
         for worker in moved:
-            worker.run_on(os.sched_getaffinity(0) - {core})
+            worker.run_on(cores_beside(core))
