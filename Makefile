@@ -28,9 +28,9 @@ PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 3 --dist worksteal
 test: setup
 	$(PYTEST) --hypothesis-profile quick $(OPTIONS)
 
-# What `make test` leaves out, but for candidates that need minutes of a C++ compiler.
+# What `make test` leaves out, but for what takes minutes: a C++ compiler's, and the rest of what a test samples.
 test-rest: setup
-	$(PYTEST) -m 'exhaustive and not compilation' $(OPTIONS)
+	$(PYTEST) -m 'exhaustive and not compilation and not long' $(OPTIONS)
 
 # Everything, and which branches of the judge's trusted code no test takes.
 test-all: setup

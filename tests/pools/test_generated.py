@@ -114,9 +114,10 @@ def test_a_rewrite_that_saves_a_compiler_nothing_is_a_wrapper_behind_it():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 10))])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_no_first_candidate_of_a_built_in_task_is_suspicious(device):
-    for task in builtin_tasks():
+def test_no_first_candidate_of_a_built_in_task_is_suspicious(device, part):
+    for task in list(builtin_tasks())[part::10]:
         workshop = Workshop.open(task, device)
         for recipe in _first(workshop):
             if built := workshop.build(recipe):
