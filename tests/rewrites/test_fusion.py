@@ -36,6 +36,10 @@ z = (a - a.mean(-1, keepdim=True)) / torch.sqrt(a.var(-1, keepdim=True, unbiased
 u = a.norm(dim=-1) + a.norm(p=1, dim=-1) + a.var(-1) * a.std(-1, correction=3)
 return torch.tanh(y), torch.log_softmax(z * 3, -1) + 1, (a * a).amax(-1) - (a + 1).amin(-1), u
 """
+SHORT = """
+x = F.layer_norm(a * 2 + 3, [37], self.q, self.r)
+return torch.relu(x), torch.softmax(a, -1) * b, a.amax(-1) * 2 + 1, a.sum(-1, keepdim=True) + a
+"""
 COLUMNS = """
 x = torch.softmax(a + self.s, 1) * 2
 y = (a * a).mean(1, keepdim=True)
@@ -72,7 +76,11 @@ CASES = {
     "long": (LONG, "torch.randn(3, 16500)"),
     "groups": (GROUPS, "torch.randn(3, 6, 13, 11)"),
 }
-GPU_CASES = {**CASES, "whole": (WHOLE, "torch.randn(130, 143)")}
+GPU_CASES = {
+    **CASES,
+    "whole": (WHOLE, "torch.randn(130, 143)"),
+    "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
+}
 
 
 def sample(name: str) -> str:
@@ -147,8 +155,10 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
-def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path) -> None:
+def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     done = apply_rules(sample(name), fuse="cuda")
+    assert ("row = row * " in done.source) == (name in ("rows", "short")), "several rows are one program's"
     assert done.fired == ("fuse-chains-triton", *(("split-rows",) if name in ("long", "whole") else ()))
     interpret(done.reference, done.source, tmp_path)
 
@@ -173,6 +183,22 @@ def test_other_numbers_of_chunks_and_longer_tiles_compute_the_same(tmp_path: Pat
         # A hundred times the spread is added to each value, so that digits cancel in eager too.
         values = {"KNOBS_FUSED_0.chunks": chunks, "KNOBS_FUSED_0.tile": max(choices["KNOBS_FUSED_0.tile"])}
         interpret(done.reference, fixed(done.source, values), tmp_path, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "programs"),
+    [
+        ("1057, 64", 529),
+        ("1056, 64", 528),
+        ("1 << 17, 64", 4096),
+        ("5000, 1025", 5000),
+        ("5000, 1024", 2500),
+        ("500, 64", 500),
+    ],
+)
+def test_a_program_takes_several_rows_where_they_are_short_and_many(shape: str, programs: int) -> None:
+    done = apply_rules(task_text("return torch.softmax(a, -1)", f"torch.randn({shape})"), fuse="cuda", single=True)
+    assert f"_Launch(_fused_0_kernel, {programs}, 4)" in done.source
 
 
 @pytest.mark.parametrize(
@@ -229,6 +255,7 @@ LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2}
 def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to machine code, which needs no GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -312,7 +339,7 @@ def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> Non
     compare(done.reference, done.source, 2e-6)
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(1 << 14, "tl.int32"), (1 << 16, "tl.int64")])
+@pytest.mark.parametrize(("rows", "wanted"), [(1 << 15, "tl.int32"), (1 << 16, "tl.int64")])
 def test_positions_have_as_many_bits_as_the_tensor_needs(rows: int, wanted: str) -> None:
     program = LoopProgram((rows, 1 << 15))
     program.add("exp", program.load(fx.Graph().placeholder("a"), (1 << 15, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kernelwright.rewrites.fusion.groups import Signature
@@ -21,10 +21,13 @@ from kernelwright.rewrites.fusion.nest import (
     points,
     schedule,
 )
-from kernelwright.rewrites.fusion.program import FULL, REDUCERS, LoopProgram
+from kernelwright.rewrites.fusion.program import REDUCERS, LoopProgram
+from kernelwright.rewrites.fusion.triton_helpers import HELPERS
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
+SHORT_ROWS = 2048
+"""Elements of the tile of several rows that one program takes where rows are short and many."""
 LOOP_TILE = 4096
 """Elements of one step of a loop along something too long for one tile."""
 FEW_PROGRAMS = 4 * 132
@@ -35,111 +38,6 @@ SPLIT_ROWS = "split-rows"
 """Technique: chunks of few long rows are programs of their own."""
 LARGEST_TILE = 16384
 """Elements of a tile that still fit the registers of one block of threads."""
-
-HELPERS = '''
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def _tanh(x):
-    """Without cancellation: a series near zero, exponentials elsewhere."""
-    size = tl.abs(x)
-    square = x * x
-    series = -17.0 / 315 + square * (62.0 / 2835)
-    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * series)))
-    small = tl.exp(-2.0 * size)
-    large = (1.0 - small) / (1.0 + small)
-    return tl.where(size < 0.25, series, tl.where(x < 0, -large, large))
-
-
-@triton.jit
-def _log1p(x):
-    """Exact to rounding also near zero: the error of 1 + x cancels in the quotient."""
-    above = 1.0 + x
-    ratio = tl.where(above == 1.0, 1.0, above - 1.0)
-    return tl.where(above == 1.0, x, tl.where(x == float("inf"), x, tl.log(above) * (x / ratio)))
-
-
-@triton.jit
-def _expm1(x):
-    """Exact to rounding also near zero, in the same way."""
-    above = tl.exp(x)
-    logarithm = tl.log(above)
-    ratio = tl.where(logarithm == 0.0, 1.0, logarithm)
-    close = (above - 1.0) * (x / ratio)
-    return tl.where(above == 1.0, x, tl.where(tl.abs(x) > 1.0, above - 1.0, close))
-
-
-@triton.jit
-def _max_or_nan(x, y):
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _min_or_nan(x, y):
-    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _more_exponentials(total, largest, x):
-    """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
-    above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
-    above = tl.where(above == float("-inf"), 0.0, above)
-    return total * tl.exp(largest - above) + tl.exp(x - above)
-
-
-@triton.jit
-def _all_exponentials(totals, largest):
-    """One sum of exponentials, relative to the maximum of all, out of sums relative to maxima of their own."""
-    above = tl.max(largest, axis=0)
-    above = tl.where(above == float("-inf"), 0.0, above)
-    return tl.sum(totals * tl.exp(largest - above), axis=0)
-
-
-@triton.jit
-def _more_squares(total, x, step):
-    """What the last x of a total of step + 1 values adds to the sum of squared distances from their mean."""
-    distance = x - total * (1.0 / (step + 1.0))
-    return distance * distance * ((step + 1.0) / tl.maximum(step + 0.0, 1.0))
-
-
-@triton.jit
-def _all_squares(squares, totals, counts):
-    """Squared distances from the mean of all, out of those from the means of parts."""
-    mean = tl.sum(totals, axis=0) / tl.maximum(tl.sum(counts, axis=0), 1.0)
-    distance = totals / tl.maximum(counts, 1.0) - mean
-    return tl.sum(squares + counts * distance * distance, axis=0)
-
-
-def _laid_out(tensor, strides):
-    """The tensor with these strides: itself when it has them already."""
-    if tensor.stride() == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-class _Launch:
-    """Launches a kernel on one grid.
-
-    Triton's own launch looks at every argument in each call, which can take longer than the kernel. What it compiles depends
-    on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
-    """
-
-    def __init__(self, kernel, grid, warps, *constants):
-        self.kernel, self.grid, self.warps, self.constants = kernel, (grid, 1, 1), warps, constants
-        self.compiled = {}
-
-    def __call__(self, *tensors):
-        if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
-            return self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
-        device = tensors[0].device.index
-        compiled = self.compiled.get(device)
-        if compiled is None:
-            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
-        else:
-            compiled[self.grid](*tensors, *self.constants)
-'''
 
 FUNCTIONS = {
     "exp": "tl.exp",
@@ -234,7 +132,8 @@ class TritonKernel(FusedKernel):
         dims = (*self.nest.outer, *self.nest.reduced, *self.nest.inner)
         strides = zip(*(dim.strides for dim in dims), strict=True)
         last = max(sum((dim.size - 1) * stride for dim, stride in zip(dims, one, strict=True)) for one in strides)
-        return "tl.int32" if max(last, points(dims)) < 1 << 30 else "tl.int64"
+        # What is masked may lie a few tiles beyond the last one.
+        return "tl.int32" if max(last, points(dims)) < (1 << 31) - (1 << 25) else "tl.int64"
 
     @staticmethod
     def _split(dims: Sequence[Dim], names: Sequence[str], source: str) -> list[str]:
@@ -306,45 +205,51 @@ class TritonKernel(FusedKernel):
             return self._split_rows()
         if _power_of_two(columns) > LARGEST_TILE:
             return self._long_rows()
-        tile = _power_of_two(columns)
+        tile, rows = _power_of_two(columns), points(self.nest.outer)
+        # A program for each short row has too little to do; with several, a tile has an axis for them.
+        height = max(1, min(SHORT_ROWS // tile, _power_of_two(rows // FEW_PROGRAMS + 1) // 2))
+        several = height > 1
         outer, inner = self._numbered("i", self.nest.outer), self._numbered("r", self.nest.reduced)
         body = [
-            "row = tl.program_id(0).to(tl.int64)",
+            f"row = tl.program_id(0).to({self._index_type()})",
+            *([f"row = row * {height} + tl.arange(0, {height})[:, None]", f"in_rows = row < {rows}"] if several else []),
             *self._split(self.nest.outer, outer, "row"),
-            f"column = tl.arange(0, {tile})",
-            f"inside = column < {columns}",
+            f"column = tl.arange(0, {tile}){'[None, :]' if several else ''}",
+            f"in_columns = column < {columns}",
+            f"inside = {'in_rows & ' if several else ''}in_columns",
             *self._split(self.nest.reduced, inner, "column"),
         ]
-        body += self._tile_steps((*self.nest.outer, *self.nest.reduced), (*outer, *inner), "inside", None)
+        every, names = (*self.nest.outer, *self.nest.reduced), (*outer, *inner)
+        masks = {"in_rows": self.nest.outer if several else (), "in_columns": self.nest.reduced}
+        body += self._tile_steps(every, names, masks, "axis=1, keep_dims=True" if several else "axis=0")
         for number, (_, full, _) in enumerate(self.signature.stores):
-            dims, names = ((*self.nest.outer, *self.nest.reduced), (*outer, *inner)) if full else (self.nest.outer, outer)
-            body.append(self._store(number, dims, names, "inside" if full else ""))
+            dims, at = (every, names) if full else (self.nest.outer, outer)
+            body.append(self._store(number, dims, at, "inside" if full else "in_rows" if several else ""))
         warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
-        return self._kernel(body, points(self.nest.outer), warps)
+        return self._kernel(body, -(-rows // height), warps)
 
-    def _tile_steps(self, dims: Sequence[Dim], names: Sequence[str], mask: str, axis: int | None) -> list[str]:
-        """All steps of a program whose tile holds whole rows or columns."""
-        lines, levels = [], self.program.levels()
+    def _tile_steps(
+        self, dims: Sequence[Dim], names: Sequence[str], masks: Mapping[str, Sequence[Dim]], axis: str
+    ) -> list[str]:
+        """All steps of a program whose tile holds whole rows or columns; a mask is needed along its dimensions."""
+        lines = []
         for index, step in enumerate(self.program.steps):
             if step.name == "load":
                 number = self.load_steps.index(index)
-                where = mask if levels[index] == FULL else "in_columns" if axis == 0 else ""
-                # An address that is the same for the whole tile is one number and takes no mask.
-                tiled = dims[-2:] if axis == 0 else self.nest.reduced
-                masked = any(dim.strides[number] for dim in tiled)
-                lines.append(self._load(index, self._offset(dims, names, number), where if masked else ""))
+                mask = " & ".join(name for name, along in masks.items() if any(dim.strides[number] for dim in along))
+                lines.append(self._load(index, self._offset(dims, names, number), mask))
             elif step.name in REDUCERS:
-                operand = f"tl.where({mask}, {self._reduced(index)}, {self._neutral(index)})"
-                lines.append(self._whole_tile(index, operand, ", keep_dims=True" if axis == 0 else ""))
+                operand = f"tl.where(inside, {self._reduced(index)}, {self._neutral(index)})"
+                lines.append(self._whole_tile(index, operand, axis))
             else:
                 lines.append(self._step(index))
         return lines
 
-    def _whole_tile(self, index: int, operand: str, keep: str = "") -> str:
-        """A tile reduced along its first axis. `tl.max` would drop NaN."""
+    def _whole_tile(self, index: int, operand: str, axis: str = "axis=0") -> str:
+        """A tile reduced along an axis. `tl.max` would drop NaN."""
         if (name := self._name_of(index)) == "sum":
-            return f"v{index} = tl.sum({operand}, axis=0{keep})"
-        return f"v{index} = tl.reduce({operand}, 0, _{name}_or_nan{keep})"
+            return f"v{index} = tl.sum({operand}, {axis})"
+        return f"v{index} = tl.reduce({operand}, combine_fn=_{name}_or_nan, {axis})"
 
     def _columns(self) -> str:
         """One program per block of columns, all reduced rows of it in one tile."""
@@ -360,10 +265,12 @@ class TritonKernel(FusedKernel):
             *self._split(dims, names, "outer"),
             f"row = tl.arange(0, {rows})[:, None]",
             f"in_columns = column < {lanes.size}",
-            f"inside = (row < {down.size}) & in_columns",
+            f"in_rows = row < {down.size}",
+            "inside = in_rows & in_columns",
         ]
         every, all_names = (*dims, down, lanes), (*names, "row", "column")
-        body += self._tile_steps(every, all_names, "inside", 0)
+        masks = {"in_rows": (down,), "in_columns": (lanes,)}
+        body += self._tile_steps(every, all_names, masks, "axis=0, keep_dims=True")
         for number, (_, full, _) in enumerate(self.signature.stores):
             body.append(self._store(number, every, all_names, "inside" if full else "in_columns"))
         return self._kernel(body, points(dims) * blocks, 4 if rows * width <= 4096 else 8)

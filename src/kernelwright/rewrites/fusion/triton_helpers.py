@@ -1,0 +1,108 @@
+"""Functions that the fused Triton kernels of a module call, and its imports, as text."""
+
+from __future__ import annotations
+
+HELPERS = '''
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tanh(x):
+    """Without cancellation: a series near zero, exponentials elsewhere."""
+    size = tl.abs(x)
+    square = x * x
+    series = -17.0 / 315 + square * (62.0 / 2835)
+    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * series)))
+    small = tl.exp(-2.0 * size)
+    large = (1.0 - small) / (1.0 + small)
+    return tl.where(size < 0.25, series, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _log1p(x):
+    """Exact to rounding also near zero: the error of 1 + x cancels in the quotient."""
+    above = 1.0 + x
+    ratio = tl.where(above == 1.0, 1.0, above - 1.0)
+    return tl.where(above == 1.0, x, tl.where(x == float("inf"), x, tl.log(above) * (x / ratio)))
+
+
+@triton.jit
+def _expm1(x):
+    """Exact to rounding also near zero, in the same way."""
+    above = tl.exp(x)
+    logarithm = tl.log(above)
+    ratio = tl.where(logarithm == 0.0, 1.0, logarithm)
+    close = (above - 1.0) * (x / ratio)
+    return tl.where(above == 1.0, x, tl.where(tl.abs(x) > 1.0, above - 1.0, close))
+
+
+@triton.jit
+def _max_or_nan(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _min_or_nan(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _more_exponentials(total, largest, x):
+    """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
+    above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+    above = tl.where(above == float("-inf"), 0.0, above)
+    return total * tl.exp(largest - above) + tl.exp(x - above)
+
+
+@triton.jit
+def _all_exponentials(totals, largest):
+    """One sum of exponentials, relative to the maximum of all, out of sums relative to maxima of their own."""
+    above = tl.max(largest, axis=0)
+    above = tl.where(above == float("-inf"), 0.0, above)
+    return tl.sum(totals * tl.exp(largest - above), axis=0)
+
+
+@triton.jit
+def _more_squares(total, x, step):
+    """What the last x of a total of step + 1 values adds to the sum of squared distances from their mean."""
+    distance = x - total * (1.0 / (step + 1.0))
+    return distance * distance * ((step + 1.0) / tl.maximum(step + 0.0, 1.0))
+
+
+@triton.jit
+def _all_squares(squares, totals, counts):
+    """Squared distances from the mean of all, out of those from the means of parts."""
+    mean = tl.sum(totals, axis=0) / tl.maximum(tl.sum(counts, axis=0), 1.0)
+    distance = totals / tl.maximum(counts, 1.0) - mean
+    return tl.sum(squares + counts * distance * distance, axis=0)
+
+
+def _laid_out(tensor, strides):
+    """The tensor with these strides: itself when it has them already."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class _Launch:
+    """Launches a kernel on one grid.
+
+    Triton's own launch looks at every argument in each call, which can take longer than the kernel. What it compiles depends
+    on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
+    """
+
+    def __init__(self, kernel, grid, warps, *constants):
+        self.kernel, self.grid, self.warps, self.constants = kernel, (grid, 1, 1), warps, constants
+        self.compiled = {}
+
+    def __call__(self, *tensors):
+        if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
+            return self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
+        device = tensors[0].device.index
+        compiled = self.compiled.get(device)
+        if compiled is None:
+            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
+        else:
+            compiled[self.grid](*tensors, *self.constants)
+'''
