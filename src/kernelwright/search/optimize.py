@@ -62,8 +62,10 @@ class SearchEvent:
         outcome = f"{found.reason}: {found.detail.partition(chr(10))[0]}" if found.reason else "right"
         if self.screened is not None and self.screened.estimate is not None:
             outcome = f"about {self.screened.estimate:.2f}x"
-        elif self.evaluation is not None and self.evaluation.speedup is not None:
-            outcome = interval_in_words(self.evaluation)
+        elif self.evaluation is not None and self.evaluation.accepted and self.evaluation.speedup is not None:
+            outcome = f"{'' if self.evaluation.is_improvement else 'no '}improvement, {interval_in_words(self.evaluation)}"
+            if self.evaluation.noise_floor is not None:
+                outcome += f", noise floor {self.evaluation.noise_floor:.2%}"
         return f"{self.message} {', '.join(found.techniques) or found.policy}: {outcome}"
 
 
