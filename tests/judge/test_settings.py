@@ -82,9 +82,3 @@ def test_the_quick_settings_are_never_less_strict_than_the_usual_ones():
 def test_settings_that_contradict_one_another_say_so():
     with pytest.raises(ConfigError, match="processes_max is 2, less than processes_min, which is 9"):
         build(Settings, {"processes_min": 9, "processes_max": 2})
-
-
-def test_the_first_of_two_measurements_ends_sooner_and_is_as_strict():
-    settings = Settings(processes_min=4, audits=5)
-    assert settings.first == settings.model_copy(update={"until_certain": True, "triple_s": 0.1})
-    assert Settings(triple_s=0.0).first.triple_s == 0.0

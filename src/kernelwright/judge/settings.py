@@ -17,9 +17,6 @@ DROP_IN_LABELS = frozenset({Label.STATE_DIFFERS, Label.STRIDES_DIFFER, Label.CON
 """Labels of what keeps the contract `kernelbench` and is no drop-in."""
 
 
-_FIRST_TRIPLE_S = 0.1
-
-
 class Settings(BaseModel):
     """Strictness, limits and precision of the judge. Numbers without a source are chosen, not tuned."""
 
@@ -123,11 +120,8 @@ class Settings(BaseModel):
 
     @property
     def first(self) -> Settings:
-        """The same for the first of two measurements of a search: it ends sooner, and spends less time in each process.
-
-        Processes differ more than the calls in one do, so that the interval hardly widens.
-        """
-        return self.model_copy(update={"until_certain": True, "triple_s": min(self.triple_s, _FIRST_TRIPLE_S)})
+        """The same for the first of two measurements of a search."""
+        return self.model_copy(update={"until_certain": True})
 
     @classmethod
     def quick(cls, **changes: object) -> Settings:
