@@ -121,17 +121,17 @@ def test_an_improvement_is_built_on() -> None:
 @pytest.mark.parametrize(
     ("shape", "layer", "wanted"),
     [
-        ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {"channels-last", "cudnn-benchmark"}),
-        ("2, 4, 8, 8", "nn.ConvTranspose2d(4, 5, 3)", {"channels-last", "cudnn-benchmark"}),
-        ("2, 4, 8", "nn.Conv1d(4, 5, 3)", {"cudnn-benchmark"}),
-        ("2, 4, 5, 6, 7", "nn.Conv3d(4, 5, 3)", {"cudnn-benchmark"}),
+        ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D}),
+        ("2, 4, 8, 8", "nn.ConvTranspose2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D}),
+        ("2, 4, 8", "nn.Conv1d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS}),
+        ("2, 4, 5, 6, 7", "nn.Conv3d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS}),
         ("2, 4", "nn.Linear(4, 5)", set()),
     ],
 )
 def test_wrappers_of_convolutions_are_proposed_where_they_apply(shape: str, layer: str, wanted: set[str]) -> None:
     task = task_text("return self.f(a)", f"torch.randn({shape})", f"self.f = {layer}")
     found = {name for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) for name in one.techniques}
-    assert found & {"channels-last", "cudnn-benchmark"} == wanted
+    assert found & {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D} == wanted
 
 
 def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:

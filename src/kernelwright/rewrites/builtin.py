@@ -138,12 +138,12 @@ class Workshop:
         """The wrappers that make sense on this device."""
         if not self.device.startswith("cuda"):
             return wrappers.ON_ANY_DEVICE
-        found = list(wrappers.ON_CUDA)
-        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
-            found.append(wrappers.WITH_CONVOLUTIONS_2D)
+        found: tuple[str, ...] = ()
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
-            found.append(wrappers.WITH_CONVOLUTIONS)
-        return tuple(found)
+            found += wrappers.WITH_CONVOLUTIONS
+        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
+            found += wrappers.WITH_CONVOLUTIONS_2D
+        return found + wrappers.ON_CUDA
 
 
 class BuiltinPolicy:

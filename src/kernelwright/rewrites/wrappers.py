@@ -117,6 +117,30 @@ class {name}({base}):
         return _layout(outputs, torch.contiguous_format)
 '''
 
+_BESIDE = '''
+def _beside(work, *arguments):
+    """What `work` returns in a thread of its own: cuDNN's plans are kept for each thread, and the first one found stays.
+
+    A thread that has run a convolution without the search would not search again.
+    """
+    stream = torch.cuda.current_stream()
+
+    def run():
+        with torch.no_grad(), torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            return work(*arguments)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+'''
+
+_SEARCHED_GRAPH = (
+    "\nimport concurrent.futures\n"
+    + _BESIDE
+    + _CUDA_GRAPH.replace("_Recording(self, super().forward, inputs)", "_beside(_Recording, self, super().forward, inputs)")
+)
+"""A CUDA graph that is captured in a thread of its own, so that cuDNN's search is made whatever has run before."""
+
 WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "compile": ((_COMPILE,), ""),
     # Replays of torch.compile's own graphs check its guards first, which takes longer than a short call.
@@ -124,16 +148,19 @@ WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "compile-max-autotune": ((_COMPILE, _CUDA_GRAPH), ', mode="max-autotune-no-cudagraphs"'),
     "cuda-graph": ((_CUDA_GRAPH,), ""),
     "cudnn-benchmark": ((_CUDNN,), ""),
+    "cudnn-cuda-graph": ((_CUDNN, _SEARCHED_GRAPH), ""),
+    "compile-cudnn-cuda-graph": ((_COMPILE, _CUDNN, _SEARCHED_GRAPH), ""),
     "channels-last": ((_CHANNELS_LAST,), ""),
+    "channels-last-cuda-graph": ((_CHANNELS_LAST, _SEARCHED_GRAPH), ""),
 }
 """Name of a technique: templates of classes, each around the one before, and the options they pass to torch.compile."""
 
 ON_ANY_DEVICE = ("compile",)
 ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune")
-WITH_CONVOLUTIONS = "cudnn-benchmark"
-WITH_CONVOLUTIONS_2D = "channels-last"
-"""Its layout exists for tensors of rank 4 only."""
-KEEPS_LAYOUT = frozenset(WRAPPERS) - {"channels-last"}
+WITH_CONVOLUTIONS = ("cudnn-cuda-graph", "compile-cudnn-cuda-graph", "cudnn-benchmark")
+WITH_CONVOLUTIONS_2D = ("channels-last-cuda-graph", "channels-last")
+"""Their layout exists for tensors of rank 4 only."""
+KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D}
 """Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
 
 
@@ -157,7 +184,7 @@ def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
 def fill(wrapper: tuple[Sequence[str], str], base: str) -> str:
     """The text of a wrapper around the class `base`."""
     templates, options = wrapper
-    classes = [base, *("Compiled" for _ in templates[1:]), "ModelNew"]
+    classes = [base, *("Inner", "Outer")[: len(templates) - 1], "ModelNew"]
     return "\n".join(
         textwrap.dedent(template.format(name=name, base=inner, options=options))
         for template, inner, name in zip(templates, classes, classes[1:], strict=False)

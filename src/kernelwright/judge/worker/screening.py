@@ -6,14 +6,17 @@ can forge every answer: what it says is an estimate, never a verdict (`records.s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -49,6 +52,7 @@ SHORT_CALL_US, SERIES = 20.0, 8
 WARMUP = 3
 _BANDWIDTH_BYTES = 256 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,13 @@ class ScreeningHarness(Harness):
         self._posed: list[_Posed] = []
         self._timed: list[list[Any]] = []
         self._numbers = itertools.count()
+        self._thread: ThreadPoolExecutor | None = None
+        """Thread of a candidate that has cuDNN search for algorithms. Each thread keeps the first plan that it finds for a
+        convolution, with the search or without: beside the reference's calls there would be nothing left to search."""
+
+    def _run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """What calls the candidate, in its own thread if it has one."""
+        return self._thread.submit(work, *arguments).result() if self._thread else work(*arguments)
 
     def op_task(self, message: dict[str, Any]) -> dict[str, Any]:
         """Build the reference and compute what its outputs should be and how far others may be from them."""
@@ -152,6 +163,8 @@ class ScreeningHarness(Harness):
         # The server of this process names the module's own frames by it.
         self.config["role"] = f"candidate_{next(self._numbers)}"
         self.config["source"], self.config["class"] = message["source"], "ModelNew"
+        if wants_own_thread(message["source"], self.device):
+            self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(self.device,))
         built = super().op_build({"seed": facts.build_seed, "arguments": facts.arguments})
         if "missing" in built:
             return _refused(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
@@ -168,16 +181,19 @@ class ScreeningHarness(Harness):
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """The candidate's first call, in which compilers work."""
+        self._run(self._call_first)
+        return {}
+
+    def _call_first(self) -> None:
         assert self.model is not None
         with torch.no_grad():
             self.model(*_copied(self._posed[0].question.inputs))
         self.clock.settle()
-        return {}
 
     def op_check(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compare its outputs on each input set with the truth."""
         for posed in self._posed:
-            if refused := self._refusal(posed):
+            if refused := self._run(self._refusal, posed):
                 return refused
         return {}
 
@@ -217,8 +233,11 @@ class ScreeningHarness(Harness):
     def op_time(self, message: dict[str, Any]) -> dict[str, Any]:
         """Time calls of the reference and the candidate alternately, on the same inputs, with caches flushed."""
         assert self.model is not None
-        sides = (self._reference, self.model)
-        warm_us = [[self._call_us(side, self._timed[0], 1) for _ in range(WARMUP)][-1] for side in sides]
+        sides = (
+            functools.partial(self._call_us, self._reference),
+            functools.partial(self._run, self._call_us, self.model),
+        )
+        warm_us = [[side(self._timed[0], 1) for _ in range(WARMUP)][-1] for side in sides]
         calls = SERIES if self.device.type == "cpu" and min(warm_us) < SHORT_CALL_US else 1
         start_s = time.perf_counter()
         ratios: list[float] = []
@@ -227,7 +246,7 @@ class ScreeningHarness(Harness):
             inputs = self._timed[len(ratios) % len(self._timed)]
             for index in (0, 1) if len(ratios) % 2 else (1, 0):
                 self._flush()
-                latencies_us[index].append(max(self._call_us(sides[index], inputs, calls), 1e-3))
+                latencies_us[index].append(max(sides[index](inputs, calls), 1e-3))
             ratios.append(math.log(latencies_us[0][-1] / latencies_us[1][-1]))
         low, middle, high = statistics.quantiles(ratios, n=4)
         return {
@@ -255,6 +274,9 @@ class ScreeningHarness(Harness):
         torch.backends.cudnn.allow_tf32 = self.before["cudnn_tf32"]
         torch.set_float32_matmul_precision(self.before["matmul_precision"])
         torch.set_num_threads(self.before["threads"])
+        if self._thread:
+            self._thread.shutdown()
+            self._thread = None
         clean = self.drop_module()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -270,6 +292,11 @@ class ScreeningHarness(Harness):
 def harness(config: dict[str, Any], files: list[int]) -> ScreeningHarness:
     """The harness of a screening process, for the server of workers."""
     return ScreeningHarness(config, files)
+
+
+def wants_own_thread(source: str, device: torch.device) -> bool:
+    """Whether a candidate's text speaks of cuDNN, whose plans are kept for each thread. A processor's threads cost more."""
+    return device.type == "cuda" and "cudnn" in source
 
 
 def _refused(reason: Reason, detail: str) -> dict[str, Any]:
