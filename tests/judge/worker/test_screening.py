@@ -35,7 +35,13 @@ def get_init_inputs():
 def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: bool, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(screening, "wants_own_thread", lambda source, device: own_thread)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    config = {"device": "cpu", "threads": torch.get_num_threads(), "strict_fp32": False, "arenas": {}, "private": str(tmp_path)}
+    config = {
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "strict_fp32": False,
+        "arenas": {},
+        "private": str(tmp_path),
+    }
     harness = ScreeningHarness(config, [])
     task = Task(id="double", source=SOURCE)
     harness.op_task({"task": task.model_dump_json(), "settings": Settings.quick().model_dump_json()})
