@@ -64,6 +64,17 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
         assert ("cuda-graph" in techniques) == ("channels-last" in techniques) == (device == "cuda")
 
 
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+def test_candidates_have_no_import_from_the_future_but_the_tasks_own(future: str) -> None:
+    """KernelBench's harness puts statements before a candidate, where such an import is an error."""
+    task = future + task_text("return torch.tanh(self.f(a) * 2) @ a.mT", "torch.randn(256, 256)", "self.f = nn.Linear(256, 256)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert {"cuda-graph", "fuse-chains-triton"} <= {name for one in found for name in one.techniques}
+    for one in found:
+        assert one.source.count("from __future__") == bool(future)
+        compile(one.source if future else "import os\n" + one.source, "candidate", "exec")
+
+
 def test_few_long_rows_are_split_over_programs_first() -> None:
     """After products, of which there is none here."""
     task = task_text("return F.layer_norm(a, [20000])", "torch.randn(3, 20000)")

@@ -78,7 +78,7 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
-        source = emit.reference_source(self.task.source)
+        source = "\n\n".join(filter(None, (emit.future_import(self.task.source), emit.reference_source(self.task.source))))
         techniques: tuple[str, ...] = ()
         changes = bool(recipe.rules or recipe.fuse or recipe.product)
         if self.trace is not None and changes:

@@ -190,6 +190,15 @@ def reference_source(source: str) -> str:
     return "\n".join(kept).strip("\n")
 
 
+def future_import(source: str) -> str:
+    """The import that makes a task's annotations text, where the task has it.
+
+    A candidate has none of its own: KernelBench's harness puts statements before a candidate, where it would be an error.
+    """
+    line = "from __future__ import annotations"
+    return line if any(ast.unparse(node) == line for node in ast.parse(source).body) else ""
+
+
 def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     tests = list(extra)
     if trace.init_inputs:
@@ -273,7 +282,7 @@ def module(
     ]
     parts = [
         f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""',
-        "from __future__ import annotations",
+        future_import(source),
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
