@@ -131,6 +131,7 @@ def launch_file(tmp_path):
     return path
 
 
+@pytest.mark.exhaustive
 def test_a_launch_file_with_source_becomes_a_target_that_can_be_tuned_and_deployed(launch_file, tmp_path):
     target = load_target(str(launch_file), 80)
     assert target.architecture == 90

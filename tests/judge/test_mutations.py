@@ -438,6 +438,7 @@ def test_without_a_look_for_new_processes_a_chain_of_them_goes_on(timed: Judge, 
     assert found.accepted, found.detail
 
 
+@pytest.mark.exhaustive
 def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch: Patch) -> None:
     # One process is not enough on a busy machine (docs/threat-model.md).
     timed.settings = Settings.quick(threads=1)

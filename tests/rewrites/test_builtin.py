@@ -67,7 +67,9 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
 def test_candidates_have_no_import_from_the_future_but_the_tasks_own(future: str) -> None:
     """KernelBench's harness puts statements before a candidate, where such an import is an error."""
-    task = future + task_text("return torch.tanh(self.f(a) * 2) @ a.mT", "torch.randn(256, 256)", "self.f = nn.Linear(256, 256)")
+    task = future + task_text(
+        "return torch.tanh(self.f(a) * 2) @ a.mT", "torch.randn(256, 256)", "self.f = nn.Linear(256, 256)"
+    )
     found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
     assert {"cuda-graph", "fuse-chains-triton"} <= {name for one in found for name in one.techniques}
     for one in found:

@@ -40,8 +40,6 @@ CASES = {
         ),
     ),
 }
-QUICK = ("tma",)
-"""Cases that each run of the tests has; interpreting one takes seconds."""
 INTERPRET = """
 import importlib.util, json, sys
 import torch
@@ -102,11 +100,9 @@ print(json.dumps(row))
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in CASES]
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES])
 def interpreted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Errors of a case, by a process of its own: Triton interprets where it is told to at import."""
+    """Errors of a case, by a process of its own, for seconds: Triton interprets where it is told to at import."""
     knobs, epilogue = CASES[request.param]
     path = tmp_path_factory.mktemp("emitted") / "case.py"
     path.write_text(split_product.emit(knobs, epilogue))

@@ -28,6 +28,7 @@ from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import INPUT_SETS, bring_to_life
 from tests.judge.snippets import candidate, task
+from tests.quick import exhaustive_but
 
 OWN = INPUT_SETS[0]
 (CONSTANT,) = (one for one in INPUT_SETS if one.name == "constant")
@@ -517,7 +518,10 @@ def test_a_default_that_the_reference_relies_on_stays(judge):
 
 @pytest.mark.parametrize(
     ("forward", "words"),
-    [("return torch.max(inputs[0], dim=1)", "torch.return_types.max"), ("return self.weight", "parameter.Parameter")],
+    exhaustive_but(
+        [("return torch.max(inputs[0], dim=1)", "torch.return_types.max"), ("return self.weight", "parameter.Parameter")],
+        ("return self.weight", "parameter.Parameter"),
+    ),
 )
 def test_a_reference_that_returns_more_than_plain_tensors_is_a_task_error(judge, forward, words):
     made = task(forward, init="self.weight = torch.nn.Parameter(torch.ones(3))")

@@ -90,6 +90,7 @@ def test_references_serve_one_task_after_another_and_candidates_are_always_fresh
     assert len(waiting(judge)) == 3
 
 
+@pytest.mark.exhaustive
 def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
     started = []
     spawn = judge._zygote.spawn

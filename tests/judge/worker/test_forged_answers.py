@@ -85,7 +85,8 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("where", exhaustive_but(LIES, "in single calls"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("where", LIES)
 def test_a_clock_that_lies_wins_nothing_on_a_short_task(judge, where):
     liar = candidate(top=f"from kernelwright.judge.worker import harness\n{LIES[where]}")
     found = judge.evaluate(RELU, liar, settings=Settings.quick(threads=1, processes_max=3))
