@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from kernelwright.records.knobs import fixed, knobs_of
+from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
@@ -60,6 +61,12 @@ WHOLE = """
 x = F.layer_norm(a * 3 + 100, a.shape)
 return x * 2, a / a.norm(), torch.softmax(a.flatten(), 0) + a.flatten().var(0)
 """
+WINDOWS = """
+x = F.max_pool2d(a, 3, 2, 1) + 1, F.avg_pool2d(a, 4, 1, 1), F.max_pool2d(a, 2, ceil_mode=True, dilation=2)
+y = F.max_pool1d(b, 8, 1, 4), self.d1(b), self.d2(a).relu() * self.s
+z = F.max_pool3d(c, 3, 2, 1, dilation=3), F.avg_pool3d(c, 2), self.d3(c)
+return x, y, z
+"""
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -68,6 +75,9 @@ self.s = nn.Parameter(torch.randn(6, 1, 1))
 self.g = nn.GroupNorm(2, 6)
 self.i = nn.InstanceNorm2d(6, affine=True)
 self.b = nn.BatchNorm2d(6)
+self.d1 = nn.Conv1d(6, 6, 7, padding=3, groups=6)
+self.d2 = nn.Conv2d(6, 6, (3, 5), padding=1, dilation=(2, 1), groups=6)
+self.d3 = nn.Conv3d(6, 6, 3, stride=(1, 2, 1), padding=(0, 1, 2), groups=6, bias=False)
 """
 CASES = {
     "pointwise": (POINTWISE, "torch.randn(4, 5, 11, 13), torch.randn(4, 5, 11, 13)"),
@@ -79,6 +89,7 @@ CASES = {
 GPU_CASES = {
     **CASES,
     "whole": (WHOLE, "torch.randn(130, 143)"),
+    "windows": (WINDOWS, "torch.randn(1, 6, 13, 18), torch.randn(1, 6, 97), torch.randn(1, 6, 9, 7, 8)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
 
@@ -157,10 +168,42 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    done = apply_rules(sample(name), fuse="cuda")
-    assert ("row = row * " in done.source) == (name in ("rows", "short")), "several rows are one program's"
-    assert done.fired == ("fuse-chains-triton", *(("split-rows",) if name in ("long", "whole") else ()))
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    done = apply_rules(sample(name), fuse="cuda", single=name == "windows")
+    assert ("row = row * " in done.source) == (name in ("rows", "short", "groups")), "several rows are one program's"
+    fused = "fuse-all-triton" if name == "windows" else "fuse-chains-triton"
+    assert done.fired == (fused, *(("split-rows",) if name in ("long", "whole") else ()))
     interpret(done.reference, done.source, tmp_path)
+    if name == "windows":
+        most = {name: max(choices) for name, choices in knobs_of(done.source).items()}
+        interpret(done.reference, fixed(done.source, most), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("forward", "state", "fires"),
+    [
+        ("F.max_pool2d(a, 3, 2, 1)", "pass", True),
+        ("F.avg_pool2d(a, 3, 2, 1, count_include_pad=False)", "pass", False),
+        ("F.avg_pool2d(a, 3, 2, ceil_mode=True)", "pass", False),
+        ("F.max_pool2d(a, 12, 2)", "pass", False),
+        ("self.d(a)", "self.d = nn.Conv2d(8, 8, 3, groups=8)", True),
+        ("self.d(a)", "self.d = nn.Conv2d(8, 16, 3, groups=8)", False),
+        ("self.d(a)", "self.d = nn.Conv2d(8, 8, 3, groups=4)", False),
+        ("F.max_pool2d(a.double(), 3)", "pass", False),
+    ],
+)
+def test_windows_are_fused_where_all_are_alike(forward: str, state: str, fires: bool) -> None:
+    text = task_text(f"return {forward}", "torch.randn(2, 8, 40, 40)", state)
+    done = apply_rules(text, fuse="cuda", single=True)
+    assert done.fired == (("fuse-all-triton",) if fires else ())
+    assert not apply_rules(text, fuse="cpu", single=True).fired
+
+
+def test_a_pool_reads_what_another_kernel_computes() -> None:
+    text = task_text("return F.max_pool2d(torch.exp(a) + 1, 3, 1, 1) * 2", "torch.randn(2, 8, 40, 40)")
+    source = apply_rules(text, fuse="cuda").source
+    assert "fused_1(y)" in source.replace("y2", "y")
+    assert source.count("def _fused") == 2
 
 
 @pytest.mark.exhaustive
@@ -246,8 +289,8 @@ def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2
     assert answer.returncode == 0, answer.stderr[-2000:]
 
 
-LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2}
-"""Constants of kernels whose programs compute chunks of rows."""
+LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2, "ROWS": 2, "WIDTH": 64, "MANY": 4}
+"""Constants of kernels whose programs compute chunks of rows or windows."""
 
 
 @needs_triton
@@ -256,12 +299,13 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     """Down to machine code, which needs no GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
+    monkeypatch.setattr(groups, "SMALLEST", 256)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(sample(name), fuse="cuda").source)
+    path.write_text(apply_rules(sample(name), fuse="cuda", single=name == "windows").source)
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None

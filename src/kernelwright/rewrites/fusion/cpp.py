@@ -78,6 +78,8 @@ _library = _build()
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program; stores do not matter, because they are dense."""
     nest, signature = dense_nest(program)
+    if program.windows:
+        return False
     if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
         return False
     if nest.kind == COLUMNS and len(nest.reduced) > 1:

@@ -17,11 +17,11 @@ from kernelwright.rewrites.fusion.program import (
     DTYPE,
     FULL,
     POINTWISE,
-    ROW_OPERATORS,
     LoopProgram,
     UnsupportedError,
-    reduction_of,
 )
+from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, batch_norm, reduction_of
+from kernelwright.rewrites.fusion.windows import WINDOWS
 from kernelwright.rewrites.graph import (
     Editor,
     arguments,
@@ -46,6 +46,7 @@ SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
 WORTH_ALONE = (
     *ROW_OPERATORS,
+    *WINDOWS,
     aten.mish,
     aten.gelu,
     aten.silu,
@@ -63,6 +64,10 @@ WORTH_ALONE = (
     aten.batch_norm,
 )
 """Operators whose own kernel may be slower than a specialised one: reductions and expensive functions."""
+
+
+LOWERINGS = {**POINTWISE, aten.batch_norm: batch_norm}
+"""Lowering of operators whose result has their input's shape."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,12 +126,14 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
         if program.reduced and (program.reduced, program.split) != (reduced, split):
             raise UnsupportedError("another reduction")
         program.reduced, program.split = reduced, split
-        level, lowering = FULL, ROW_OPERATORS.get(packet) or POINTWISE[packet]
-    elif packet in POINTWISE:
+        level, lowering = FULL, ROW_OPERATORS.get(packet) or LOWERINGS[packet]
+    elif packet in WINDOWS and shape(node) == program.logical:
+        level, lowering = FULL, WINDOWS[packet]
+    elif packet in LOWERINGS:
         found_level = program.level_of_shape(shape(node))
         if found_level is None:
             raise UnsupportedError("another shape")
-        level, lowering = found_level, POINTWISE[packet]
+        level, lowering = found_level, LOWERINGS[packet]
     else:
         raise UnsupportedError("no such operator")
     program.values[node] = lowering(program, node, lambda item: program.operand(item, level))
@@ -144,9 +151,9 @@ def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
     member_of: dict[fx.Node, FusionGroup] = {}
     for node in nodes:
         packet = packet_of(node)
-        if node.op != "call_function" or not is_tensor(node) or (packet not in POINTWISE and packet not in ROW_OPERATORS):
+        if node.op != "call_function" or not is_tensor(node) or not _dense(node):
             continue
-        if not _dense(node):
+        if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, WINDOWS)):
             continue
         near = list(dict.fromkeys(member_of[source] for source in node.all_input_nodes if source in member_of))
         joined = _join(near, node, positions, accepts)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from kernelwright.rewrites.fusion import window_kernel
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
@@ -83,6 +84,8 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
+    if program.windows:
+        return not program.reduced and len(program.logical) > 1
     reduced = points(nest.reduced) if nest.reduced else 1
     if nest.kind == COLUMNS:
         return len(nest.reduced) == 1 and _power_of_two(reduced) * 16 <= LARGEST_TILE
@@ -186,6 +189,8 @@ class TritonKernel(FusedKernel):
         return "\n".join(lines)
 
     def _pointwise(self) -> str:
+        if self.program.windows:
+            return window_kernel.printed(self)
         dims = self.nest.outer
         total = points(dims)
         names = self._numbered("i", dims)

@@ -1,0 +1,190 @@
+"""Lowers norms and reductions of rows into steps of a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from kernelwright.rewrites.fusion.program import DTYPE, FULL, LoopProgram, Lowering, Operand, UnsupportedError
+from kernelwright.rewrites.graph import (
+    argument,
+    arguments,
+    aten,
+    dims_of,
+    is_call,
+    is_mutable,
+    is_tensor,
+    scalar,
+    shape,
+    value,
+)
+
+ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
+
+
+def batch_norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """Batch norm in either mode."""
+    given = arguments(node)
+    if given["training"]:
+        return _affine(program, _normalised_channels(program, node, get(given["input"])), given)
+    if program.split != 1:
+        raise UnsupportedError("batch norm over split channels")
+    mean, variance = (_channel(program, given[name]) for name in ("running_mean", "running_var"))
+    root = program.add("rsqrt", program.add("add", variance, float(given["eps"])))
+    result = program.add("mul", program.add("sub", get(given["input"]), mean), root)
+    return _affine(program, result, given)
+
+
+def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    """Batch norm in train mode, and the running statistics after it."""
+    given, count, add = arguments(node), float(program.count()), program.add
+    result = _normalised(program, x, float(given["eps"]))
+    running, momentum = [given["running_mean"], given["running_var"]], float(given["momentum"])
+    if not all(map(is_tensor, running)):
+        return result
+    if count < 2 or any(not _only_updated_after(statistic, node) for statistic in running):
+        raise UnsupportedError("running statistics that are read elsewhere")
+    mean = add("div", add("sum", x), count)
+    centred = add("sub", x, mean)
+    unbiased = add("div", add("sum", add("mul", centred, centred)), count - 1)
+    for statistic, new in zip(running, (mean, unbiased), strict=True):
+        kept = add("mul", _channel(program, statistic), 1 - momentum)
+        program.updates[statistic] = add("add", kept, add("mul", new, momentum))
+    return result
+
+
+def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
+    """Whether a buffer is used by a norm and, later, by calls that write to it alone."""
+    others = [user for user in statistic.users if user is not node]
+    return statistic.op == "placeholder" and all(
+        is_mutable(user) and user.args[0] is statistic and not user.users and node < user for user in others
+    )
+
+
+def _channel(program: LoopProgram, node: fx.Node) -> int:
+    """A vector over dimension 1."""
+    if not is_tensor(node) or value(node).dtype != DTYPE or value(node).stride() != (1,):
+        raise UnsupportedError("a parameter is not a dense float32 vector")
+    strides = [0] * len(program.logical)
+    strides[1] = 1
+    return program.load(node, strides)
+
+
+def _affine(program: LoopProgram, result: int, given: dict[str, Any]) -> int:
+    if is_tensor(given.get("weight")):
+        result = program.add("mul", result, _channel(program, given["weight"]))
+    if is_tensor(given.get("bias")):
+        result = program.add("add", result, _channel(program, given["bias"]))
+    return result
+
+
+def _normalised(program: LoopProgram, x: Operand, eps: float) -> int:
+    count = float(program.count())
+    mean = program.add("div", program.add("sum", x), count)
+    centred = program.add("sub", x, mean)
+    variance = program.add("div", program.add("sum", program.add("mul", centred, centred)), count)
+    return program.add("mul", centred, program.add("rsqrt", program.add("add", variance, eps)))
+
+
+def _norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    given = arguments(node)
+    x = get(given["input"])
+    if is_call(node, aten.rms_norm):
+        squares = program.add("div", program.add("sum", program.add("mul", x, x)), float(program.count()))
+        eps = 1.1920928955078125e-07 if given["eps"] is None else float(given["eps"])
+        result = program.add("mul", x, program.add("rsqrt", program.add("add", squares, eps)))
+    else:
+        result = _normalised(program, x, float(given["eps"]))
+    if is_call(node, aten.group_norm, aten.instance_norm):
+        return _affine(program, result, given)
+    if is_tensor(given["weight"]):
+        result = program.add("mul", result, program.operand(given["weight"], FULL))
+    if is_tensor(given.get("bias")):
+        result = program.add("add", result, program.operand(given["bias"], FULL))
+    return result
+
+
+def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    x, add = get(node.args[0]), program.add
+    if is_call(node, aten.sum):
+        return add("sum", x)
+    if is_call(node, aten.mean, *ADAPTIVE_POOLS):
+        return add("div", add("sum", x), float(program.count()))
+    if is_call(node, aten.amax, aten.amin):
+        return add("max" if is_call(node, aten.amax) else "min", x)
+    if is_call(node, aten.linalg_vector_norm):
+        return _vector_norm(program, node, x)
+    if is_call(node, aten.var, aten.std):
+        variance = _variance(program, node, x)
+        return add("sqrt", variance) if is_call(node, aten.std) else variance
+    largest = add("max", x)
+    if is_call(node, aten.logsumexp):
+        # An infinite maximum would make infinity minus infinity.
+        largest = add("where", add("eq", add("abs", largest), math.inf), 0.0, largest)
+    shifted = add("sub", x, largest)
+    exponential = add("exp", shifted)
+    total = add("sum", exponential)
+    if is_call(node, aten.logsumexp):
+        return add("add", add("log", total), largest)
+    if is_call(node, aten.log_softmax):
+        return add("sub", shifted, add("log", total))
+    return add("div", exponential, total)
+
+
+def _vector_norm(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    order, add = scalar(arguments(node)["ord"]), program.add
+    if order == 2:
+        return add("sqrt", add("sum", add("mul", x, x)))
+    if order == 1:
+        return add("sum", add("abs", x))
+    raise UnsupportedError(f"a norm of order {order}")
+
+
+def _variance(program: LoopProgram, node: fx.Node, x: Operand) -> int:
+    given, count, add = arguments(node), float(program.count()), program.add
+    correction = scalar(given.get("correction", float(given.get("unbiased", True))))
+    freedom = count - (1.0 if correction is None else correction)
+    if freedom <= 0:
+        raise UnsupportedError("a variance without degrees of freedom")
+    centred = add("sub", x, add("div", add("sum", x), count))
+    return add("div", add("sum", add("mul", centred, centred)), freedom)
+
+
+ROW_OPERATORS: dict[Any, Lowering] = {
+    **dict.fromkeys(
+        (
+            *(aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
+            *(aten.linalg_vector_norm, aten.var, aten.std),
+        ),
+        _reduction,
+    ),
+    **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
+    **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
+}
+"""Lowering of each operator that reduces rows into steps."""
+
+
+def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
+    """`(split, reduced dimensions of the iteration space)` of a row operator; None when it has no such form."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or not is_tensor(source):
+        return None
+    rank, given = len(shape(source)), arguments(node)
+    if is_call(node, aten.layer_norm, aten.rms_norm):
+        return 1, tuple(range(rank - len(given["normalized_shape"]), rank))
+    if is_call(node, aten.batch_norm):
+        return 1, (0, *range(2, rank))
+    if is_call(node, aten.group_norm):
+        return int(given["num_groups"]), tuple(range(2, rank + 1))
+    if is_call(node, aten.instance_norm):
+        return (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
+    if is_call(node, *ADAPTIVE_POOLS):
+        pooled = shape(node)[2:]
+        return (1, tuple(range(2, rank))) if rank == len(shape(node)) and all(size == 1 for size in pooled) else None
+    dims = dims_of(argument(node, "dim"), rank)
+    if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") is not None:
+        return None
+    return 1, dims
