@@ -253,7 +253,7 @@ def module(
     first = next(iter(kernels.values()), None)
     kinds: dict[Any, list[GeneratedKernel]] = {}
     for kernel in kernels.values():
-        kinds.setdefault(type(kernel), []).append(kernel)
+        kinds.setdefault(type(kernel).prologue, []).append(kernel)
     guards = _guards(trace, _kernel_guards(trace, first) if first else [])
     forward = (
         [
@@ -286,7 +286,7 @@ def module(
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
-        *(kind.prologue(members).strip() for kind, members in kinds.items()),
+        *(prologue(members).strip() for prologue, members in kinds.items()),
         *(kernel.definition().strip() for kernel in kernels.values()),
         "class ModelNew(Model):",
     ]

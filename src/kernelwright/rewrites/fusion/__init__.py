@@ -11,10 +11,15 @@ from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
+from kernelwright.rewrites.fusion.window_kernel import WindowKernel
 from kernelwright.rewrites.graph import Editor, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
 __all__ = ["SPLIT_ROWS", "Foundry"]
+
+
+def _triton_kernel(name: str, program: LoopProgram, *rest: Any) -> triton.TritonKernel:
+    return (WindowKernel if program.windows else triton.TritonKernel)(name, program, *rest)
 
 
 class Foundry:
@@ -26,7 +31,7 @@ class Foundry:
         self._alone = False
         on_gpu = device.startswith("cuda")
         self._language = "triton" if on_gpu else "cpp"
-        self._type: Callable[..., Any] = triton.TritonKernel if on_gpu else cpp.CppKernel
+        self._type: Callable[..., Any] = _triton_kernel if on_gpu else cpp.CppKernel
         self._accepts = triton.accepts if on_gpu else cpp.accepts
 
     @property

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from kernelwright.rewrites.fusion import window_kernel
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
@@ -189,8 +188,6 @@ class TritonKernel(FusedKernel):
         return "\n".join(lines)
 
     def _pointwise(self) -> str:
-        if self.program.windows:
-            return window_kernel.printed(self)
         dims = self.nest.outer
         total = points(dims)
         names = self._numbered("i", dims)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from kernelwright.rewrites.fusion.program import Load
+from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
-
-if TYPE_CHECKING:
-    from kernelwright.rewrites.fusion.program import Load
-    from kernelwright.rewrites.fusion.triton import TritonKernel
 
 POINTS = 256
 """Points of a row of the tile: where rows are short, several tiles lie side by side."""
@@ -95,8 +92,14 @@ def _knobs(sizes: tuple[int, ...], loads: list[Load]) -> dict[str, tuple[int, ..
     return {"rows": tuple(rows), "width": tuple(widths), "warps": (4, 8, 2)}
 
 
-def printed(kernel: TritonKernel) -> str:
-    """The kernel and its launcher."""
+class WindowKernel(TritonKernel):
+    """A Triton kernel whose loads are taps of windows, and its launcher."""
+
+    def _pointwise(self) -> str:
+        return _printed(self)
+
+
+def _printed(kernel: TritonKernel) -> str:
     sizes, name = kernel.program.logical, kernel.__name__
     last = len(sizes) - 1
     options = _knobs(sizes, list(kernel.program.loads.values()))
