@@ -317,7 +317,7 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, m
 def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    pids, watched, ended, compilers = [11, 12], [], [], []
+    pids, watched, ended, compilers, hashed = [11, 12], [], [], [], []
 
     def fork(channel, message, watched):
         return pids.pop(0)
@@ -328,6 +328,7 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"exit_code": 0, "cause": None})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     monkeypatch.setattr(zygote, "_import_compiler", compilers.append)
+    monkeypatch.setattr(zygote, "_hash", hashed.append)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     channel.send({"import_compiler": "cuda"})
     channel.send({"spawn": LIMITS, "files": 0})
@@ -337,8 +338,28 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     zygote.main(theirs.detach())
     assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"exit_code": 0, "cause": None}]
     assert compilers == ["cuda"]
+    assert hashed == []  # nobody waits for it
     assert set(watched) == {11, 12}
     assert ended == [11, 12]
+    ours.close()
+
+
+def test_the_main_loop_hashes_the_compilers_files_when_nobody_asks(monkeypatch):
+    ours, theirs = socket.socketpair()
+    hashed = []
+
+    def hash_one(name):
+        hashed.append(name)
+        if len(hashed) == len(zygote._HASHES):
+            ours.shutdown(socket.SHUT_WR)
+
+    monkeypatch.setattr(zygote, "_hash", hash_one)
+    monkeypatch.setattr(zygote, "_import_compiler", lambda device_type: None)
+    monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    Channel(ours).send({"import_compiler": "cuda"})
+    zygote.main(theirs.detach())
+    assert sorted(hashed) == sorted(zygote._HASHES)
     ours.close()
 
 

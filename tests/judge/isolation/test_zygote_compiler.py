@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +39,7 @@ def test_a_zygote_that_opened_the_gpu_by_importing_the_compiler_begins_anew_with
         zygote._import_compiler("cuda")
     else:
         zygote._import_compiler("cuda")
-    assert imported == ["torch._inductor.compile_fx"]
+    assert imported == [*zygote._COMPILER]
 
 
 def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):
@@ -50,8 +52,25 @@ def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monke
     monkeypatch.setattr(zygote.importlib, "import_module", import_module)
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     zygote._import_compiler("cpu")
-    assert imported == ["torch._inductor.compile_fx", "torch._inductor.cpu_vec_isa"]
+    assert imported == [*zygote._COMPILER, "torch._inductor.cpu_vec_isa"]
     assert probed == ["torch._inductor.cpu_vec_isa"]
+
+
+def test_the_compiler_hashes_its_files_before_workers_are_forked(monkeypatch):
+    hashed = []
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(torch_key=lambda: hashed.append("torch")))
+    for name in zygote._HASHES:  # the second one is not there
+        zygote._hash(name)
+    assert hashed == ["torch"]
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", None)
+    zygote._hash("torch_key")  # nothing is imported for it
+
+
+def test_every_module_and_function_named_for_the_compiler_is_there():
+    for name in zygote._COMPILER:
+        assert importlib.util.find_spec(name) is not None, name
+    source = Path(importlib.util.find_spec("torch._inductor.codecache").origin).read_text(encoding="utf-8")
+    assert all(f"\ndef {name}(" in source for name in zygote._HASHES)
 
 
 def test_open_files_of_the_gpu_are_counted(monkeypatch):

@@ -34,6 +34,18 @@ from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
 
 _WITHOUT_COMPILER = "KERNELWRIGHT_ZYGOTE_WITHOUT_COMPILER"
 """Variable of a zygote that has begun anew."""
+_COMPILER = (
+    "torch._inductor.compile_fx",
+    # Imported by the first compilation in a process, for a tenth to a quarter of a second.
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.cudagraph_trees",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+)
+"""Modules of torch.compile's compiler."""
+_HASHES = ("torch_key", "triton_key")
+"""Functions that hash all files of PyTorch and Triton, once in a process and its forks: 0.2 and 0.4 s. Done when idle, so that
+no worker waits."""
 _WATCH_S = 0.05
 _SESSION_WATCH_EVERY = 10
 """Looking through all processes takes longer the more of them the machine has."""
@@ -219,11 +231,14 @@ def main(handle: int) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in workers too, until they answer it
     channel = Channel(socket.socket(fileno=handle))
     watched: dict[int, _Watched] = {}
+    idle: list[str] = []
     gc.collect()
     gc.freeze()
     try:
         while True:
-            ready, _, _ = select.select([channel.socket], [], [], _WATCH_S if watched else None)
+            ready, _, _ = select.select([channel.socket], [], [], 0.0 if idle else _WATCH_S if watched else None)
+            if not ready and idle:
+                _hash(idle.pop())
             if ready:
                 message = channel.receive()
                 if "spawn" in message:
@@ -232,6 +247,7 @@ def main(handle: int) -> None:
                     channel.send({"pid": pid})
                 elif "import_compiler" in message:
                     _import_compiler(message["import_compiler"])
+                    idle = [*_HASHES]
                 else:
                     channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
             for one in watched.values():
@@ -244,11 +260,13 @@ def main(handle: int) -> None:
 
 
 def _import_compiler(device: str) -> None:
-    """Three seconds, and on a processor ten for torch's probes of its instructions, whose results stay in this process."""
+    """Import it: three seconds, and on a processor ten for torch's probes of its instructions, whose results stay here."""
     if _WITHOUT_COMPILER in os.environ:
         return
     before = _gpu_files()
-    importlib.import_module("torch._inductor.compile_fx")
+    for name in _COMPILER:
+        with contextlib.suppress(ImportError):  # not every version of torch has all
+            importlib.import_module(name)
     if device == "cpu":
         importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
     if _gpu_files() > before:
@@ -257,6 +275,12 @@ def _import_compiler(device: str) -> None:
         os.execv(sys.executable, sys.orig_argv)
     gc.collect()
     gc.freeze()
+
+
+def _hash(name: str) -> None:
+    """Have the compiler hash its own files, which is most of what a compilation takes that finds its result in a cache."""
+    with contextlib.suppress(ImportError, OSError):
+        getattr(sys.modules.get("torch._inductor.codecache"), name, lambda: None)()  # none where it may not be imported
 
 
 def _gpu_files() -> int:
