@@ -97,6 +97,17 @@ def test_jobs_are_taken_only_as_slots_become_free(member):
         assert len(list(outcomes)) == 5
 
 
+def test_a_job_goes_to_a_process_that_waits_before_another_is_started(member):
+    with JudgePool(["cpu"], SETTINGS, per_device=4) as judges:
+        for number in range(8):
+            assert len(list(judges.evaluate([job(number)]))) == 1
+        assert member.started == ["cpu"]
+        both = threading.Barrier(2)
+        member.act = staticmethod(lambda one: both.wait(60) is None or [evaluation(one.task)])
+        assert len(list(judges.evaluate([job(1), job(2)]))) == 2
+        assert member.started == ["cpu"] * 2
+
+
 def test_a_device_has_cores_of_its_own(member):
     member.act = staticmethod(lambda one: [evaluation(one.task).model_copy(update={"detail": str(os.sched_getaffinity(0))})])
     all_cores, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -117,7 +117,12 @@ class JudgePool:
         self._settings = settings
         self._cores = cores or {}
         self._slots = [device for _ in range(per_device) for device in devices]
-        self._jobs: queue.SimpleQueue[tuple[Job | RotationJob, Future[_Found]] | None] = queue.SimpleQueue()
+        self._jobs: deque[tuple[Job | RotationJob, Future[_Found]] | None] = deque()
+        """What is to be done; None ends a slot."""
+        self._started = 0
+        """Slots that have a process and wait for a job."""
+        self._changed = threading.Condition()
+        """Guards the two fields above."""
         self._members: set[_JudgeProcess] = set()
         self._closing = False
         self._threads = [
@@ -145,8 +150,21 @@ class JudgePool:
 
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
         future: Future[_Found] = Future()
-        self._jobs.put((work, future))
+        self._put((work, future))
         return future
+
+    def _put(self, *entries: tuple[Job | RotationJob, Future[_Found]] | None) -> None:
+        with self._changed:
+            self._jobs.extend(entries)
+            self._changed.notify_all()
+
+    def _next(self, started: bool) -> tuple[Job | RotationJob, Future[_Found]] | None:
+        """The next job. Slots that have a process come first: to start another takes up to eight seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._jobs) > (0 if started else self._started))
+            self._started -= started
+            self._changed.notify_all()
+            return self._jobs.popleft()
 
     def __enter__(self) -> JudgePool:
         return self
@@ -156,11 +174,9 @@ class JudgePool:
 
     def close(self, *, at_once: bool = False) -> None:
         """Drop jobs that have not begun; end the processes once theirs are done, or now."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._jobs.get_nowait()
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._changed:
+            self._jobs.clear()
+        self._put(*(None for _ in self._threads))
         if at_once:
             self._closing = True
             for member in list(self._members):
@@ -176,7 +192,9 @@ class JudgePool:
         if ready:
             member = _JudgeProcess(device, self._settings, ready=True)
             self._members.add(member)
-        while (entry := self._jobs.get()) is not None:
+            with self._changed:
+                self._started += 1
+        while (entry := self._next(started=member is not None)) is not None:
             job, future = entry
             found: _Found = InfrastructureError("not tried")
             for _ in range(_TRIES):
@@ -196,6 +214,8 @@ class JudgePool:
                         f"Wanted an evaluation of {job.task.id} on {device}; its judge died (status {status}, {error!r}) "
                         f"{_TRIES} times. Is there memory left?"
                     )
+            with self._changed:  # before the result is told: the next job may follow at once
+                self._started += member is not None
             future.set_result(found)
         if member is not None:
             member.end()
