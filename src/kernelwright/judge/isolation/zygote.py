@@ -44,8 +44,8 @@ _COMPILER = (
 )
 """Modules of torch.compile's compiler."""
 _HASHES = ("torch_key", "triton_key")
-"""Functions that hash all files of PyTorch and Triton, once in a process and its forks: 0.2 and 0.4 s. Done when idle, so that
-no worker waits."""
+"""Functions that hash all files of PyTorch and Triton, once in a process and its forks: 0.2 and 0.4 s. Called when idle, so
+that no worker waits."""
 _WATCH_S = 0.05
 _SESSION_WATCH_EVERY = 10
 """Looking through all processes takes longer the more of them the machine has."""
