@@ -67,6 +67,12 @@ y = F.max_pool1d(b, 8, 1, 4), self.d1(b), self.d2(a).relu() * self.s
 z = F.max_pool3d(c, 3, 2, 1, dilation=3), F.avg_pool3d(c, 2), self.d3(c)
 return x, y, z
 """
+SCANS = """
+zeros = torch.zeros_like(a.select(1, 0).unsqueeze(1))
+x = torch.cumsum(a * b, 1) + 1, torch.cumprod(a * 0.01 + 1, 1), torch.cumsum(a.flip(1), 1).flip(1)
+y = torch.cat((zeros, torch.cumsum(a.narrow(1, 0, 599), 1)), 1), torch.cumsum(torch.cat((zeros, a), 1)[:-1], 1)
+return x, y, a.masked_fill(b, 3.0) * 2
+"""
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -90,8 +96,11 @@ GPU_CASES = {
     **CASES,
     "whole": (WHOLE, "torch.randn(130, 143)"),
     "windows": (WINDOWS, "torch.randn(1, 6, 13, 18), torch.randn(1, 6, 97), torch.randn(1, 6, 9, 7, 8)"),
+    "scans": (SCANS, "torch.randn(5, 600), torch.randn(5, 600) > 0"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
+ALONE = ("windows", "scans")
+"""Cases of operators that are kernels of their own."""
 
 
 def sample(name: str) -> str:
@@ -169,12 +178,12 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     monkeypatch.setattr(groups, "SMALLEST", 256)
-    done = apply_rules(sample(name), fuse="cuda", single=name == "windows")
+    done = apply_rules(sample(name), fuse="cuda", single=name in ALONE)
     assert ("row = row * " in done.source) == (name in ("rows", "short", "groups")), "several rows are one program's"
-    fused = "fuse-all-triton" if name == "windows" else "fuse-chains-triton"
+    fused = "fuse-all-triton" if name in ALONE else "fuse-chains-triton"
     assert done.fired == (fused, *(("split-rows",) if name in ("long", "whole") else ()))
     interpret(done.reference, done.source, tmp_path)
-    if name == "windows":
+    if name in ALONE:
         most = {name: max(choices) for name, choices in knobs_of(done.source).items()}
         interpret(done.reference, fixed(done.source, most), tmp_path)
 
@@ -197,6 +206,25 @@ def test_windows_are_fused_where_all_are_alike(forward: str, state: str, fires: 
     done = apply_rules(text, fuse="cuda", single=True)
     assert done.fired == (("fuse-all-triton",) if fires else ())
     assert not apply_rules(text, fuse="cpu", single=True).fired
+
+
+@pytest.mark.parametrize(
+    ("forward", "fires"),
+    [
+        ("torch.cumsum(a, 1)", True),
+        ("torch.cumsum(a, 0)", False),
+        ("torch.cumsum(a, 1).flip(1)", False),
+        ("torch.cumsum(a.flip(1), 1).flip(0)", False),
+        ("torch.cumsum(a.flip(1), 1).flip(1) + torch.cumsum(a.flip(1), 1)", True),
+        ("torch.cumsum(a, 1, dtype=torch.float64)", False),
+        ("torch.cumsum(a[:, :300], 1)", False),
+        ("torch.cat((torch.ones_like(a[:, :1]), torch.cumsum(a, 1)), 1)", True),
+        ("torch.cat((torch.zeros_like(a), a), 1) * 1", False),
+    ],
+)
+def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
+    done = apply_rules(task_text(f"return {forward}", "torch.randn(70, 600)"), fuse="cuda", single=True)
+    assert done.fired == (("fuse-all-triton",) if fires else ())
 
 
 def test_a_pool_reads_what_another_kernel_computes() -> None:
@@ -305,7 +333,7 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     from triton.compiler import ASTSource
 
     path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(sample(name), fuse="cuda", single=name == "windows").source)
+    path.write_text(apply_rules(sample(name), fuse="cuda", single=name in ALONE).source)
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None
@@ -314,7 +342,10 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
     assert kernels
     for kernel in kernels:
-        signature = {argument: "constexpr" if argument in LENGTHS else "*fp32" for argument in kernel.arg_names}
+        signature = {
+            argument: "constexpr" if argument in LENGTHS else "*i1" if name == "scans" and argument == "in1" else "*fp32"
+            for argument in kernel.arg_names
+        }
         constants = {argument: LENGTHS[argument] for argument in kernel.arg_names if argument in LENGTHS}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]

@@ -11,15 +11,16 @@ from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
-from kernelwright.rewrites.fusion.window_kernel import WindowKernel
-from kernelwright.rewrites.graph import Editor, value
+from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
+from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
 __all__ = ["SPLIT_ROWS", "Foundry"]
 
 
 def _triton_kernel(name: str, program: LoopProgram, *rest: Any) -> triton.TritonKernel:
-    return (WindowKernel if program.windows else triton.TritonKernel)(name, program, *rest)
+    kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
+    return kind(name, program, *rest)
 
 
 class Foundry:
@@ -49,6 +50,9 @@ class Foundry:
         replaced: dict[fx.Node, fx.Node] = {}
         updates = {replace_group(editor, group, self._make, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)
+        for node in reversed(list(graph.graph.nodes)):
+            if packet_of(node) is not None and not (node.users or has_effect(node) or is_random(node)):
+                graph.graph.erase_node(node)
         graph.graph.lint()
         self._alone |= any(len(group.members) == 1 for group in groups)
 

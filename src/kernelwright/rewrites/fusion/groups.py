@@ -20,7 +20,7 @@ from kernelwright.rewrites.fusion.program import (
     LoopProgram,
     UnsupportedError,
 )
-from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, batch_norm, reduction_of
+from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, SCAN_OPERATORS, batch_norm, reduction_of
 from kernelwright.rewrites.fusion.windows import WINDOWS
 from kernelwright.rewrites.graph import (
     Editor,
@@ -44,9 +44,11 @@ MOST_MEMBERS = 40
 """Operators in one kernel: compile time grows faster than what more of them save."""
 SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
+ALONG_THE_OUTPUT = {**WINDOWS, **SCAN_OPERATORS}
+"""Lowering of operators whose kernel has a point for each element of their result."""
 WORTH_ALONE = (
     *ROW_OPERATORS,
-    *WINDOWS,
+    *ALONG_THE_OUTPUT,
     aten.mish,
     aten.gelu,
     aten.silu,
@@ -127,8 +129,8 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
             raise UnsupportedError("another reduction")
         program.reduced, program.split = reduced, split
         level, lowering = FULL, ROW_OPERATORS.get(packet) or LOWERINGS[packet]
-    elif packet in WINDOWS and shape(node) == program.logical:
-        level, lowering = FULL, WINDOWS[packet]
+    elif packet in ALONG_THE_OUTPUT and shape(node) == program.logical:
+        level, lowering = FULL, ALONG_THE_OUTPUT[packet]
     elif packet in LOWERINGS:
         found_level = program.level_of_shape(shape(node))
         if found_level is None:
@@ -153,7 +155,7 @@ def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
         packet = packet_of(node)
         if node.op != "call_function" or not is_tensor(node) or not _dense(node):
             continue
-        if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, WINDOWS)):
+        if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, ALONG_THE_OUTPUT)):
             continue
         near = list(dict.fromkeys(member_of[source] for source in node.all_input_nodes if source in member_of))
         joined = _join(near, node, positions, accepts)
@@ -295,5 +297,5 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
     fresh = signature.stores[: len(signature.stores) - len(signature.updates)]
-    made = tuple(inputs[0].new_empty(sizes) for _, _, sizes in fresh)
+    made = tuple(inputs[0].new_empty(sizes, dtype=DTYPE) for _, _, sizes in fresh)
     return made[0] if len(made) == 1 else made

@@ -117,7 +117,8 @@ class FusedKernel(ABC):
         body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
         fresh = outs[: len(outs) - len(self.signature.updates)]
         sizes = (list(size) for _, _, size in self.signature.stores)
-        body += [f"{out} = x0.new_empty({size})" for out, size in zip(fresh, sizes, strict=False)]
+        dtype = ", dtype=torch.float32" if self.program.masks else ""
+        body += [f"{out} = x0.new_empty({size}{dtype})" for out, size in zip(fresh, sizes, strict=False)]
         written = outs[: len(fresh)] + [names[index] for index in self.signature.updates]
         body += [*call(names, written), f"return {', '.join(fresh)}"]
         return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]

@@ -31,6 +31,8 @@ Operand = int | float
 """A step's number, or an immediate constant (always a float)."""
 
 REDUCERS = frozenset({"sum", "max", "min"})
+SCANS = {"cumsum": "sum", "cumprod": "product", "cumsum_reversed": "sum"}
+"""Steps that combine what comes up to a point along the last dimension, and how."""
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
 UNARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "log1p", "expm1", "sin", "cos")
 ACTIVATIONS = (
@@ -121,6 +123,16 @@ class LoopProgram:
         """Loads whose position may lie outside their tensor."""
         return [load for load in self.loads.values() if load.window is not None]
 
+    @property
+    def scans(self) -> list[int]:
+        """Steps that are scans."""
+        return [index for index, step in enumerate(self.steps) if step.name in SCANS]
+
+    @property
+    def masks(self) -> bool:
+        """Whether a load is of booleans."""
+        return any(value(load.node).dtype == torch.bool for load in self.loads.values())
+
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
         """A step that reads an outside tensor."""
         wanted = Load(node, tuple(strides), offset, window)
@@ -163,13 +175,13 @@ class LoopProgram:
             if number is None:
                 raise UnsupportedError("an argument is no number")
             return number
+        if not is_tensor(item) or value(item).dtype not in (DTYPE, torch.bool):
+            raise UnsupportedError("an operand is neither float32 nor boolean")
         if item in self.values:
             full = self.level_of_shape(shape(item)) == FULL
             if not full and len(shape(item)) != len(self.logical) and math.prod(shape(item)) > 1 and level != ROW:
                 raise UnsupportedError("a reduced value is broadcast along another dimension")
             return self.values[item]
-        if value(item).dtype != DTYPE or not is_tensor(item):
-            raise UnsupportedError("an operand is not float32")
         return self._outside(item, level)
 
     def _outside(self, item: fx.Node, level: str) -> int:
@@ -315,8 +327,10 @@ def _where(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -
         condition, chosen, other = node.args[1], node.args[2], node.args[0]
     else:
         condition, chosen, other = node.args
-    if not isinstance(condition, fx.Node) or not is_call(condition, *COMPARISONS):
-        raise UnsupportedError("a mask that is loaded")
+    if not isinstance(condition, fx.Node):
+        raise UnsupportedError("a mask that is a number")
+    if not is_call(condition, *COMPARISONS):
+        return program.add("where", program.add("ne", get(condition), 0.0), get(chosen), get(other))
     name = COMPARISONS[condition.target.overloadpacket]  # type: ignore[union-attr]
     test = program.add(name, get(condition.args[0]), get(condition.args[1]))
     return program.add("where", test, get(chosen), get(other))

@@ -1,4 +1,4 @@
-"""Lowers norms and reductions of rows into steps of a program."""
+"""Lowers norms, reductions and scans of rows into steps of a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from kernelwright.rewrites.fusion.program import DTYPE, FULL, LoopProgram, Lowering, Operand, UnsupportedError
+from kernelwright.rewrites.fusion.program import DTYPE, FULL, LoopProgram, Lowering, Operand, UnsupportedError, Window
 from kernelwright.rewrites.graph import (
     argument,
     arguments,
@@ -17,6 +17,7 @@ from kernelwright.rewrites.graph import (
     is_call,
     is_mutable,
     is_tensor,
+    read_once,
     scalar,
     shape,
     value,
@@ -165,6 +166,59 @@ ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
 }
 """Lowering of each operator that reduces rows into steps."""
+
+
+def _scan(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """A cumulative sum or product, also from the end or of what comes before each element."""
+    last = len(program.logical) - 1
+    if is_call(node, aten.flip):
+        scan = read_once(node.args[0], aten.cumsum)
+        first = read_once(scan.args[0], aten.flip) if scan is not None else None
+        if scan is None or first is None or not node.args[1] == first.args[1] == [scan.args[1]]:
+            raise UnsupportedError("a flip that belongs to no scan")
+    else:
+        scan, first = node, None
+    if is_call(node, aten.cat):
+        scan = read_once(padded[1], aten.cumsum) if (padded := _after_zeros(node)) and padded[1] is not None else None
+    if scan is None or scan.kwargs.get("dtype") is not None or int(argument(scan, "dim")) % (last + 1) != last:
+        raise UnsupportedError("no scan along the last dimension")
+    if any(is_call(user, aten.flip) or _after_zeros(user) for user in scan.users) and scan is node:
+        raise UnsupportedError("a scan that is part of another one")
+    name = "cumprod" if is_call(scan, aten.cumprod) else "cumsum" if first is None else "cumsum_reversed"
+    if any(program.steps[index].name != name for index in program.scans):
+        raise UnsupportedError("another scan")
+    source: Any = (first or scan).args[0]
+    if source in program.values:
+        return program.add(name, get(source))
+    zeros = 0
+    if scan is not node and first is None:
+        zeros = program.logical[-1] - shape(source)[-1]
+    elif is_call(source, aten.slice) and (padded := _after_zeros(source.args[0])) and source.args[1] != last:
+        if argument(source, "start") in (None, 0) and argument(source, "step") == 1:
+            zeros, source = padded
+    elif padded := _after_zeros(source):
+        zeros, source = padded
+    if not zeros:
+        return program.add(name, get(source))
+    if value(source).dtype != DTYPE or len(shape(source)) != last + 1 or name == "cumprod":
+        raise UnsupportedError("zeros before something else")
+    strides = value(source).stride()
+    window = Window((0,) * last + (-zeros,), (1,) * (last + 1), shape(source), 0.0)
+    return program.add(name, program.load(source, strides, -zeros * strides[-1], window))
+
+
+def _after_zeros(node: Any) -> tuple[int, fx.Node] | None:
+    """How many zeros stand before a tensor along the last dimension of a concatenation, and the tensor."""
+    if not is_call(node, aten.cat) or len(node.args[0]) != 2:
+        return None
+    zeros, rest = node.args[0]
+    dim = int(argument(node, "dim")) % len(shape(node))
+    made = is_call(zeros, aten.zeros_like, aten.zeros, aten.new_zeros)
+    return (shape(zeros)[dim], rest) if made and dim == len(shape(node)) - 1 else None
+
+
+SCAN_OPERATORS: dict[Any, Lowering] = dict.fromkeys((aten.cumsum, aten.cumprod, aten.flip, aten.cat), _scan)
+"""Lowering of each operator that is, or ends, a scan."""
 
 
 def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:

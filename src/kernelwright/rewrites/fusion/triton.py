@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
+
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
@@ -34,6 +36,8 @@ FEW_PROGRAMS = 4 * 132
 """Rows below which a program for each keeps an H100 or H200 from its full rate, so that chunks of rows are programs."""
 MOST_CHUNKS = 2048
 """Chunks of a row: each program of the next pass combines this many partial results."""
+SHORTEST_SCAN = 512
+"""Elements of the shortest rows that are scanned."""
 SPLIT_ROWS = "split-rows"
 """Technique: chunks of few long rows are programs of their own."""
 LARGEST_TILE = 16384
@@ -83,6 +87,10 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
+    if program.scans:
+        rows, columns = math.prod(program.logical[:-1]), program.logical[-1]
+        # A program for each row has too little to do in short ones, and leaves multiprocessors idle in few long ones.
+        return not program.reduced and columns >= SHORTEST_SCAN and (rows >= FEW_PROGRAMS // 4 or columns <= LARGEST_TILE)
     if program.windows:
         return not program.reduced and len(program.logical) > 1
     reduced = points(nest.reduced) if nest.reduced else 1
@@ -160,8 +168,13 @@ class TritonKernel(FusedKernel):
 
     def _load(self, index: int, offset: str, mask: str) -> str:
         number = self.load_steps.index(index)
-        masked = f", mask={mask}, other=0.0" if mask else ""
-        return f"v{index} = tl.load({self._tensor(number)}{' + ' + offset if offset else ''}{masked})"
+        place = self._tensor(number) + (f" + {offset}" if offset else "") + (f", mask={mask}, other=0.0" if mask else "")
+        return f"v{index} = {self._read(index, place)}"
+
+    def _read(self, index: int, what: str) -> str:
+        """A load, as a number also where the tensor holds booleans."""
+        boolean = self.program.loads[index].node.meta["val"].dtype == torch.bool
+        return f"tl.load({what}){'.to(tl.float32)' if boolean else ''}"
 
     def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
         """An output is written at a position of a loop."""

@@ -48,6 +48,11 @@ def _min_or_nan(x, y):
 
 
 @triton.jit
+def _product(x, y):
+    return x * y
+
+
+@triton.jit
 def _more_exponentials(total, largest, x):
     """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
     above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)

@@ -1,4 +1,7 @@
-"""Prints programs that read windows as Triton kernels, whose tiles are a few rows of the output: their taps share loads."""
+"""Prints programs that read windows or scan rows as Triton kernels.
+
+A tile of windows is a few rows of the output, whose taps share loads. A tile of a scan is a stretch of a row.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from kernelwright.rewrites.fusion.program import Load
+from kernelwright.rewrites.fusion.nest import Dim
+from kernelwright.rewrites.fusion.program import SCANS, Load
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
 
@@ -18,11 +22,19 @@ PROGRAMS = 8 * 132
 """Programs below which an H100 or H200 is not filled, so that each takes fewer rows."""
 
 
-class _Rows:
-    """Statements for the rows of a tile. What a row computes that an earlier one has is shared."""
+class _Statements:
+    """Statements at the points of a tile, whose indices are `i0`, `i1`, ...; what was stated before is not stated again.
 
-    def __init__(self, kernel: TritonKernel) -> None:
+    Args:
+        kernel: Of which these are statements.
+        beyond: The dimension from which on indices may exceed the output's.
+        inside: Text of the test of what is left of it.
+    """
+
+    def __init__(self, kernel: TritonKernel, beyond: int, inside: str) -> None:
         self.kernel = kernel
+        self.beyond = beyond
+        self.inside = inside
         self.known: dict[str, str] = {}
         self.lines: list[str] = []
 
@@ -33,48 +45,67 @@ class _Rows:
             self.lines.append(f"{self.known[text]} = {text}")
         return self.known[text]
 
-    def position(self, tensor: str, strides: Sequence[int], offset: int) -> str:
+    def _position(self, tensor: str, strides: Sequence[int], offset: int) -> str:
         """Pointers of a tensor for the first row of the tile, and a constant."""
         terms = [f"i{dim}" if one == 1 else f"i{dim} * {one}" for dim, one in enumerate(strides) if one]
         base = self.name(" + ".join([tensor, *terms]), "p") if terms else tensor
         return f"{base} + {offset}" if offset > 0 else f"{base} - {-offset}" if offset else base
 
-    def row(self, number: int) -> list[str]:
-        """The statements of one row."""
+    def steps(self, row: int = 0) -> list[str]:
+        """Statements of all steps and stores at a row of the tile, counted along the last dimension but one."""
         self.lines = []
         kernel, program = self.kernel, self.kernel.program
-        sizes, last = program.logical, len(program.logical) - 1
-        inside = self.name(f"i{last - 1} < {sizes[last - 1] - number}", "m") + " & in_tile"
+        last = len(program.logical) - 1
+        inside = self.inside
+        if self.beyond < last:
+            inside = f"{self.name(f'i{last - 1} < {program.logical[last - 1] - row}', 'm')} & {inside}"
         names: dict[int, str] = {}
         for index, step in enumerate(program.steps):
             if step.name == "load":
-                text = self._load(kernel.load_steps.index(index), program.loads[index], number, inside)
-            else:
+                text = kernel._read(index, self._place(index, row, inside))
+            elif step.name not in SCANS:
                 text = re.sub(r"\bv(\d+)\b", lambda found: names[int(found[1])], kernel._step(index).partition(" = ")[2])
-            names[index] = self.name(text, "v")
-        dense = contiguous_strides(sizes)
+            if step.name in SCANS:
+                self._scan(index, names)
+            else:
+                names[index] = self.name(text, "v")
+        dense = contiguous_strides(program.logical)
         for place, (step_index, _, _) in enumerate(kernel.signature.stores):
-            pointer = self.position(f"out{place}", dense, number * dense[last - 1])
+            pointer = self._position(f"out{place}", dense, row * dense[last - 1] if row else 0)
             self.lines.append(f"tl.store({pointer}, {names[step_index]}, mask={inside})")
         return self.lines
 
-    def _load(self, place: int, load: Load, number: int, inside: str) -> str:
-        pointer = self.position(self.kernel._tensor(place), load.strides, load.offset + number * load.strides[-2])
+    def _scan(self, index: int, names: dict[int, str]) -> None:
+        """A scan of this tile after those before it, whose result is `c{index}`."""
+        name = self.kernel._name_of(index)
+        neutral, sign = ("0.0", "+") if SCANS[name] == "sum" else ("1.0", "*")
+        operand = self.kernel.program.steps[index].operands[0]
+        given = names[operand] if isinstance(operand, int) else self.kernel._literal(operand)
+        source = self.name(f"tl.where({self.inside}, {given}, {neutral})", "x")
+        function, _, reverse = name.partition("_")
+        scan = f"tl.{function}({source}, axis=0{', reverse=True' if reverse else ''})"
+        names[index] = self.name(f"{scan} {sign} c{index}", "v")
+        whole = f"tl.sum({source}, axis=0)" if sign == "+" else f"tl.reduce({source}, axis=0, combine_fn=_product)"
+        self.lines.append(f"c{index} = c{index} {sign} {whole}")
+
+    def _place(self, index: int, row: int, inside: str) -> str:
+        """Pointers of a load, and its mask."""
+        load = self.kernel.program.loads[index]
+        moved = row * load.strides[-2] if row else 0
+        pointer = self._position(self.kernel._tensor(self.kernel.load_steps.index(index)), load.strides, load.offset + moved)
         window, last = load.window, len(load.strides) - 1
         if window is None:
-            # A tile that lies beyond the last one is at the place of another one in all but its rows and columns.
-            return f"tl.load({pointer}, mask={inside}, other=0.0)" if any(load.strides[-2:]) else f"tl.load({pointer})"
-        tests = ["in_tile"]
+            # A tile that lies beyond the last one is at the place of another one in all but these dimensions.
+            return f"{pointer}, mask={inside}, other=0.0" if any(load.strides[self.beyond :]) else pointer
+        tests = [self.inside]
         for dim, (shift, step, size) in enumerate(zip(window.shifts, window.steps, window.sizes, strict=True)):
             if dim == last - 1:
-                shift += number * step
+                shift += row * step
             at = f"i{dim} * {step}" if step != 1 else f"i{dim}"
-            # Tiles may hold more rows and columns than the output; other dimensions are known.
-            beyond = dim >= last - 1 or (self.kernel.program.logical[dim] - 1) * step + shift >= size
-            bounds = [f"({at} >= {-shift})"] * (shift < 0) + [f"({at} < {size - shift})"] * beyond
+            above = dim >= self.beyond or (self.kernel.program.logical[dim] - 1) * step + shift >= size
+            bounds = [f"({at} >= {-shift})"] * (shift < 0) + [f"({at} < {size - shift})"] * above
             tests += [self.name(" & ".join(bounds), "m")] if bounds else []
-        outside = self.kernel._literal(window.outside)
-        return f"tl.load({pointer}, mask={self.name(' & '.join(tests), 'm')}, other={outside})"
+        return f"{pointer}, mask={self.name(' & '.join(tests), 'm')}, other={self.kernel._literal(window.outside)}"
 
 
 def _knobs(sizes: tuple[int, ...], loads: list[Load]) -> dict[str, tuple[int, ...]]:
@@ -90,6 +121,37 @@ def _knobs(sizes: tuple[int, ...], loads: list[Load]) -> dict[str, tuple[int, ..
     if math.prod(sizes) < PROGRAMS * POINTS * rows[0]:
         rows.sort()
     return {"rows": tuple(rows), "width": tuple(widths), "warps": (4, 8, 2)}
+
+
+class ScanKernel(TritonKernel):
+    """A Triton kernel whose programs go along a row each, tile by tile, and its launcher."""
+
+    def _pointwise(self) -> str:
+        sizes, last = self.program.logical, len(self.program.logical) - 1
+        rows, columns = math.prod(sizes[:-1]), sizes[-1]
+        tile = min(4096, 1 << (columns - 1).bit_length())
+        options = {"tile": (tile, *(one for one in (tile // 2, 2 * tile) if one < 2 * columns)), "warps": (8, 4, 16)}
+        knobs, constant = f"KNOBS_{self.__name__.upper()}", f"{self.__name__.upper()}_TILE"
+        dims = [Dim(size, ()) for size in sizes[:-1]]
+        steps = f"({columns} + TILE - 1) // TILE"
+        backwards = any(self._name_of(index).endswith("reversed") for index in self.program.scans)
+        body = [
+            f"row = tl.program_id(0).to({self._index_type()})",
+            *self._split(dims, self._numbered("i", dims), "row"),
+            *(
+                f"c{index} = tl.full([1], {1.0 if SCANS[self._name_of(index)] == 'product' else 0.0}, tl.float32)"
+                for index in self.program.scans
+            ),
+            f"for step in range(0, {steps}):",
+            f"    i{last} = {f'({steps} - 1 - step)' if backwards else 'step'} * TILE + tl.arange(0, TILE)",
+            f"    inside = i{last} < {columns}",
+            *(f"    {line}" for line in _Statements(self, last, "inside").steps()),
+        ]
+        launch = f"_{self.__name__}_launch"
+        lines = [f"{knobs} = {options!r}", f'{constant} = {knobs}["tile"][0]', "", ""]
+        lines += self._definition("kernel", [*self.inputs, *self.outputs, "TILE: tl.constexpr"], body)
+        lines += [f'{launch} = _Launch(_{self.__name__}_kernel, {rows}, {knobs}["warps"][0], {constant})', "", ""]
+        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
 
 
 class WindowKernel(TritonKernel):
@@ -122,9 +184,9 @@ def _printed(kernel: TritonKernel) -> str:
     ]
     for dim in range(last - 2, -1, -1):
         body += [f"i{dim} = task % {sizes[dim]}", f"task = task // {sizes[dim]}"] if dim else ["i0 = task"]
-    printer = _Rows(kernel)
+    statements = _Statements(kernel, last - 1, "in_tile")
     for number in range(max(options["rows"])):
-        lines = printer.row(number)
+        lines = statements.steps(number)
         body += [f"if ROWS > {number}:", *(f"    {line}" for line in lines)] if number else lines
     constants = [f"{one}: tl.constexpr" for one in ("ROWS", "WIDTH", "MANY")]
     declared = [
