@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from kernelwright.records.knobs import fixed, knobs_of
-from kernelwright.rewrites.fusion import groups
+from kernelwright.rewrites.fusion import groups, windows
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
@@ -73,6 +73,10 @@ x = torch.cumsum(a * b, 1) + 1, torch.cumprod(a * 0.01 + 1, 1), torch.cumsum(a.f
 y = torch.cat((zeros, torch.cumsum(a.narrow(1, 0, 599), 1)), 1), torch.cumsum(torch.cat((zeros, a), 1)[:-1], 1)
 return x, y, a.masked_fill(b, 3.0) * 2
 """
+CONVOLUTIONS = """
+x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b)
+return x, self.t1(c), self.t2(a).tanh() + self.s[:5], self.t3(b)
+"""
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -84,6 +88,13 @@ self.b = nn.BatchNorm2d(6)
 self.d1 = nn.Conv1d(6, 6, 7, padding=3, groups=6)
 self.d2 = nn.Conv2d(6, 6, (3, 5), padding=1, dilation=(2, 1), groups=6)
 self.d3 = nn.Conv3d(6, 6, 3, stride=(1, 2, 1), padding=(0, 1, 2), groups=6, bias=False)
+self.c1 = nn.Conv2d(6, 20, 3, padding=1, stride=(1, 2))
+self.c2 = nn.Conv2d(6, 9, (3, 2), dilation=2, bias=False)
+self.c3 = nn.Conv3d(6, 8, (3, 2, 1))
+self.c4 = nn.Conv3d(6, 5, 1)
+self.t1 = nn.ConvTranspose1d(6, 5, 5, stride=3, dilation=2, padding=2)
+self.t2 = nn.ConvTranspose2d(6, 5, 3, padding=1)
+self.t3 = nn.ConvTranspose3d(6, 4, (3, 5, 2), stride=(2, 3, 1), padding=(1, 0, 0), dilation=(1, 2, 3))
 """
 CASES = {
     "pointwise": (POINTWISE, "torch.randn(4, 5, 11, 13), torch.randn(4, 5, 11, 13)"),
@@ -96,11 +107,13 @@ GPU_CASES = {
     **CASES,
     "whole": (WHOLE, "torch.randn(130, 143)"),
     "windows": (WINDOWS, "torch.randn(1, 6, 13, 18), torch.randn(1, 6, 97), torch.randn(1, 6, 9, 7, 8)"),
+    "convolutions": (CONVOLUTIONS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
     "scans": (SCANS, "torch.randn(5, 600), torch.randn(5, 600) > 0"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
-ALONE = ("windows", "scans")
+ALONE = ("windows", "scans", "convolutions")
 """Cases of operators that are kernels of their own."""
+TILED = ("tiled-convolution",)
 
 
 def sample(name: str) -> str:
@@ -178,12 +191,16 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     monkeypatch.setattr(groups, "SMALLEST", 256)
-    done = apply_rules(sample(name), fuse="cuda", single=name in ALONE)
+    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
+    done = apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True)
     assert ("row = row * " in done.source) == (name in ("rows", "short", "groups")), "several rows are one program's"
     fused = "fuse-all-triton" if name in ALONE else "fuse-chains-triton"
-    assert done.fired == (fused, *(("split-rows",) if name in ("long", "whole") else ()))
+    assert done.fired == (
+        fused,
+        *(("split-rows",) if name in ("long", "whole") else TILED if name == "convolutions" else ()),
+    )
     interpret(done.reference, done.source, tmp_path)
-    if name in ALONE:
+    if name in ALONE[:2]:
         most = {name: max(choices) for name, choices in knobs_of(done.source).items()}
         interpret(done.reference, fixed(done.source, most), tmp_path)
 
@@ -225,6 +242,29 @@ def test_windows_are_fused_where_all_are_alike(forward: str, state: str, fires: 
 def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
     done = apply_rules(task_text(f"return {forward}", "torch.randn(70, 600)"), fuse="cuda", single=True)
     assert done.fired == (("fuse-all-triton",) if fires else ())
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes", "fires"),
+    [
+        ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", True),
+        ("nn.Conv2d(8, 64, 3)", "1, 8, 32, 32", False),
+        ("nn.Conv2d(8, 64, 3, padding='same')", "4, 8, 64, 64", False),
+        ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", False),
+        ("nn.Conv2d(256, 16, 3)", "4, 256, 64, 64", False),
+        ("nn.Conv2d(3, 64, 1)", "4, 3, 64, 64", False),
+        ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", True),
+        ("nn.ConvTranspose2d(32, 64, 3, stride=4)", "4, 32, 32, 32", False),
+        ("nn.ConvTranspose2d(32, 64, 3, stride=2, dilation=2)", "4, 32, 32, 32", False),
+    ],
+)
+def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: str, fires: bool) -> None:
+    text = task_text("return self.c(a)", f"torch.randn({sizes})", f"self.c = {layer}")
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True)
+    assert done.fired == (("fuse-all-triton", *TILED) if fires else ())
+    # The precision is TF32's, so that whoever forbids it gets the reference.
+    assert ("torch.backends.cudnn.allow_tf32" in done.source) == fires
+    assert not apply_rules(text, fuse="cuda", single=True).fired
 
 
 def test_a_pool_reads_what_another_kernel_computes() -> None:
@@ -318,7 +358,8 @@ def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2
 
 
 LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2, "ROWS": 2, "WIDTH": 64, "MANY": 4}
-"""Constants of kernels whose programs compute chunks of rows or windows."""
+LENGTHS |= {"POINTS": 64, "CHANNELS": 32, "LENGTH": 16}
+"""Constants of kernels whose programs compute chunks of rows, windows or convolutions."""
 
 
 @needs_triton
@@ -328,12 +369,13 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     monkeypatch.setattr(groups, "SMALLEST", 256)
+    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(sample(name), fuse="cuda", single=name in ALONE).source)
+    path.write_text(apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True).source)
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None

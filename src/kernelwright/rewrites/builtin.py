@@ -33,6 +33,8 @@ class Recipe:
     wrapper: str | None = None
     product: str | None = None
     """How large float32 products are computed: one of `products.FORMS`."""
+    tiled: bool = False
+    """Whether kernels of our own compute convolutions, with what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,10 @@ class Workshop:
                 return "", ()
             fired.append(recipe.product)
         if recipe.fuse:
-            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all")
+            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all", convolutions=recipe.tiled)
             for graph in graphs:
                 foundry.fuse(graph)
-            if not foundry.techniques and not recipe.product:
+            if (not foundry.techniques and not recipe.product) or recipe.tiled != (fusion.TILED in foundry.techniques):
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
@@ -191,6 +193,10 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands.
         yield replace(whole, fuse="all", product=technique)
         yield replace(whole, fuse="all", product=technique, wrapper="cuda-graph")
+    if workshop.device.startswith("cuda"):
+        # A kernel that also computes what follows saves reading and writing the convolution's result.
+        yield replace(whole, fuse="all", tiled=True)
+        yield replace(whole, fuse="all", tiled=True, wrapper="cuda-graph")
     fused = workshop.build(replace(whole, fuse="all"))
     if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
         # A kernel with a program for each row, as eager has, leaves most of the GPU idle.
@@ -249,6 +255,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         ),
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
         next((name for name in techniques if name in products.FORMS), None),
+        fusion.TILED in techniques,
     )
 
 

@@ -254,7 +254,8 @@ def module(
     kinds: dict[Any, list[GeneratedKernel]] = {}
     for kernel in kernels.values():
         kinds.setdefault(type(kernel).prologue, []).append(kernel)
-    guards = _guards(trace, _kernel_guards(trace, first) if first else [])
+    settings = dict.fromkeys(one for kernel in kernels.values() for one in getattr(kernel, "requires", ()))
+    guards = _guards(trace, [*_kernel_guards(trace, first), *settings] if first else [])
     forward = (
         [
             f"if not ({' and '.join(guards)}):",

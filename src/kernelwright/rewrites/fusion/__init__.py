@@ -8,32 +8,43 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
+from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
+from kernelwright.rewrites.fusion.windows import TILED
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["SPLIT_ROWS", "Foundry"]
+__all__ = ["SPLIT_ROWS", "TILED", "Foundry"]
 
 
 def _triton_kernel(name: str, program: LoopProgram, *rest: Any) -> triton.TritonKernel:
+    if program.convolution is not None:
+        return ConvolutionKernel(name, program, *rest)
     kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
     return kind(name, program, *rest)
 
 
 class Foundry:
-    """Makes the kernels of one module; equal kernels are made once. With `single`, one operator alone may become one."""
+    """Makes the kernels of one module; equal kernels are made once.
 
-    def __init__(self, device: str, single: bool = False) -> None:
+    Args:
+        device: Where they run.
+        single: Whether one operator alone may become one.
+        convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
+    """
+
+    def __init__(self, device: str, single: bool = False, convolutions: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
         self._single = single
         self._alone = False
         on_gpu = device.startswith("cuda")
         self._language = "triton" if on_gpu else "cpp"
         self._type: Callable[..., Any] = _triton_kernel if on_gpu else cpp.CppKernel
-        self._accepts = triton.accepts if on_gpu else cpp.accepts
+        printable = triton.accepts if on_gpu else cpp.accepts
+        self._accepts = lambda program: (convolutions or program.convolution is None) and printable(program)
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -41,7 +52,9 @@ class Foundry:
         if not self._kernels:
             return ()
         splits = any(kernel.splits_rows for kernel in self._kernels.values())
-        return (f"fuse-{'all' if self._alone else 'chains'}-{self._language}", *([SPLIT_ROWS] if splits else []))
+        tiles = any(kernel.program.convolution is not None for kernel in self._kernels.values())
+        fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
+        return (fused, *([SPLIT_ROWS] if splits else []), *([TILED] if tiles else []))
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""

@@ -25,6 +25,7 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
+from kernelwright.rewrites.rules.convolution import Geometry
 
 FULL, ROW = "full", "row"
 Operand = int | float
@@ -75,6 +76,11 @@ class Load:
     """Elements before the one at index 0 of every dimension."""
     window: Window | None = None
 
+    @property
+    def is_mask(self) -> bool:
+        """Whether it is of booleans."""
+        return getattr(self.node.meta.get("val"), "dtype", DTYPE) == torch.bool
+
 
 @dataclass(slots=True)
 class LoopProgram:
@@ -92,6 +98,8 @@ class LoopProgram:
     """The step that computes each node of the group."""
     updates: dict[fx.Node, int] = field(default_factory=dict)
     """The step that computes what each running statistic becomes."""
+    convolution: Geometry | None = None
+    """What the step `convolution` computes of the first two loads."""
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -131,7 +139,7 @@ class LoopProgram:
     @property
     def masks(self) -> bool:
         """Whether a load is of booleans."""
-        return any(value(load.node).dtype == torch.bool for load in self.loads.values())
+        return any(load.is_mask for load in self.loads.values())
 
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
         """A step that reads an outside tensor."""

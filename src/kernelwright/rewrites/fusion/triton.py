@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import torch
-
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
@@ -87,6 +85,8 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
+    if program.convolution is not None:
+        return not (program.reduced or program.scans or program.windows)
     if program.scans:
         rows, columns = math.prod(program.logical[:-1]), program.logical[-1]
         # A program for each row has too little to do in short ones, and leaves multiprocessors idle in few long ones.
@@ -173,8 +173,7 @@ class TritonKernel(FusedKernel):
 
     def _read(self, index: int, what: str) -> str:
         """A load, as a number also where the tensor holds booleans."""
-        boolean = self.program.loads[index].node.meta["val"].dtype == torch.bool
-        return f"tl.load({what}){'.to(tl.float32)' if boolean else ''}"
+        return f"tl.load({what}){'.to(tl.float32)' if self.program.loads[index].is_mask else ''}"
 
     def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
         """An output is written at a position of a loop."""

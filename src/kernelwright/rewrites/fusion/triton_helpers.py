@@ -97,17 +97,18 @@ class _Launch:
     on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
     """
 
-    def __init__(self, kernel, grid, warps, *constants):
+    def __init__(self, kernel, grid, warps, *constants, **options):
         self.kernel, self.grid, self.warps, self.constants = kernel, (grid, 1, 1), warps, constants
+        self.options = {"num_warps": warps, **options}
         self.compiled = {}
 
     def __call__(self, *tensors):
         if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
-            return self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
+            return self.kernel[self.grid](*tensors, *self.constants, **self.options)
         device = tensors[0].device.index
         compiled = self.compiled.get(device)
         if compiled is None:
-            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, num_warps=self.warps)
+            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, **self.options)
         else:
             compiled[self.grid](*tensors, *self.constants)
 '''

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.program import SCANS, Load
@@ -22,19 +23,23 @@ PROGRAMS = 8 * 132
 """Programs below which an H100 or H200 is not filled, so that each takes fewer rows."""
 
 
-class _Statements:
+class Statements:
     """Statements at the points of a tile, whose indices are `i0`, `i1`, ...; what was stated before is not stated again.
 
     Args:
         kernel: Of which these are statements.
         beyond: The dimension from which on indices may exceed the output's.
         inside: Text of the test of what is left of it.
+        masks: Texts of tests that a load needs where it varies along a dimension, if not `inside`.
     """
 
-    def __init__(self, kernel: TritonKernel, beyond: int, inside: str) -> None:
+    def __init__(
+        self, kernel: TritonKernel, beyond: int, inside: str, masks: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         self.kernel = kernel
         self.beyond = beyond
         self.inside = inside
+        self.masks = masks
         self.known: dict[str, str] = {}
         self.lines: list[str] = []
 
@@ -60,7 +65,11 @@ class _Statements:
         if self.beyond < last:
             inside = f"{self.name(f'i{last - 1} < {program.logical[last - 1] - row}', 'm')} & {inside}"
         names: dict[int, str] = {}
+        tiled = next((index for index, step in enumerate(program.steps) if step.name == "convolution"), None)
         for index, step in enumerate(program.steps):
+            if tiled is not None and index in (tiled, *program.steps[tiled].operands):
+                names[index] = "acc"
+                continue
             if step.name == "load":
                 text = kernel._read(index, self._place(index, row, inside))
             elif step.name not in SCANS:
@@ -96,7 +105,8 @@ class _Statements:
         window, last = load.window, len(load.strides) - 1
         if window is None:
             # A tile that lies beyond the last one is at the place of another one in all but these dimensions.
-            return f"{pointer}, mask={inside}, other=0.0" if any(load.strides[self.beyond :]) else pointer
+            along = [self.masks.get(dim, inside) for dim, one in enumerate(load.strides) if one and dim >= self.beyond]
+            return f"{pointer}, mask={' & '.join(dict.fromkeys(along))}, other=0.0" if along else pointer
         tests = [self.inside]
         for dim, (shift, step, size) in enumerate(zip(window.shifts, window.steps, window.sizes, strict=True)):
             if dim == last - 1:
@@ -145,7 +155,7 @@ class ScanKernel(TritonKernel):
             f"for step in range(0, {steps}):",
             f"    i{last} = {f'({steps} - 1 - step)' if backwards else 'step'} * TILE + tl.arange(0, TILE)",
             f"    inside = i{last} < {columns}",
-            *(f"    {line}" for line in _Statements(self, last, "inside").steps()),
+            *(f"    {line}" for line in Statements(self, last, "inside").steps()),
         ]
         launch = f"_{self.__name__}_launch"
         lines = [f"{knobs} = {options!r}", f'{constant} = {knobs}["tile"][0]', "", ""]
@@ -184,7 +194,7 @@ def _printed(kernel: TritonKernel) -> str:
     ]
     for dim in range(last - 2, -1, -1):
         body += [f"i{dim} = task % {sizes[dim]}", f"task = task // {sizes[dim]}"] if dim else ["i0 = task"]
-    statements = _Statements(kernel, last - 1, "in_tile")
+    statements = Statements(kernel, last - 1, "in_tile")
     for number in range(max(options["rows"])):
         lines = statements.steps(number)
         body += [f"if ROWS > {number}:", *(f"    {line}" for line in lines)] if number else lines

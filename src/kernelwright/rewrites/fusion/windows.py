@@ -1,6 +1,7 @@
-"""Lowers pools and depthwise convolutions: each point reads a window of another tensor, tap by tap.
+"""Lowers pools and convolutions: each point reads a window of another tensor.
 
-A tap is a load whose position moves with the point. Outside the tensor it reads a constant. What follows is pointwise.
+In pools and depthwise convolutions each tap is a load whose position moves with the point; outside the tensor it reads a
+constant. Other convolutions are one step, which tiles on tensor cores compute. What follows is pointwise.
 """
 
 from __future__ import annotations
@@ -9,19 +10,31 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from torch import fx
 
 from kernelwright.rewrites.fusion.program import DTYPE, LoopProgram, Lowering, Operand, UnsupportedError, Window
-from kernelwright.rewrites.graph import arguments, aten, is_call, is_tensor, numbers, shape, value
-from kernelwright.rewrites.rules.convolution import geometry
+from kernelwright.rewrites.graph import arguments, aten, is_call, is_tensor, numbers, numel, shape, value
+from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
+from kernelwright.rewrites.rules.convolution import Geometry, geometry
 
 MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
-CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)
 MOST_TAPS = 128
 """Elements of a window: each is a load of its own in the kernel's text."""
+TILED = "tiled-convolution"
+"""Technique: convolutions are computed by Triton kernels, together with what follows."""
+BYTES_PER_S = 4e12
+"""Of an H200's memory."""
+CUDNN_PASSES, CUDNN_FLOPS = 2.5, 2.5e14
+"""How often cuDNN moves each byte of a convolution in this layout, which its tensor cores want transposed; and its rate."""
+READS_PER_S = 1.4e12
+"""Inputs that these kernels gather each second, with the arithmetic of their places."""
+LEAST_POINTS = 1 << 17
+"""Points of an output below which the time is that of a launch."""
+LEAST_SUM = 16
+"""Length of the sums below which tensor cores multiply mostly zeros."""
 
 
 def _taps(
@@ -94,8 +107,71 @@ def _depthwise(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     return result
 
 
+class Phase(NamedTuple):
+    """Taps of the outputs at one residue along a dimension: tap `j` of output unit `u` is weight `first + j * step`.
+
+    It reads the input at `u * scale + place + j * move`.
+    """
+
+    taps: int
+    first: int
+    step: int
+    scale: int
+    place: int
+    move: int
+
+
+def phases_of(found: Geometry, dim: int) -> list[Phase]:
+    """The phases along a dimension; an ordinary convolution has one."""
+    kernel, stride, padding, dilation = (item[dim] for item in (found.kernel, found.stride, found.padding, found.dilation))
+    if not found.transposed:
+        return [Phase(kernel, 0, 1, stride, -padding, dilation)]
+    phases = []
+    for residue in range(stride):
+        first = next(tap for tap in range(stride) if (residue + padding - tap * dilation) % stride == 0)
+        place = (residue + padding - first * dilation) // stride
+        phases.append(Phase(len(range(first, kernel, stride)), first, stride, 1, place, -dilation))
+    return phases
+
+
+def _refusal(found: Geometry, output: fx.Node) -> str | None:
+    """Why the kernel does not take a convolution or could not be faster than cuDNN; none if it might."""
+    if found.groups != 1 or any(value(item).dtype != DTYPE for item in (found.source, found.weight)):
+        return "wanted one group and float32"
+    steps = list(zip(found.stride, found.dilation, found.kernel, strict=True))
+    if found.transposed and any(math.gcd(stride, dilation) != 1 or kernel < stride for stride, dilation, kernel in steps):
+        return "wanted strides that have no factor in common with the dilation and do not exceed the kernel"
+    length = shape(found.source)[1] * math.prod(found.kernel)
+    if length < LEAST_SUM or numel(output) < LEAST_POINTS:
+        return f"wanted sums of {LEAST_SUM} and {LEAST_POINTS} outputs, found {length} and {numel(output)}"
+    moved = 4 * (numel(output) + numel(found.source)) / BYTES_PER_S
+    products = numel(output) * length / (math.prod(found.stride) if found.transposed else 1)
+    gathered = products / min(128, shape(output)[1]) / READS_PER_S
+    # cuDNN computes transposed convolutions at half the rate of others.
+    if max(moved, gathered) > CUDNN_PASSES * moved + 2 * products / CUDNN_FLOPS * (1 + found.transposed):
+        return "cuDNN takes less time than the kernel takes for gathering its inputs"
+    return None
+
+
+def _convolution(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """Lowering of any convolution: a depthwise one by its taps, another one as a step that tiles compute."""
+    try:
+        return _depthwise(program, node, get)
+    except UnsupportedError:
+        found = geometry(node)
+    if found is None or found.source in program.values or program.reduced or program.convolution or _refusal(found, node):
+        raise UnsupportedError("no convolution that tiles compute")
+    program.convolution = found
+    none = (0,) * len(program.logical)
+    result = program.add("convolution", program.load(found.source, none), program.load(found.weight, none))
+    if is_tensor(found.bias):
+        bias = cast(fx.Node, found.bias)
+        result = program.add("add", result, program.load(bias, (0, value(bias).stride()[0], *none[2:])))
+    return result
+
+
 WINDOWS: dict[Any, Lowering] = {
     **dict.fromkeys((*MAX_POOLS, *AVERAGE_POOLS), _pool),
-    **dict.fromkeys(CONVOLUTIONS, _depthwise),
+    **dict.fromkeys((*CONVOLUTIONS, *TRANSPOSED), _convolution),
 }
 """Lowering of each operator that reads windows."""

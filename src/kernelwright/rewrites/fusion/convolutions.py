@@ -1,0 +1,140 @@
+"""Prints convolutions as products of tiles on tensor cores, in TF32 as cuDNN has them, and what follows in the same kernel.
+
+A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
+outputs at one residue of the stride are an ordinary convolution with some of the taps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+from kernelwright.rewrites.fusion.nest import Dim
+from kernelwright.rewrites.fusion.triton import TritonKernel
+from kernelwright.rewrites.fusion.window_kernel import Statements
+from kernelwright.rewrites.fusion.windows import phases_of
+from kernelwright.rewrites.graph import contiguous_strides, shape, value
+from kernelwright.rewrites.rules.convolution import Geometry
+
+
+class ConvolutionKernel(TritonKernel):
+    """A Triton kernel that computes a convolution and what follows it point by point, and its launcher."""
+
+    requires: ClassVar = ("torch.backends.cudnn.allow_tf32",)
+    names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
+
+    def _pointwise(self) -> str:
+        found = cast(Geometry, self.program.convolution)
+        sizes, name, rank = self.program.logical, self.__name__, len(found.kernel)
+        strides = found.stride if found.transposed else (1,) * rank
+        units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
+        positions = sizes[0] * math.prod(units)
+        phased = [dim for dim in range(rank) if strides[dim] > 1]
+        body = [
+            f"task = tl.program_id(0).to({self._index_type()})",
+            f"blocks = ({sizes[1]} + CHANNELS - 1) // CHANNELS",
+            "i1 = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
+            "task = task // blocks",
+        ]
+        for dim in reversed(phased):
+            body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
+        body += [
+            "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
+            f"in_points, in_channels = point < {positions}, i1 < {sizes[1]}",
+            *self._split(
+                [Dim(size, ()) for size in (sizes[0], *units)], ["i0", *(f"u{dim}" for dim in range(rank))], "point"
+            ),
+            *self._products(found, units),
+        ]
+        for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
+            body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
+            body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
+        body.append("in_tile = in_points & in_channels")
+        masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
+        body += Statements(self, 0, "in_tile", masks).steps()
+        knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
+        lines = [f"{knobs} = {self._choices(found, sizes[1])!r}", f'{", ".join(declared)} = {knobs}["tile"][0]', "", ""]
+        lines += self._definition(
+            "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
+        )
+        grid = f"-(-{positions} // {declared[0]}) * -(-{sizes[1]} // {declared[1]}) * {math.prod(strides)}"
+        launch = f"_{name}_launch"
+        given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, num_stages={knobs}["stages"][0]'
+        lines += [f"{launch} = _Launch(_{name}_kernel, {given})", "", ""]
+        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
+
+    @staticmethod
+    def _choices(found: Geometry, outputs: int) -> dict[str, tuple[Any, ...]]:
+        """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
+        channels = max(16, min(128, 1 << (outputs - 1).bit_length()))
+        points = 256 if channels <= 32 else 128
+        tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
+        return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
+
+    def _products(self, found: Geometry, units: Sequence[int]) -> list[str]:
+        """The tile's sums of products of inputs and weights, in `acc`."""
+        rank, (tiled,) = len(found.kernel), [step for step in self.program.steps if step.name == "convolution"]
+        source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
+        every = [phases_of(found, dim) for dim in range(rank)]
+        strides, sizes, weights = value(found.source).stride(), shape(found.source), value(found.weight).stride()
+        lines = []
+        for dim, phases in enumerate(every):
+            for label in ("taps", "first", "place"):
+                lines.append(f"{label}{dim} = {_choice([getattr(one, label) for one in phases], f'phase{dim}')}")
+            scale = phases[0].scale
+            lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
+        channels = f"{sizes[1]}"
+        lines += [
+            f"length = {' * '.join([channels, *(f'taps{dim}' for dim in range(rank))])}",
+            f"begin = {source} + i0 * {strides[0]} + {' + '.join(f'at{dim} * {strides[dim + 2]}' for dim in range(rank))}",
+            "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
+            "for start in range(0, length, LENGTH):",
+        ]
+        loop = []
+        for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
+            rest = f"{letter}"
+            loop.append(f"{letter} = start + tl.arange(0, LENGTH){index}")
+            for dim in range(rank - 1, -1, -1):
+                if found.kernel[dim] > 1:
+                    loop += [f"{letter}{dim} = {rest} % taps{dim}", f"{letter}_{dim} = {rest} // taps{dim}"]
+                    rest = f"{letter}_{dim}"
+                else:
+                    loop.append(f"{letter}{dim} = 0")
+            loop.append(f"{letter}_channel = {rest}")
+        # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
+        tests = ["in_points"] * (math.prod(units) * shape(found.source)[0] % 512 > 0)
+        tests += ["(r < length)"] * (len(every[0]) > 1 or math.prod(found.kernel) * sizes[1] % 32 > 0)
+        moves = []
+        for dim, phases in enumerate(every):
+            move = phases[0].move
+            ends = [
+                one.place + tap * move + unit
+                for one in phases
+                for tap, unit in itertools.product((0, one.taps - 1), (0, (units[dim] - 1) * one.scale))
+            ]
+            moves.append(f"r{dim} * {move * strides[dim + 2]}")
+            at = f"at{dim} + r{dim} * {move}"
+            tests += [f"({at} >= 0)"] * (min(ends) < 0) + [f"({at} < {sizes[dim + 2]})"] * (max(ends) >= sizes[dim + 2])
+        place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
+        masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+        loop.append(f"inputs = tl.load({place}{masked})")
+        output, channel = (weights[1], weights[0]) if found.transposed else weights[:2]
+        if not found.transposed and weights == contiguous_strides(shape(found.weight)):
+            place = f"i1 * {output} + c"
+        else:
+            taps = [f"(first{dim} + c{dim} * {phases[0].step}) * {weights[dim + 2]}" for dim, phases in enumerate(every)]
+            place = " + ".join([f"i1 * {output}", f"c_channel * {channel}", *taps])
+        loop.append(f"weights = tl.load({weight} + ({place}), mask=(c < length) & in_channels, other=0.0)")
+        loop.append('acc = tl.dot(inputs, weights, acc, input_precision="tf32")')
+        return [*lines, *(f"    {line}" for line in loop)]
+
+
+def _choice(values: Sequence[int], name: str) -> str:
+    """Text of one of several numbers by an index that is known at run time."""
+    text = str(values[-1])
+    if len(set(values)) > 1:
+        for index in range(len(values) - 2, -1, -1):
+            text = f"tl.where({name} == {index}, {values[index]}, {text})"
+    return text
