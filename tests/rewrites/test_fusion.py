@@ -75,7 +75,7 @@ return x, y, a.masked_fill(b, 3.0) * 2
 """
 CONVOLUTIONS = """
 x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b)
-return x, self.t1(c), self.t2(a).tanh() + self.s[:5], self.t3(b)
+return x, self.t1(c), self.t2(a).tanh() + self.s[:1], self.t3(b)
 """
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
@@ -91,10 +91,10 @@ self.d3 = nn.Conv3d(6, 6, 3, stride=(1, 2, 1), padding=(0, 1, 2), groups=6, bias
 self.c1 = nn.Conv2d(6, 20, 3, padding=1, stride=(1, 2))
 self.c2 = nn.Conv2d(6, 9, (3, 2), dilation=2, bias=False)
 self.c3 = nn.Conv3d(6, 8, (3, 2, 1))
-self.c4 = nn.Conv3d(6, 5, 1)
-self.t1 = nn.ConvTranspose1d(6, 5, 5, stride=3, dilation=2, padding=2)
-self.t2 = nn.ConvTranspose2d(6, 5, 3, padding=1)
-self.t3 = nn.ConvTranspose3d(6, 4, (3, 5, 2), stride=(2, 3, 1), padding=(1, 0, 0), dilation=(1, 2, 3))
+self.c4 = nn.Conv3d(6, 18, 2, groups=2)
+self.t1 = nn.ConvTranspose1d(6, 9, 5, stride=3, dilation=2, padding=2)
+self.t2 = nn.ConvTranspose2d(6, 40, 3, padding=1, groups=2)
+self.t3 = nn.ConvTranspose3d(6, 8, (3, 5, 2), stride=(2, 3, 1), padding=(1, 0, 0), dilation=(1, 2, 3))
 """
 CASES = {
     "pointwise": (POINTWISE, "torch.randn(4, 5, 11, 13), torch.randn(4, 5, 11, 13)"),
@@ -250,7 +250,8 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
         ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", True),
         ("nn.Conv2d(8, 64, 3)", "1, 8, 32, 32", False),
         ("nn.Conv2d(8, 64, 3, padding='same')", "4, 8, 64, 64", False),
-        ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", False),
+        ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", True),
+        ("nn.Conv2d(8, 32, 3, groups=8)", "4, 8, 64, 64", False),
         ("nn.Conv2d(256, 16, 3)", "4, 256, 64, 64", False),
         ("nn.Conv2d(3, 64, 1)", "4, 3, 64, 64", False),
         ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", True),

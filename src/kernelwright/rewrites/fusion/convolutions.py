@@ -30,19 +30,21 @@ class ConvolutionKernel(TritonKernel):
         sizes, name, rank = self.program.logical, self.__name__, len(found.kernel)
         strides = found.stride if found.transposed else (1,) * rank
         units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
-        positions = sizes[0] * math.prod(units)
+        positions, outputs = sizes[0] * math.prod(units), sizes[1] // found.groups
         phased = [dim for dim in range(rank) if strides[dim] > 1]
         body = [
             f"task = tl.program_id(0).to({self._index_type()})",
-            f"blocks = ({sizes[1]} + CHANNELS - 1) // CHANNELS",
-            "i1 = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
+            f"blocks = ({outputs} + CHANNELS - 1) // CHANNELS",
+            "channel = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
             "task = task // blocks",
+            *([f"group = task % {found.groups}", f"task = task // {found.groups}"] if found.groups > 1 else ["group = 0"]),
+            f"i1 = group * {outputs} + channel",
         ]
         for dim in reversed(phased):
             body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
         body += [
             "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
-            f"in_points, in_channels = point < {positions}, i1 < {sizes[1]}",
+            f"in_points, in_channels = point < {positions}, channel < {outputs}",
             *self._split(
                 [Dim(size, ()) for size in (sizes[0], *units)], ["i0", *(f"u{dim}" for dim in range(rank))], "point"
             ),
@@ -55,18 +57,18 @@ class ConvolutionKernel(TritonKernel):
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
         body += Statements(self, 0, "in_tile", masks).steps()
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
-        lines = [f"{knobs} = {self._choices(found, sizes[1])!r}", f'{", ".join(declared)} = {knobs}["tile"][0]', "", ""]
+        lines = [f"{knobs} = {self._choices(outputs)!r}", f'{", ".join(declared)} = {knobs}["tile"][0]', "", ""]
         lines += self._definition(
             "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
         )
-        grid = f"-(-{positions} // {declared[0]}) * -(-{sizes[1]} // {declared[1]}) * {math.prod(strides)}"
+        grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {found.groups * math.prod(strides)}"
         launch = f"_{name}_launch"
         given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, num_stages={knobs}["stages"][0]'
         lines += [f"{launch} = _Launch(_{name}_kernel, {given})", "", ""]
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
 
     @staticmethod
-    def _choices(found: Geometry, outputs: int) -> dict[str, tuple[Any, ...]]:
+    def _choices(outputs: int) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
         channels = max(16, min(128, 1 << (outputs - 1).bit_length()))
         points = 256 if channels <= 32 else 128
@@ -85,10 +87,11 @@ class ConvolutionKernel(TritonKernel):
                 lines.append(f"{label}{dim} = {_choice([getattr(one, label) for one in phases], f'phase{dim}')}")
             scale = phases[0].scale
             lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
-        channels = f"{sizes[1]}"
+        channels = sizes[1] // found.groups
         lines += [
-            f"length = {' * '.join([channels, *(f'taps{dim}' for dim in range(rank))])}",
-            f"begin = {source} + i0 * {strides[0]} + {' + '.join(f'at{dim} * {strides[dim + 2]}' for dim in range(rank))}",
+            f"length = {' * '.join([str(channels), *(f'taps{dim}' for dim in range(rank))])}",
+            f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
+            + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             "for start in range(0, length, LENGTH):",
         ]
@@ -105,7 +108,7 @@ class ConvolutionKernel(TritonKernel):
             loop.append(f"{letter}_channel = {rest}")
         # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
         tests = ["in_points"] * (math.prod(units) * shape(found.source)[0] % 512 > 0)
-        tests += ["(r < length)"] * (len(every[0]) > 1 or math.prod(found.kernel) * sizes[1] % 32 > 0)
+        tests += ["(r < length)"] * (len(every[0]) > 1 or math.prod(found.kernel) * channels % 32 > 0)
         moves = []
         for dim, phases in enumerate(every):
             move = phases[0].move
@@ -120,12 +123,15 @@ class ConvolutionKernel(TritonKernel):
         place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
         masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         loop.append(f"inputs = tl.load({place}{masked})")
-        output, channel = (weights[1], weights[0]) if found.transposed else weights[:2]
+        if found.transposed:
+            row = f"(c_channel + group * {channels}) * {weights[0]} + channel * {weights[1]}"
+        else:
+            row = f"c_channel * {weights[1]} + i1 * {weights[0]}"
         if not found.transposed and weights == contiguous_strides(shape(found.weight)):
-            place = f"i1 * {output} + c"
+            place = f"i1 * {weights[0]} + c"
         else:
             taps = [f"(first{dim} + c{dim} * {phases[0].step}) * {weights[dim + 2]}" for dim, phases in enumerate(every)]
-            place = " + ".join([f"i1 * {output}", f"c_channel * {channel}", *taps])
+            place = " + ".join([row, *taps])
         loop.append(f"weights = tl.load({weight} + ({place}), mask=(c < length) & in_channels, other=0.0)")
         loop.append('acc = tl.dot(inputs, weights, acc, input_precision="tf32")')
         return [*lines, *(f"    {line}" for line in loop)]

@@ -33,8 +33,8 @@ READS_PER_S = 1.4e12
 """Inputs that these kernels gather each second, with the arithmetic of their places."""
 LEAST_POINTS = 1 << 17
 """Points of an output below which the time is that of a launch."""
-LEAST_SUM = 16
-"""Length of the sums below which tensor cores multiply mostly zeros."""
+LEAST_SUM, LEAST_OUTPUTS = 16, 8
+"""Length of the sums, and channels of a group's output, below which tensor cores multiply mostly zeros."""
 
 
 def _taps(
@@ -136,17 +136,18 @@ def phases_of(found: Geometry, dim: int) -> list[Phase]:
 
 def _refusal(found: Geometry, output: fx.Node) -> str | None:
     """Why the kernel does not take a convolution or could not be faster than cuDNN; none if it might."""
-    if found.groups != 1 or any(value(item).dtype != DTYPE for item in (found.source, found.weight)):
-        return "wanted one group and float32"
+    if any(value(item).dtype != DTYPE for item in (found.source, found.weight)):
+        return "wanted float32"
     steps = list(zip(found.stride, found.dilation, found.kernel, strict=True))
     if found.transposed and any(math.gcd(stride, dilation) != 1 or kernel < stride for stride, dilation, kernel in steps):
         return "wanted strides that have no factor in common with the dilation and do not exceed the kernel"
-    length = shape(found.source)[1] * math.prod(found.kernel)
-    if length < LEAST_SUM or numel(output) < LEAST_POINTS:
+    length = shape(found.source)[1] // found.groups * math.prod(found.kernel)
+    outputs = shape(output)[1] // found.groups
+    if length < LEAST_SUM or outputs < LEAST_OUTPUTS or numel(output) < LEAST_POINTS:
         return f"wanted sums of {LEAST_SUM} and {LEAST_POINTS} outputs, found {length} and {numel(output)}"
     moved = 4 * (numel(output) + numel(found.source)) / BYTES_PER_S
     products = numel(output) * length / (math.prod(found.stride) if found.transposed else 1)
-    gathered = products / min(128, shape(output)[1]) / READS_PER_S
+    gathered = products / min(128, outputs) / READS_PER_S
     # cuDNN computes transposed convolutions at half the rate of others.
     if max(moved, gathered) > CUDNN_PASSES * moved + 2 * products / CUDNN_FLOPS * (1 + found.transposed):
         return "cuDNN takes less time than the kernel takes for gathering its inputs"
