@@ -91,6 +91,12 @@ FIRES: list[tuple[str, str, str, str]] = [
     ("add-weights", "return self.f(a) + self.f(b)", "torch.randn(9, 6), torch.randn(9, 6)", LINEAR),
     ("add-weights", "return self.f(a) + self.g(a)", IMAGE, f"{CONV}\nself.g = nn.Conv2d(4, 5, 3)"),
     (
+        "einsum-to-product",
+        "return torch.einsum('bijl,lk->bijk', a, b) + torch.einsum('xyzw, vw -> xyzv', a, b.mT)",
+        "torch.randn(2, 3, 4, 5), torch.randn(5, 6)",
+        "pass",
+    ),
+    (
         "reorder-product-chain",
         "return (a @ b) @ c",
         "torch.randn(8, 2), torch.randn(2, 8), torch.randn(8, 1)",
@@ -361,6 +367,13 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
         "reorder-product-chain",
         "return (a @ b) @ c",
         "torch.randn(1, 8), torch.randn(8, 8), torch.randn(8, 8)",
+        "pass",
+    ),
+    (
+        "the sum runs over a letter in the middle",
+        "einsum-to-product",
+        "return torch.einsum('ilj,lk->ijk', a, b)",
+        "torch.randn(2, 5, 4), torch.randn(5, 6)",
         "pass",
     ),
     (

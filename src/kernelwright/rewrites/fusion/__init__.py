@@ -9,7 +9,7 @@ from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel
-from kernelwright.rewrites.fusion.groups import Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
@@ -38,9 +38,9 @@ class Foundry:
 
     def __init__(self, device: str, single: bool = False, convolutions: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
-        self._single = single
         self._alone = False
         on_gpu = device.startswith("cuda")
+        self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if on_gpu else WORTH_ALONE) if single else ()
         self._language = "triton" if on_gpu else "cpp"
         self._type: Callable[..., Any] = _triton_kernel if on_gpu else cpp.CppKernel
         printable = triton.accepts if on_gpu else cpp.accepts
@@ -59,7 +59,7 @@ class Foundry:
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""
         editor = Editor(graph.graph, graph.mode)
-        groups = find(graph.graph, self._accepts, self._single)
+        groups = find(graph.graph, self._accepts, self._worth)
         replaced: dict[fx.Node, fx.Node] = {}
         updates = {replace_group(editor, group, self._make, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)

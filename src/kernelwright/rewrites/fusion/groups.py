@@ -46,9 +46,10 @@ SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
 ALONG_THE_OUTPUT = {**WINDOWS, **SCAN_OPERATORS}
 """Lowering of operators whose kernel has a point for each element of their result."""
+WORTH_ALONE_ON_GPU = (*ROW_OPERATORS, *ALONG_THE_OUTPUT, aten.batch_norm)
+"""Operators whose own kernel may be slower than a specialised one. One that is pointwise is at the memory's speed there."""
 WORTH_ALONE = (
-    *ROW_OPERATORS,
-    *ALONG_THE_OUTPUT,
+    *WORTH_ALONE_ON_GPU,
     aten.mish,
     aten.gelu,
     aten.silu,
@@ -63,9 +64,8 @@ WORTH_ALONE = (
     aten.leaky_relu,
     aten.hardswish,
     aten.hardsigmoid,
-    aten.batch_norm,
 )
-"""Operators whose own kernel may be slower than a specialised one: reductions and expensive functions."""
+"""The same on a CPU, with expensive functions."""
 
 
 LOWERINGS = {**POINTWISE, aten.batch_norm: batch_norm}
@@ -145,8 +145,8 @@ def _dense(node: fx.Node) -> bool:
     return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
 
 
-def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
-    """Groups worth a kernel: at least two operators or, with `single`, one of `WORTH_ALONE`."""
+def find(graph: fx.Graph, accepts: Accepts, alone: tuple[Any, ...]) -> list[FusionGroup]:
+    """Groups worth a kernel: at least two operators, or one of those that are worth a kernel `alone`."""
     nodes = list(graph.nodes)
     positions = {node: index for index, node in enumerate(nodes)}
     groups: list[FusionGroup] = []
@@ -171,8 +171,7 @@ def find(graph: fx.Graph, accepts: Accepts, single: bool) -> list[FusionGroup]:
     worth = [
         group
         for group in groups
-        if math.prod(group.program.logical) >= SMALLEST
-        and (len(group.members) >= 2 or (single and is_call(group.members[0], *WORTH_ALONE)))
+        if math.prod(group.program.logical) >= SMALLEST and (len(group.members) >= 2 or is_call(group.members[0], *alone))
     ]
     largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
     kept = [group for group in worth if any(group is one for one in largest[:MOST_KERNELS])]

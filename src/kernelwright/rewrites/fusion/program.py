@@ -21,6 +21,7 @@ from kernelwright.rewrites.graph import (
     aten,
     is_call,
     is_tensor,
+    overload,
     scalar,
     shape,
     value,
@@ -245,6 +246,8 @@ def _binary(name: str) -> Lowering:
     def lower(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
         if node.kwargs.get("rounding_mode") is not None:
             raise UnsupportedError("division with rounding")
+        if len(node.args) != 2 or (overload(node) not in ("Tensor", "Scalar", "other", "default")):
+            raise UnsupportedError("a form with other arguments")
         left, right = get(node.args[0]), get(node.args[1])
         alpha = scalar(node.kwargs.get("alpha", 1))
         if alpha is None:
@@ -352,6 +355,8 @@ POINTWISE: dict[Any, Lowering] = {
     aten.rsub: _binary("rsub"),
     aten.maximum: _binary("maximum"),
     aten.minimum: _binary("minimum"),
+    aten.max: _binary("maximum"),
+    aten.min: _binary("minimum"),
     aten.pow: _power,
     aten.where: _where,
     aten.masked_fill: _where,

@@ -110,5 +110,7 @@ class _Launch:
         if compiled is None:
             self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, **self.options)
         else:
-            compiled[self.grid](*tensors, *self.constants)
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            given = (compiled.function, compiled.packed_metadata, None, None, None)
+            compiled.run(*self.grid, stream, *given, *tensors, *self.constants)
 '''

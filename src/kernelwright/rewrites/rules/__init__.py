@@ -34,6 +34,7 @@ _ALWAYS = (
     pooling.range_analysis,
     reductions.reduce_size_one,
     reductions.subtract_itself,
+    matmul.einsum_to_product,
     matmul.diagonal_operand,
     matmul.diagonal_result,
     matmul.sum_of_products,
@@ -80,6 +81,7 @@ RESPELLING = frozenset(
         "canonical-softmax",
         "canonical-layer-norm",
         "compose-views",
+        "einsum-to-product",
         "strength-reduction",
     }
 )

@@ -29,6 +29,25 @@ BLOCKS = 8
 """Row blocks of a triangular product: 56 % of the full product's work, in pieces still large enough to be fast."""
 
 
+@each(aten.einsum)
+def einsum_to_product(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """`einsum("...l,lk->...k", a, b)` is the product of a and b, and `einsum("...l,kl->...k", a, b)` that of a and b.mT.
+
+    Conditions: two operands, of which the second is a matrix; no letter comes twice in either.
+    """
+    equation, factors = str(node.args[0]).replace(" ", ""), cast(list[fx.Node], node.args[1])
+    terms, _, result = equation.partition("->")
+    one, _, two = terms.partition(",")
+    if len(factors) != 2 or len(two) != 2 or "," in two or len(set(one)) < len(one) or not (one + two + result).isalpha():
+        return None
+    left, right = factors
+    if two[0] != two[1] and one[-1] in two and result == one[:-1] + two.replace(one[-1], ""):
+        if two[1] == one[-1]:
+            right = editor.call(node, aten.transpose.int, right, 0, 1)
+        return editor.call(node, aten.matmul.default, left, right)
+    return None
+
+
 @each(*PRODUCTS)
 def diagonal_operand(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A product with a diagonal matrix scales rows or columns; one with the identity does nothing.
