@@ -41,13 +41,13 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def task_text(forward: str, inputs: str, init: str = "pass") -> str:
-    """A task from the body of `forward` over inputs a, b, c, and the body of the constructor."""
+    """A task from the body of `forward` over inputs a, b, c, d, and the body of the constructor."""
     listed = ast.parse(f"[{inputs}]", mode="eval").body
     assert isinstance(listed, ast.List)
     count = len(listed.elts)
     body = "\n        ".join(line.strip() for line in forward.strip().splitlines())
     setup = "\n        ".join(line.strip() for line in init.strip().splitlines())
-    return TEMPLATE.format(init=setup, names=", ".join("abc"[:count]), forward=body, inputs=inputs)
+    return TEMPLATE.format(init=setup, names=", ".join("abcd"[:count]), forward=body, inputs=inputs)
 
 
 @dataclass

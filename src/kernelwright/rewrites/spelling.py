@@ -55,7 +55,6 @@ METHODS = frozenset(
         "expand_as",
         "type_as",
         "movedim",
-        "mT",
         "diagonal",
         "fill",
         "new_zeros",
@@ -173,6 +172,8 @@ class Speller:
         if is_call(node, aten.add_) and is_tensor(node.args[0]):
             return f"{self.text(node.args[0])}.add_({self._rest(node, 1)})"
         name = target._schema.name.split("::")[1]
+        if name == "mT":
+            return f"{self.text(node.args[0])}.mT"
         if name in METHODS and is_tensor(node.args[0]) and hasattr(torch.Tensor, name):
             return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
         if name in FUNCTIONAL and hasattr(F, name):

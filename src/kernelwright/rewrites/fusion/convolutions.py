@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
-from kernelwright.rewrites.fusion.windows import phases_of
+from kernelwright.rewrites.fusion.windows import LEAST_SUM, phases_of
 from kernelwright.rewrites.graph import contiguous_strides, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
 
@@ -89,26 +89,28 @@ class ConvolutionKernel(TritonKernel):
             lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
         channels = sizes[1] // found.groups
         lines += [
-            f"length = {' * '.join([str(channels), *(f'taps{dim}' for dim in range(rank))])}",
             f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
-            "for start in range(0, length, LENGTH):",
+            f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
-        loop = []
-        for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
-            rest = f"{letter}"
-            loop.append(f"{letter} = start + tl.arange(0, LENGTH){index}")
-            for dim in range(rank - 1, -1, -1):
-                if found.kernel[dim] > 1:
-                    loop += [f"{letter}{dim} = {rest} % taps{dim}", f"{letter}_{dim} = {rest} // taps{dim}"]
-                    rest = f"{letter}_{dim}"
-                else:
-                    loop.append(f"{letter}{dim} = 0")
-            loop.append(f"{letter}_channel = {rest}")
+        by_taps = channels % LEAST_SUM == 0
         # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
-        tests = ["in_points"] * (math.prod(units) * shape(found.source)[0] % 512 > 0)
-        tests += ["(r < length)"] * (len(every[0]) > 1 or math.prod(found.kernel) * channels % 32 > 0)
+        tests = ["in_points"] * (math.prod(units) * sizes[0] % 512 > 0)
+        if by_taps:
+            # A step has one tap, whose place is one number for all of them.
+            lines += [f"blocks = ({channels} + LENGTH - 1) // LENGTH", "for step in range(0, taps * blocks):"]
+            loop = _indices("tap", "step // blocks", found.kernel)
+            for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
+                loop.append(f"{letter}_channel = (step % blocks) * LENGTH + tl.arange(0, LENGTH){index}")
+            row_tap, column_tap, inside = "tap", "tap", f"(c_channel < {channels})"
+            tests += [f"(r_channel < {channels})"] * (channels % 32 > 0)
+        else:
+            lines.append(f"for start in range(0, {channels} * taps, LENGTH):")
+            loop = _indices("r", "start + tl.arange(0, LENGTH)[None, :]", found.kernel)
+            loop += _indices("c", "start + tl.arange(0, LENGTH)[:, None]", found.kernel)
+            row_tap, column_tap, inside = "r", "c", f"(c < {channels} * taps)"
+            tests.append(f"(r < {channels} * taps)")
         moves = []
         for dim, phases in enumerate(every):
             move = phases[0].move
@@ -117,8 +119,8 @@ class ConvolutionKernel(TritonKernel):
                 for one in phases
                 for tap, unit in itertools.product((0, one.taps - 1), (0, (units[dim] - 1) * one.scale))
             ]
-            moves.append(f"r{dim} * {move * strides[dim + 2]}")
-            at = f"at{dim} + r{dim} * {move}"
+            moves.append(f"{row_tap}{dim} * {move * strides[dim + 2]}")
+            at = f"at{dim} + {row_tap}{dim} * {move}"
             tests += [f"({at} >= 0)"] * (min(ends) < 0) + [f"({at} < {sizes[dim + 2]})"] * (max(ends) >= sizes[dim + 2])
         place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
         masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
@@ -127,14 +129,29 @@ class ConvolutionKernel(TritonKernel):
             row = f"(c_channel + group * {channels}) * {weights[0]} + channel * {weights[1]}"
         else:
             row = f"c_channel * {weights[1]} + i1 * {weights[0]}"
-        if not found.transposed and weights == contiguous_strides(shape(found.weight)):
+        if not (found.transposed or by_taps) and weights == contiguous_strides(shape(found.weight)):
             place = f"i1 * {weights[0]} + c"
         else:
-            taps = [f"(first{dim} + c{dim} * {phases[0].step}) * {weights[dim + 2]}" for dim, phases in enumerate(every)]
+            taps = [
+                f"(first{dim} + {column_tap}{dim} * {phases[0].step}) * {weights[dim + 2]}"
+                for dim, phases in enumerate(every)
+            ]
             place = " + ".join([row, *taps])
-        loop.append(f"weights = tl.load({weight} + ({place}), mask=(c < length) & in_channels, other=0.0)")
-        loop.append('acc = tl.dot(inputs, weights, acc, input_precision="tf32")')
+        loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & in_channels, other=0.0)")
+        loop.append('acc = tl.dot(_to_tf32(inputs), _to_tf32(weights), acc, input_precision="tf32")')
         return [*lines, *(f"    {line}" for line in loop)]
+
+
+def _indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:
+    """Indices of a tap along each dimension out of a running index, of which the channel is what is left."""
+    lines, rest = [f"{name} = {text}"], name
+    for dim in range(len(kernel) - 1, -1, -1):
+        if kernel[dim] > 1:
+            lines += [f"{name}{dim} = {rest} % taps{dim}", f"{name}_{dim} = {rest} // taps{dim}"]
+            rest = f"{name}_{dim}"
+        else:
+            lines.append(f"{name}{dim} = 0")
+    return [*lines, f"{name}_channel = {rest}"]
 
 
 def _choice(values: Sequence[int], name: str) -> str:

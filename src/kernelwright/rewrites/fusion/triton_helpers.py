@@ -53,6 +53,14 @@ def _product(x, y):
 
 
 @triton.jit
+def _to_tf32(x):
+    """The nearest number of ten mantissa bits. Tensor cores would cut the other bits off, whose mean is not zero."""
+    bits = x.to(tl.int32, bitcast=True)
+    nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, nearest, x)
+
+
+@triton.jit
 def _more_exponentials(total, largest, x):
     """A sum of exp(x - largest), with one more x: both terms are relative to the larger maximum."""
     above = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)

@@ -29,8 +29,8 @@ BYTES_PER_S = 4e12
 """Of an H200's memory."""
 CUDNN_PASSES, CUDNN_FLOPS = 2.5, 2.5e14
 """How often cuDNN moves each byte of a convolution in this layout, which its tensor cores want transposed; and its rate."""
-READS_PER_S = 1.4e12
-"""Inputs that these kernels gather each second, with the arithmetic of their places."""
+READS_PER_S = {True: 1.5e12, False: 6e11}
+"""Inputs that these kernels gather each second, with the arithmetic of their places: where channels fill steps, or else."""
 LEAST_POINTS = 1 << 17
 """Points of an output below which the time is that of a launch."""
 LEAST_SUM, LEAST_OUTPUTS = 16, 8
@@ -147,7 +147,7 @@ def _refusal(found: Geometry, output: fx.Node) -> str | None:
         return f"wanted sums of {LEAST_SUM} and {LEAST_POINTS} outputs, found {length} and {numel(output)}"
     moved = 4 * (numel(output) + numel(found.source)) / BYTES_PER_S
     products = numel(output) * length / (math.prod(found.stride) if found.transposed else 1)
-    gathered = products / min(128, outputs) / READS_PER_S
+    gathered = products / min(128, outputs) / READS_PER_S[shape(found.source)[1] // found.groups % LEAST_SUM == 0]
     # cuDNN computes transposed convolutions at half the rate of others.
     if max(moved, gathered) > CUDNN_PASSES * moved + 2 * products / CUDNN_FLOPS * (1 + found.transposed):
         return "cuDNN takes less time than the kernel takes for gathering its inputs"
