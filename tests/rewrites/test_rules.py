@@ -115,6 +115,12 @@ FIRES: list[tuple[str, str, str, str]] = [
         "pass",
     ),
     (
+        "wide-attention",
+        "return F.scaled_dot_product_attention(a, b, c) + F.scaled_dot_product_attention(a, b, c, scale=0.1)",
+        "torch.randn(2, 3, 5, 512), torch.randn(2, 3, 7, 512), torch.randn(2, 3, 7, 6)",
+        "pass",
+    ),
+    (
         "attention",
         "return torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c",
         "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)",
@@ -381,6 +387,20 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
         "triangle-of-product",
         "return torch.tril(a @ b)",
         "torch.randn(9, 3), torch.randn(3, 9)",
+        "pass",
+    ),
+    (
+        "queries are short",
+        "wide-attention",
+        "return F.scaled_dot_product_attention(a, b, c)",
+        "torch.randn(2, 3, 5, 64), torch.randn(2, 3, 7, 64), torch.randn(2, 3, 7, 6)",
+        "pass",
+    ),
+    (
+        "it is causal",
+        "wide-attention",
+        "return F.scaled_dot_product_attention(a, b, c, is_causal=True)",
+        "torch.randn(2, 3, 5, 512), torch.randn(2, 3, 5, 512), torch.randn(2, 3, 5, 6)",
         "pass",
     ),
     (

@@ -57,7 +57,12 @@ class ConvolutionKernel(TritonKernel):
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
         body += Statements(self, 0, "in_tile", masks).steps()
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
-        lines = [f"{knobs} = {self._choices(outputs)!r}", f'{", ".join(declared)} = {knobs}["tile"][0]', "", ""]
+        lines = [
+            f"{knobs} = {self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0)!r}",
+            f'{", ".join(declared)} = {knobs}["tile"][0]',
+            "",
+            "",
+        ]
         lines += self._definition(
             "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
         )
@@ -68,10 +73,11 @@ class ConvolutionKernel(TritonKernel):
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
 
     @staticmethod
-    def _choices(outputs: int) -> dict[str, tuple[Any, ...]]:
+    def _choices(outputs: int, *, whole: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
         channels = max(16, min(128, 1 << (outputs - 1).bit_length()))
-        points = 256 if channels <= 32 else 128
+        # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
+        points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
         return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
 

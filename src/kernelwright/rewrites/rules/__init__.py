@@ -42,6 +42,7 @@ _ALWAYS = (
     matmul.reorder_product_chain,
     matmul.triangle_of_product,
     attention.attention,
+    attention.wide_attention,
     affine.sink_constants,
     pooling.add_after_pool,
     reductions.merge_reductions,

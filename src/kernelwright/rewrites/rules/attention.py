@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -50,13 +50,38 @@ CONSTANT_OPERATORS = (
 )
 
 
+LEAST_WIDE_HEAD = 512
+"""Length of queries from which on attention is two products: the scores are few beside the arithmetic that makes them."""
+
+
+@each(aten.scaled_dot_product_attention)
+def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Attention of long queries is two products and a softmax, each of which has faster kernels than the whole.
+
+    Conditions: queries of at least `LEAST_WIDE_HEAD` numbers; no mask, dropout or sharing of keys. Rounding differs.
+    """
+    query, key, values = node.args[:3]
+    others = (argument(node, name) for name in ("attn_mask", "dropout_p", "is_causal", "enable_gqa"))
+    if not all(map(is_tensor, (query, key, values))) or any(others):
+        return None
+    width = shape(cast(fx.Node, query))[-1]
+    if width < LEAST_WIDE_HEAD:
+        return None
+    scale = argument(node, "scale")
+    products = editor.call(node, aten.matmul.default, query, editor.call(node, aten.transpose.int, key, -2, -1))
+    scores = editor.call(node, aten.mul.Tensor, products, 1 / math.sqrt(width) if scale is None else float(scale))
+    result = editor.call(node, aten.matmul.default, editor.call(node, aten.softmax.int, scores, -1), values)
+    return result if shape(result) == shape(node) else None
+
+
 @each(aten.matmul, aten.bmm)
 def attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     """`softmax(q @ k.T * scale + mask) @ v` is scaled dot-product attention.
 
-    Conditions: the softmax runs over the keys; scores and weights have no other reader; no dropout in between. A mask that
-    is module state or an input is handed over and read in each call; only a mask that `forward` itself makes from constants
-    may be recognised as causal. Rows whose keys are all masked, which the reference makes NaN, may differ.
+    Conditions: fewer than `LEAST_WIDE_HEAD` numbers a query; the softmax runs over the keys; scores and weights have no other
+    reader; no dropout in between. A mask that is module state or an input is handed over and read in each call; only a mask
+    that `forward` itself makes from constants may be recognised as causal. Rows whose keys are all masked, which the
+    reference makes NaN, may differ.
     """
     weights, values = operand_nodes(node) or (None, None)
     weights = read_once(weights, aten.softmax, aten._softmax)
@@ -66,7 +91,7 @@ def attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     if found is None or dtype(weights) != dtype(node) or len(shape(node)) not in (3, 4):
         return None
     query, transposed, scale, masks = found
-    if len(masks) > 1 or not _fits(query, transposed, values):
+    if len(masks) > 1 or shape(query)[-1] >= LEAST_WIDE_HEAD or not _fits(query, transposed, values):
         return None
     key = editor.call(node, aten.transpose.int, transposed, -2, -1)
     mask, extra = None, {"scale": scale}
