@@ -78,7 +78,7 @@ def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
 def attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     """`softmax(q @ k.T * scale + mask) @ v` is scaled dot-product attention.
 
-    Conditions: fewer than `LEAST_WIDE_HEAD` numbers a query; the softmax runs over the keys; scores and weights have no other
+    Conditions: queries shorter than `LEAST_WIDE_HEAD`; the softmax runs over the keys; scores and weights have no other
     reader; no dropout in between. A mask that is module state or an input is handed over and read in each call; only a mask
     that `forward` itself makes from constants may be recognised as causal. Rows whose keys are all masked, which the
     reference makes NaN, may differ.
