@@ -75,7 +75,7 @@ return x, y, a.masked_fill(b, 3.0) * 2
 """
 CONVOLUTIONS = """
 x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b), self.c5(d)
-return x, self.t1(c), self.t2(a).tanh() + self.s[:1], self.t3(b), self.t4(d) + self.c6(d)
+return x, self.t1(c), self.t5(c), self.t6(b), self.t2(a).tanh() + self.s[:1], self.t3(b), self.t4(d) + self.c6(d)
 """
 STATE = """
 self.p = nn.Parameter(torch.randn(5, 1, 1))
@@ -94,6 +94,8 @@ self.c3 = nn.Conv3d(6, 8, (3, 2, 1))
 self.c4 = nn.Conv3d(6, 18, 2, groups=2)
 self.c5 = nn.Conv2d(32, 40, 3, padding=1, stride=(1, 2), groups=2)
 self.c6 = nn.ConvTranspose2d(32, 17, 1, bias=False)
+self.t5 = nn.ConvTranspose1d(6, 9, 2, stride=3)
+self.t6 = nn.ConvTranspose3d(6, 8, 3, stride=(2, 1, 4), padding=1, dilation=(2, 1, 2))
 self.t4 = nn.ConvTranspose2d(32, 17, 3, padding=1)
 self.t1 = nn.ConvTranspose1d(6, 9, 5, stride=3, dilation=2, padding=2)
 self.t2 = nn.ConvTranspose2d(6, 40, 3, padding=1, groups=2)
@@ -266,8 +268,8 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
         ("nn.Conv2d(256, 16, 3)", "4, 256, 64, 64", False),
         ("nn.Conv2d(3, 64, 1)", "4, 3, 64, 64", False),
         ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", True),
-        ("nn.ConvTranspose2d(32, 64, 3, stride=4)", "4, 32, 32, 32", False),
-        ("nn.ConvTranspose2d(32, 64, 3, stride=2, dilation=2)", "4, 32, 32, 32", False),
+        ("nn.ConvTranspose2d(32, 64, 3, stride=2, dilation=2)", "4, 32, 32, 32", True),
+        ("nn.ConvTranspose2d(256, 16, 3)", "4, 256, 64, 64", False),
     ],
 )
 def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: str, fires: bool) -> None:

@@ -127,10 +127,13 @@ def phases_of(found: Geometry, dim: int) -> list[Phase]:
     if not found.transposed:
         return [Phase(kernel, 0, 1, stride, -padding, dilation)]
     phases = []
+    common = math.gcd(stride, dilation)
     for residue in range(stride):
-        first = next(tap for tap in range(stride) if (residue + padding - tap * dilation) % stride == 0)
-        place = (residue + padding - first * dilation) // stride
-        phases.append(Phase(len(range(first, kernel, stride)), first, stride, 1, place, -dilation))
+        fitting = (tap for tap in range(stride // common) if (residue + padding - tap * dilation) % stride == 0)
+        first = next(fitting, kernel)
+        count = len(range(first, kernel, stride // common))
+        place = (residue + padding - first * dilation) // stride if count else 0
+        phases.append(Phase(count, first, stride // common, 1, place, -dilation // common))
     return phases
 
 
@@ -138,9 +141,6 @@ def _refusal(found: Geometry, output: fx.Node) -> str | None:
     """Why the kernel does not take a convolution or could not be faster than cuDNN; none if it might."""
     if any(value(item).dtype != DTYPE for item in (found.source, found.weight)):
         return "wanted float32"
-    steps = list(zip(found.stride, found.dilation, found.kernel, strict=True))
-    if found.transposed and any(math.gcd(stride, dilation) != 1 or kernel < stride for stride, dilation, kernel in steps):
-        return "wanted strides that have no factor in common with the dilation and do not exceed the kernel"
     length = shape(found.source)[1] // found.groups * math.prod(found.kernel)
     outputs = shape(output)[1] // found.groups
     if length < LEAST_SUM or outputs < LEAST_OUTPUTS or numel(output) < LEAST_POINTS:
