@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ import torch
 from torch import fx
 
 from kernelwright.records.knobs import fixed, knobs_of
-from kernelwright.rewrites.fusion import groups, windows
+from kernelwright.rewrites.fusion import groups, one_read, windows
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
@@ -279,6 +280,42 @@ def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: s
     # The precision is TF32's, so that whoever forbids it gets the reference.
     assert ("torch.backends.cudnn.allow_tf32" in done.source) == fires
     assert not apply_rules(text, fuse="cuda", single=True).fired
+
+
+@pytest.mark.parametrize(
+    ("forward", "sizes", "fires"),
+    [
+        ("torch.softmax(a, 1)", "4096, 16385", True),
+        ("torch.softmax(a, 1)", "1024, 16385", False),
+        ("torch.softmax(a, 1)", "8192, 16384", False),
+        ("torch.softmax(a, 1)", "64, 524289", False),
+        ("torch.logsumexp(a, 1)", "4096, 16385", False),
+    ],
+)
+def test_long_rows_are_read_once_where_the_cache_cannot_hold_them(forward: str, sizes: str, fires: bool) -> None:
+    text = task_text(f"return {forward}", f"torch.empty({sizes})")
+    done = apply_rules(text, fuse="cuda", single=True, once=True)
+    assert ("one-read-rows" in done.fired) == fires
+    assert done.source.count("tl.load(in0") == 1 or not fires
+    assert "one-read-rows" not in apply_rules(text, fuse="cuda", single=True).fired
+
+
+@pytest.mark.exhaustive
+@needs_triton
+def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one program after another: none may wait, and each run makes what the next one reads."""
+    monkeypatch.setattr(one_read, "LEAST_POINTS", 1)
+    forward = """
+    y = a / a.norm(dim=1, keepdim=True), torch.exp(a - a.amin(-1, keepdim=True)).sum(-1, keepdim=True) * a
+    return torch.softmax(a * 3, 1) + 1, F.layer_norm(a + 10, [20000]), y
+    """
+    done = apply_rules(task_text(forward, "torch.randn(3, 20000)"), fuse="cuda", single=True, once=True)
+    assert "one-read-rows" in done.fired
+    source = re.sub(r" *while arrived[^\n]*\n[^\n]*\n", "", done.source)
+    source = source.replace("ticket = tl.atomic_add(state, 1)", "ticket = tl.program_id(0)")
+    source = source.replace(one_read.OneReadKernel.requires[0], "True")
+    source = re.sub(r"\n    (_fused_\d+_launch\(x.*)", r"\n    for _ in range(4):\n        \1", source)
+    interpret(done.reference, source, tmp_path, 3e-6)
 
 
 def test_a_pool_reads_what_another_kernel_computes() -> None:

@@ -35,6 +35,8 @@ class Recipe:
     """How large float32 products are computed: one of `products.FORMS`."""
     tiled: bool = False
     """Whether kernels of our own compute convolutions, with what follows."""
+    once: bool = False
+    """Whether long rows are read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,11 @@ class Workshop:
                 return "", ()
             fired.append(recipe.product)
         if recipe.fuse:
-            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all", convolutions=recipe.tiled)
+            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all", convolutions=recipe.tiled, once=recipe.once)
             for graph in graphs:
                 foundry.fuse(graph)
-            if (not foundry.techniques and not recipe.product) or recipe.tiled != (fusion.TILED in foundry.techniques):
+            wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
+            if (not foundry.techniques and not recipe.product) or not wanted.issubset(foundry.techniques):
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
@@ -197,6 +200,7 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         # A kernel that also computes what follows saves reading and writing the convolution's result.
         yield replace(whole, fuse="all", tiled=True)
         yield replace(whole, fuse="all", tiled=True, wrapper="cuda-graph")
+        yield replace(whole, fuse="all", once=True)
     fused = workshop.build(replace(whole, fuse="all"))
     if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
         # A kernel with a program for each row, as eager has, leaves most of the GPU idle.
@@ -256,6 +260,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
         next((name for name in techniques if name in products.FORMS), None),
         fusion.TILED in techniques,
+        fusion.ONE_READ in techniques,
     )
 
 

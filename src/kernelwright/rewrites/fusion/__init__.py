@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import fx
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.nest import ROWS
+from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads_once
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
@@ -17,14 +20,16 @@ from kernelwright.rewrites.fusion.windows import TILED
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["SPLIT_ROWS", "TILED", "Foundry"]
+__all__ = ["ONE_READ", "SPLIT_ROWS", "TILED", "Foundry"]
 
 
-def _triton_kernel(name: str, program: LoopProgram, *rest: Any) -> triton.TritonKernel:
+def _triton_kernel(name: str, program: LoopProgram, *rest: Any, once: bool = False) -> triton.TritonKernel:
     if program.convolution is not None:
         return ConvolutionKernel(name, program, *rest)
     kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
-    return kind(name, program, *rest)
+    made = kind(name, program, *rest)
+    once = once and made.nest.kind == ROWS and reads_once(made.nest) and bool(made.full_stores)
+    return OneReadKernel(name, program, *rest) if once else made
 
 
 class Foundry:
@@ -34,15 +39,16 @@ class Foundry:
         device: Where they run.
         single: Whether one operator alone may become one.
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
+        once: Whether long rows are read once, by programs that wait for one another, on a GPU.
     """
 
-    def __init__(self, device: str, single: bool = False, convolutions: bool = False) -> None:
+    def __init__(self, device: str, single: bool = False, convolutions: bool = False, once: bool = False) -> None:
         self._kernels: dict[str, Any] = {}
         self._alone = False
         on_gpu = device.startswith("cuda")
         self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if on_gpu else WORTH_ALONE) if single else ()
         self._language = "triton" if on_gpu else "cpp"
-        self._type: Callable[..., Any] = _triton_kernel if on_gpu else cpp.CppKernel
+        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once) if on_gpu else cpp.CppKernel
         printable = triton.accepts if on_gpu else cpp.accepts
         self._accepts = lambda program: (convolutions or program.convolution is None) and printable(program)
 
@@ -54,7 +60,8 @@ class Foundry:
         splits = any(kernel.splits_rows for kernel in self._kernels.values())
         tiles = any(kernel.program.convolution is not None for kernel in self._kernels.values())
         fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
-        return (fused, *([SPLIT_ROWS] if splits else []), *([TILED] if tiles else []))
+        once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
+        return (fused, *([SPLIT_ROWS] if splits else []), *([TILED] if tiles else []), *([ONE_READ] if once else []))
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""

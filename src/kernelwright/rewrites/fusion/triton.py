@@ -56,13 +56,14 @@ FUNCTIONS = {
 }
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The least power of two that is no smaller."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _column_block(rows: int) -> int:
     """Columns of a tile: enough for whole memory transactions, few enough for the registers."""
-    return max(16, min(128, LARGEST_TILE // 2 // _power_of_two(rows)))
+    return max(16, min(128, LARGEST_TILE // 2 // power_of_two(rows)))
 
 
 def few_long_rows(nest: Nest) -> bool:
@@ -70,14 +71,14 @@ def few_long_rows(nest: Nest) -> bool:
     return bool(nest.reduced) and (
         nest.kind in (ROWS, WHOLE)
         and points(nest.outer) < FEW_PROGRAMS
-        and _power_of_two(points(nest.reduced)) > LARGEST_TILE
+        and power_of_two(points(nest.reduced)) > LARGEST_TILE
     )
 
 
 def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
     """Choices of the kernels of chunks of rows, the default first: at least twice `FEW_PROGRAMS` where rows are long."""
-    most = min(MOST_CHUNKS, _power_of_two(columns // LOOP_TILE))
-    chunks = min(most, _power_of_two(-(-2 * FEW_PROGRAMS // rows)))
+    most = min(MOST_CHUNKS, power_of_two(columns // LOOP_TILE))
+    chunks = min(most, power_of_two(-(-2 * FEW_PROGRAMS // rows)))
     others = [one for one in (2 * chunks, chunks // 2, 4 * chunks) if 1 < one <= most]
     return {"chunks": (chunks, *others), "tile": (LOOP_TILE, LOOP_TILE // 2, 2 * LOOP_TILE), "warps": (8, 4, 16)}
 
@@ -95,7 +96,7 @@ def accepts(program: LoopProgram) -> bool:
         return not program.reduced and len(program.logical) > 1
     reduced = points(nest.reduced) if nest.reduced else 1
     if nest.kind == COLUMNS:
-        return len(nest.reduced) == 1 and _power_of_two(reduced) * 16 <= LARGEST_TILE
+        return len(nest.reduced) == 1 and power_of_two(reduced) * 16 <= LARGEST_TILE
     return True
 
 
@@ -217,11 +218,11 @@ class TritonKernel(FusedKernel):
         columns = points(self.nest.reduced)
         if self.splits_rows:
             return self._split_rows()
-        if _power_of_two(columns) > LARGEST_TILE:
+        if power_of_two(columns) > LARGEST_TILE:
             return self._long_rows()
-        tile, rows = _power_of_two(columns), points(self.nest.outer)
+        tile, rows = power_of_two(columns), points(self.nest.outer)
         # A program for each short row has too little to do; with several, a tile has an axis for them.
-        height = max(1, min(SHORT_ROWS // tile, _power_of_two(rows // FEW_PROGRAMS + 1) // 2))
+        height = max(1, min(SHORT_ROWS // tile, power_of_two(rows // FEW_PROGRAMS + 1) // 2))
         several = height > 1
         outer, inner = self._numbered("i", self.nest.outer), self._numbered("r", self.nest.reduced)
         body = [
@@ -268,7 +269,7 @@ class TritonKernel(FusedKernel):
     def _columns(self) -> str:
         """One program per block of columns, all reduced rows of it in one tile."""
         down, lanes = self.nest.reduced[-1], self.nest.inner[-1]
-        rows, width = _power_of_two(down.size), _column_block(down.size)
+        rows, width = power_of_two(down.size), _column_block(down.size)
         dims = (*self.nest.outer, *self.nest.inner[:-1])
         names = self._numbered("i", dims)
         blocks = -(-lanes.size // width)
