@@ -57,7 +57,7 @@ class Foundry:
         """Names of what was done so far: `fuse-all` only where some operator alone became a kernel."""
         if not self._kernels:
             return ()
-        splits = any(kernel.splits_rows for kernel in self._kernels.values())
+        splits = any(kernel.splits_rows and not isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
         tiles = any(kernel.program.convolution is not None for kernel in self._kernels.values())
         fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
         once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
