@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelwright.records import Task
+from kernelwright.tasks import device_bound_parts
 from kernelwright.tasks.family_parts import POINTWISE, SOURCES, TAILS, Part, Source
 
 PREFIX = "families/"
+DEVICE_BOUND = "device-bound/"
+"""Beginning of the ids of those that `device_bound.py` generates."""
 
 ROWS = (64, 512, 2048, 8192)
 WIDTHS = (256, 512, 1024)
@@ -27,7 +30,7 @@ MOST_SPELLINGS = 80
 """Combinations of spellings that are kept of a task, besides its own. Our choice."""
 Parts = tuple[Part, ...]
 """A source, pointwise parts, a tail."""
-_WIDE_TAILS = ("as-is", "softmax", "rms-norm", "layer-norm", "unit-length")
+_WIDE_TAILS = ("as-is", "softmax", "rms-norm", "layer-norm", "unit-length", "shifted-softmax")
 """Tails that return whole rows."""
 BLOCKS = (256, 1024, 4096)
 """Columns a Triton program takes at once in the pointwise template; all are right, not all are fast."""
@@ -36,7 +39,10 @@ WARPS = (1, 4, 16)
 
 def family_of(task: Task) -> str | None:
     """The family of a generated task, such as `linear+mish+rms-norm`; None for a task from elsewhere."""
-    return task.id.removeprefix(PREFIX).rpartition("/")[0] if task.id.startswith(PREFIX) else None
+    for prefix in (PREFIX, DEVICE_BOUND):
+        if task.id.startswith(prefix):
+            return task.id.removeprefix(prefix).rpartition("/")[0]
+    return None
 
 
 def family_tasks(count: int, seed: int = 0) -> list[Task]:
@@ -73,28 +79,39 @@ def _has_scores(parts: Parts) -> bool:
 
 
 def _task(parts: Parts, rows: int, width: int, out: int) -> Task:
-    source, *middle, tail = parts
-    assert isinstance(source, Source)
+    source = parts[0]
     if _has_scores(parts):
         rows = min(rows, 2048)
     if source.name in ("columns-reversed", "product-chain"):
         out = 256 if source.name == "columns-reversed" else 64
-    family = "+".join(part.name for part in parts)
+    return task_of(PREFIX, parts, (rows, width, out))
+
+
+def task_of(prefix: str, parts: Parts, sizes: tuple[int, int, int]) -> Task:
+    """The task that computes these parts one after the other, with the given `ROWS`, `WIDTH` and `OUT`."""
+    source = parts[0]
+    assert isinstance(source, Source)
     modules = ""
-    if source.modules:
-        body = "".join(f"        {line}\n" for line in source.modules)
+    if made := [line for part in parts for line in part.modules]:
+        body = "".join(f"        {line}\n" for line in made)
         modules = f"    def __init__(self, width: int, out: int) -> None:\n        super().__init__()\n{body}\n"
     imports = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
-    about = [part.about for part in (source, *middle, tail)]
+    about = [part.about for part in parts]
+    drawn = ", ".join(line for part in parts for line in part.inputs)
     text = (
         f'"""{source.kind}: generated; {", ".join(about)}."""\n\n{imports}\n'
-        f"ROWS, WIDTH, OUT = {rows}, {width}, {out}\n\n\n"
+        f"ROWS, WIDTH, OUT = {', '.join(map(str, sizes))}\n\n\n"
         f'class Model(nn.Module):\n    """{"; ".join([source.about.capitalize(), *about[1:]])}."""\n\n{modules}'
-        f"{method('forward', source.arguments, [line for part in parts for line in part.lines])}\n\n"
-        f"def get_inputs():\n    return [{', '.join(source.inputs)}]\n\n\n"
-        f"def get_init_inputs():\n    return [{'WIDTH, OUT' if source.modules else ''}]\n"
+        f"{method('forward', _arguments(parts), [line for part in parts for line in part.lines])}\n\n"
+        f"def get_inputs():\n    return [{drawn}]\n\n\n"
+        f"def get_init_inputs():\n    return [{'WIDTH, OUT' if made else ''}]\n"
     )
-    return Task(id=f"{PREFIX}{family}/{rows}x{width}x{out}", source=text, origin="families")
+    family = "+".join(part.name for part in parts)
+    return Task(id=f"{prefix}{family}/{'x'.join(map(str, sizes))}", source=text, origin=prefix.rstrip("/"))
+
+
+def _arguments(parts: Parts) -> tuple[str, ...]:
+    return tuple(name for part in parts for name in part.arguments)
 
 
 def method(name: str, arguments: tuple[str, ...], lines: list[str]) -> str:
@@ -117,19 +134,14 @@ def variations(task: Task, device: str) -> Iterator[Variation]:
     parts = _parts(task)
     if parts is None:
         return
-    source = parts[0]
-    assert isinstance(source, Source)
+    source, arguments = parts[0], _arguments(parts)
     for spelling in _spellings(parts):
         techniques = tuple(name for names, _ in spelling for name in names)
         body = [line for _, lines in spelling for line in lines]
-        yield Variation(techniques or ("copy-of-reference",), _new([method("forward", source.arguments, body)]))
-        if not techniques:
-            wide = (
-                [f"{name} = {name}.double()" for name in source.arguments if name != "index"] if not source.modules else []
-            )
-            if wide:
-                back = "y = y.float()"
-                yield Variation(("in-double",), _new([method("forward", source.arguments, [*wide, *body, back])]))
+        yield Variation(techniques or ("copy-of-reference",), _new([method("forward", arguments, body)]))
+        if not techniques and not any(part.modules for part in parts):
+            wide = [f"{name} = {name}.double()" for name in arguments if name not in ("index", "picked")]
+            yield Variation(("in-double",), _new([method("forward", arguments, [*wide, *body, "y = y.float()"])]))
     if parts[-1].name == "first-rows":
         for spelling in _spellings(parts):
             techniques = ("slice-early", *(name for names, _ in spelling for name in names))
@@ -157,20 +169,20 @@ def _parts(task: Task) -> Parts | None:
     family = family_of(task)
     if family is None:
         return None
-    source, *middle, tail = family.split("+")
-    return (
-        next(part for part in SOURCES if part.name == source),
-        *(next(part for part in POINTWISE if part.name == name) for name in middle),
-        next(part for part in TAILS if part.name == tail),
-    )
+    return tuple(_BY_NAME[name] for name in family.split("+"))
+
+
+_BY_NAME: dict[str, Part] = {
+    part.name: part for part in (*SOURCES, *POINTWISE, *TAILS, *device_bound_parts.SOURCES, *device_bound_parts.TAILS)
+}
 
 
 def _kernels(parts: Parts) -> Iterator[Variation]:
     """The pointwise parts, or these and the tail, as one Triton kernel, after each way to spell the source."""
     source, *middle, tail = parts
-    assert isinstance(source, Source)
     if any(part.triton is None for part in middle):
         return
+    arguments = _arguments(parts)
     pointwise = tuple(line for part in middle for line in part.triton or ())
     rest = list((list(tail.others.values()) or [tail.lines])[0])
     for name, first in [*source.others.items(), ("", source.lines)]:
@@ -186,7 +198,7 @@ def _kernels(parts: Parts) -> Iterator[Variation]:
                 yield Variation(
                     (*known, f"triton-pointwise-{block}"),
                     _POINTWISE_KERNEL.format(body=_indented(pointwise))
-                    + _new([method("forward", source.arguments, [*first, *call, *rest])]),
+                    + _new([method("forward", arguments, [*first, *call, *rest])]),
                 )
         if tail.triton:
             wide = tail.name in _WIDE_TAILS
@@ -203,7 +215,7 @@ def _kernels(parts: Parts) -> Iterator[Variation]:
                 yield Variation(
                     (*known, f"triton-rows-{warps}"),
                     _ROW_KERNEL.format(body=_indented((*pointwise, *tail.triton)), store=store)
-                    + _new([method("forward", source.arguments, [*first, *call])]),
+                    + _new([method("forward", arguments, [*first, *call])]),
                 )
 
 

@@ -21,6 +21,12 @@ class Part:
     """Other spellings, by technique, the best first; the later ones are right too and gain little or nothing."""
     triton: tuple[str, ...] | None = None
     """The same on a block `y` of one row (with its `mask`) in Triton; None where it cannot be said that way."""
+    arguments: tuple[str, ...] = ()
+    """Inputs of the task that it reads, which no other part of the task has."""
+    inputs: tuple[str, ...] = ()
+    """Expressions that draw them."""
+    modules: tuple[str, ...] = ()
+    """Statements of the constructor, which has `width` and `out`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,6 @@ class Source(Part):
 
     arguments: tuple[str, ...] = ("x",)
     inputs: tuple[str, ...] = ("torch.randn(ROWS, OUT)",)
-    modules: tuple[str, ...] = ()
-    """Statements of the constructor, which has `width` and `out`."""
     kind: str = "elementwise"
     """Class of task, as in the built-in suite."""
 

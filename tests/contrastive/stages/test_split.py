@@ -42,6 +42,20 @@ def test_no_family_and_no_near_duplicate_stands_on_both_sides():
     assert nearest < section.similarity
 
 
+def test_tasks_bound_by_the_device_bring_their_split():
+    section = TasksSection(suites=("device-bound",), families_count=168, held_out=40, miniature=True)
+    sides = split_of(section)
+    assert len(sides.train) >= 120
+    assert len(sides.held_out) == 40
+    left = [shingles_of(task) for task in sides.held_out]
+    near = [shingles_of(task) for task in sides.train]
+    assert max(resemblance(one, other) for one in near for other in left) < section.similarity
+    with pytest.raises(ConfigError, match="families_count = 40"):
+        split_of(TasksSection(suites=("device-bound",), families_count=40, held_out=40))
+    with pytest.raises(ValueError, match="stands alone"):
+        TasksSection(suites=("device-bound", "builtin"))
+
+
 def test_a_chain_of_near_duplicates_stays_together():
     base = builtin_task("gelu_tanh_composite")
     copies = [base, renamed(base, **{"512": "513"}), renamed(base, inner="deep")]

@@ -16,6 +16,7 @@ from kernelwright.contrastive.stages.config import TasksSection
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_tasks
+from kernelwright.tasks.device_bound import device_bound_tasks
 from kernelwright.tasks.families import family_of, family_tasks
 from kernelwright.tasks.suites import task_from_file
 
@@ -37,10 +38,31 @@ def split_of(section: TasksSection) -> TaskSplit:
     Raises:
         ConfigError: there are no tasks, a folder is missing, or too few tasks would be left to train on.
     """
+    if "device-bound" in section.suites:
+        return _device_bound(section)
     tasks = [task for task in _tasks(section) if task.id not in section.exclude]
     if not tasks:
         raise ConfigError("Wanted tasks to train on; found none. Set tasks.suites or tasks.directory.")
     return split(tasks, held_out=section.held_out, seed=section.split_seed, similarity=section.similarity)
+
+
+def _device_bound(section: TasksSection) -> TaskSplit:
+    """The split that the suite brings, without training tasks that are near-duplicates of held-out ones."""
+    count = section.families_count - section.held_out
+    if count < 1:
+        raise ConfigError(
+            f"Wanted tasks to train on beside {section.held_out} held out; found tasks.families_count = "
+            f"{section.families_count}. Raise it."
+        )
+    drawn = device_bound_tasks(count, section.held_out, section.families_seed, miniature=section.miniature)
+    held_out = drawn.known + drawn.new
+    kept_apart = [shingles_of(task) for task in held_out]
+
+    def is_apart(shingles: frozenset[tuple[str, ...]]) -> bool:
+        return all(resemblance(shingles, other) < section.similarity for other in kept_apart)
+
+    train = tuple(task for task in drawn.train if task.id not in section.exclude and is_apart(shingles_of(task)))
+    return TaskSplit(train, tuple(task for task in held_out if task.id not in section.exclude))
 
 
 def _tasks(section: TasksSection) -> list[Task]:
