@@ -192,9 +192,9 @@ def main() -> None:
         used = Counter(name for one in found for name in one.techniques)
         best, plain = (statistics.geometric_mean(values) for values in zip(*((o.best, o.plain) for o in found), strict=True))
         print(
-            f"{side}: {len(found)} tasks of {took[0]:.2f} to {took[-1]:.2f} ms, median {statistics.median(took):.2f}; a graph "
-            f"gains at most {max(one.graph_gain for one in found) - 1:.1%}; teachers' best {best:.2f}, with operators alone "
-            f"{plain:.2f}, at least 1.5 on {sum(one.best >= 1.5 for one in found)}; "
+            f"{side}: {len(found)} tasks of {took[0]:.2f} to {took[-1]:.2f} ms, median {statistics.median(took):.2f}; a "
+            f"graph gains at most {max(one.graph_gain for one in found) - 1:.1%}; teachers' best {best:.2f}, with "
+            f"operators alone {plain:.2f}, at least 1.5 on {sum(one.best >= 1.5 for one in found)}; "
             + ", ".join(f"{name} {count}" for name, count in used.most_common(12))
         )
 

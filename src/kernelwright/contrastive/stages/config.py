@@ -55,8 +55,8 @@ class TasksSection(_SettingsTable):
     """Tasks to train on, and the split from those held out."""
 
     suites: tuple[Literal["builtin", "families", "device-bound"], ...] = ("builtin",)
-    """Suites of tasks. `builtin`: the suite of 100; `families`: generated tasks; `device-bound`, which stands alone: those of
-    0.3 to 3 ms on an H200, half of whose held-out tasks have a part that no training task has."""
+    """Suites of tasks. `builtin`: the suite of 100; `families`: generated tasks; `device-bound`, which stands alone: those
+    of 0.3 to 3 ms on an H200, half of whose held-out tasks have a part that no training task has."""
     directory: Path | None = None
     """Folder with more tasks: every `*.py` in KernelBench's format."""
     exclude: tuple[str, ...] = ()
