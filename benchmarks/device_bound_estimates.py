@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from kernelwright.records import Task
-from kernelwright.tasks.device_bound import device_bound_tasks
-from kernelwright.tasks.families import variations
+from kernelwright.tasks.generated.device_bound import device_bound_tasks
+from kernelwright.tasks.generated.families import variations
 
 BYTES_PER_S = 4.0e12
 FLOPS_PER_S = 50e12

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.tasks.device_bound import NEW_SOURCES, NEW_TAILS, device_bound_tasks, structure_of
-from kernelwright.tasks.families import family_of, variations
+from kernelwright.tasks.generated.device_bound import NEW_SOURCES, NEW_TAILS, device_bound_tasks, structure_of
+from kernelwright.tasks.generated.families import family_of, variations
 from kernelwright.tasks.source import check_task_source
 
 DRAWN = device_bound_tasks(128, 40)

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from kernelwright.tasks.families import family_of, family_tasks, variations
-from kernelwright.tasks.family_parts import POINTWISE, SOURCES, TAILS
+from kernelwright.tasks.generated.families import family_of, family_tasks, variations
+from kernelwright.tasks.generated.family_parts import POINTWISE, SOURCES, TAILS
 from kernelwright.tasks.source import check_task_source
 
 TASKS = family_tasks(400, seed=1)
@@ -69,7 +69,7 @@ def test_kernels_are_for_gpus_and_are_python():
 
 INTERPRETED = """
 import sys, torch
-from kernelwright.tasks.families import family_tasks, family_of, variations
+from kernelwright.tasks.generated.families import family_tasks, family_of, variations
 wanted = {"gelu-formula", "silu", "hard-swish", "softsign", "clamps", "common-terms", "leaky-where",
           "softmax", "log-sum-exp", "rms-norm", "layer-norm", "unit-length", "sorted-max", "scanned-sum"}
 count = 0

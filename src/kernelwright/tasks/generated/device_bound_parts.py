@@ -7,7 +7,7 @@ decides. See `device_bound.py`.
 
 from __future__ import annotations
 
-from kernelwright.tasks.family_parts import Part, Source
+from kernelwright.tasks.generated.family_parts import Part, Source
 
 _SQUARE_WEIGHTS = ("torch.randn(ROWS, OUT)", "torch.randn(OUT, OUT) / OUT**0.5")
 _SCORES = "s = q @ k.transpose(1, 2) * 0.125"

@@ -12,9 +12,9 @@ import random
 from dataclasses import dataclass
 
 from kernelwright.records import Task
-from kernelwright.tasks import device_bound_parts, family_parts
-from kernelwright.tasks.families import DEVICE_BOUND, Parts, family_of, task_of
-from kernelwright.tasks.family_parts import Part, Source
+from kernelwright.tasks.generated import device_bound_parts, family_parts
+from kernelwright.tasks.generated.families import DEVICE_BOUND, Parts, family_of, task_of
+from kernelwright.tasks.generated.family_parts import Part, Source
 
 Sizes = tuple[int, int, int]
 """`ROWS`, `WIDTH` and `OUT`."""

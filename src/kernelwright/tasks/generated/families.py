@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelwright.records import Task
-from kernelwright.tasks import device_bound_parts
-from kernelwright.tasks.family_parts import POINTWISE, SOURCES, TAILS, Part, Source
+from kernelwright.tasks.generated import device_bound_parts
+from kernelwright.tasks.generated.family_parts import POINTWISE, SOURCES, TAILS, Part, Source
 
 PREFIX = "families/"
 DEVICE_BOUND = "device-bound/"
