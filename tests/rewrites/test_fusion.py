@@ -263,6 +263,7 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
     [
         ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", True),
         ("nn.Conv2d(8, 64, 3)", "1, 8, 32, 32", False),
+        ("nn.Conv2d(64, 8, 1, stride=4)", "700, 64, 256, 256", True),
         ("nn.Conv2d(8, 64, 3, padding='same')", "4, 8, 64, 64", False),
         ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", True),
         ("nn.Conv2d(8, 32, 3, groups=8)", "4, 8, 64, 64", False),
@@ -274,9 +275,10 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
     ],
 )
 def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: str, fires: bool) -> None:
-    text = task_text("return self.c(a)", f"torch.randn({sizes})", f"self.c = {layer}")
+    text = task_text("return self.c(a)", f"torch.empty({sizes})", f"self.c = {layer}")
     done = apply_rules(text, fuse="cuda", single=True, tiled=True)
     assert done.fired == (("fuse-all-triton", *TILED) if fires else ())
+    assert ("tl.program_id(0).to(tl.int64)" in done.source) == sizes.startswith("700")
     # The precision is TF32's, so that whoever forbids it gets the reference.
     assert ("torch.backends.cudnn.allow_tf32" in done.source) == fires
     assert not apply_rules(text, fuse="cuda", single=True).fired

@@ -15,7 +15,7 @@ from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.fusion.windows import LEAST_SUM, phases_of
-from kernelwright.rewrites.graph import contiguous_strides, shape, value
+from kernelwright.rewrites.graph import contiguous_strides, numel, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
 
 
@@ -24,6 +24,10 @@ class ConvolutionKernel(TritonKernel):
 
     requires: ClassVar = ("torch.backends.cudnn.allow_tf32",)
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
+
+    def _index_type(self) -> str:
+        large = numel(cast(Geometry, self.program.convolution).source) >= (1 << 31) - (1 << 25)
+        return "tl.int64" if large else super()._index_type()
 
     def _pointwise(self) -> str:
         found = cast(Geometry, self.program.convolution)
