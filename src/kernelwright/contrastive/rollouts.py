@@ -58,6 +58,10 @@ class Rollout(BaseModel):
     reason: Reason | None = None
     estimate: float | None = None
     """Screening's estimate of the speedup, where the reward rests on it and not on a verdict."""
+    baseline: str | None = None
+    """Baseline that the reward is a ratio to, where that is the best of several: `eager` or `cudagraph-fresh`."""
+    baseline_speedup: float | None = None
+    """Its speedup over the reference."""
     reward: float | None = None
     """Value of the named reward."""
     smoothed: float | None = None

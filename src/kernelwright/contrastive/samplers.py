@@ -61,6 +61,8 @@ class BucketSampler:
     name: ClassVar[str] = "bucket"
     ratio: float = BUCKET_RATIO
     temperature: float = TEMPERATURE
+    one_level: bool = False
+    """Whether all come from the first bucket drawn: an ablation."""
 
     def __post_init__(self) -> None:
         _require(self.name, "ratio", self.ratio, self.ratio > 1, "above 1")
@@ -79,8 +81,11 @@ class BucketSampler:
         return _softmax(means, self.temperature)
 
     def sample(self, exemplars: Sequence[Exemplar], count: int, rng: random.Random) -> list[Exemplar]:
-        """One candidate from each of at most `count` buckets."""
+        """One candidate from each of at most `count` buckets, or that many from one."""
         buckets = self.buckets(exemplars)
+        if self.one_level and exemplars:
+            (bucket,) = _draw(self.probabilities(exemplars), 1, rng)
+            return rng.sample(buckets[bucket], min(count, len(buckets[bucket])))
         chosen = _draw(self.probabilities(exemplars), count, rng)
         return [rng.choice(buckets[bucket]) for bucket in chosen]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kernelwright.errors import ConfigError
@@ -58,6 +58,9 @@ class Reward:
     """Reward of an accepted candidate, before the floor."""
     needs_time: bool = True
     """True when an accepted candidate must have been timed."""
+    baselines: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Speedup of the best baseline over the reference, by the task's hash: what a candidate's speedup is divided by; 1 where
+    none is given."""
 
     def __call__(self, evaluation: Evaluation | None) -> float:
         """The reward of a rollout; None stands for an answer without a candidate.
@@ -67,8 +70,7 @@ class Reward:
         """
         if evaluation is None or not evaluation.accepted:
             return self.floor
-        found = Timed(evaluation.task, evaluation.task_sha256, evaluation.speedup, evaluation.speedup_low)
-        return max(self.floor, self.accepted(found))
+        return self._earned(Timed(evaluation.task, evaluation.task_sha256, evaluation.speedup, evaluation.speedup_low))
 
     def estimated(self, found: Screened) -> float:
         """The reward of a candidate that was screened and not judged; raises as a call does."""
@@ -76,7 +78,12 @@ class Reward:
             return self.floor
         estimate, spread = found.estimate, found.spread or 0.0
         low = None if estimate is None else estimate * math.exp(-spread)
-        return max(self.floor, self.accepted(Timed(found.task, found.task_sha256, estimate, low)))
+        return self._earned(Timed(found.task, found.task_sha256, estimate, low))
+
+    def _earned(self, found: Timed) -> float:
+        by = self.baselines.get(found.task_sha256, 1.0)
+        speedup, low = (None if value is None else value / by for value in (found.speedup, found.speedup_low))
+        return max(self.floor, self.accepted(replace(found, speedup=speedup, speedup_low=low)))
 
 
 def conservative(speedup: float) -> float:
@@ -87,7 +94,11 @@ def conservative(speedup: float) -> float:
 
 
 def reward_named(
-    name: str, *, floor: float | None = None, compile_speedups: Mapping[str, float] = MappingProxyType({})
+    name: str,
+    *,
+    floor: float | None = None,
+    compile_speedups: Mapping[str, float] = MappingProxyType({}),
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> Reward:
     """A reward by its name.
 
@@ -95,6 +106,8 @@ def reward_named(
         name: `speedup`, `lower-bound`, `log`, `clamped`, `milestone` or `success`.
         floor: Reward of a failure, and the least of any rollout; None for the reward's own floor.
         compile_speedups: For `milestone`: torch.compile's own speedup by the task's hash. Other tasks cannot earn 3.
+        baselines: Speedup of the best baseline by the task's hash, which candidates are compared with in place of the
+            reference; what is added to it later counts too.
 
     Raises:
         ConfigError: there is no such reward.
@@ -117,7 +130,8 @@ def reward_named(
     }
     if name not in known:
         raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")
-    return known[name] if floor is None else replace(known[name], floor=floor)
+    chosen = replace(known[name], baselines=baselines)
+    return chosen if floor is None else replace(chosen, floor=floor)
 
 
 def _log(evaluation: Timed) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.contrastive.prompts import Prompt, contrastive_prompt
@@ -41,6 +42,10 @@ class PromptMaker:
     seed: int
     share: float = 1.0
     """Share of prompts that show exemplars; the others are as vanilla GRPO's."""
+    baselines: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Speedup of the best baseline by the task's hash, which scores are divided by; 1 where none is given."""
+    shuffled: bool = False
+    """Whether exemplars swap their scores at random: an ablation."""
 
     def prompt(self, task: Task, draw: int) -> Prompt:
         """The prompt of a task; `draw`, a step's number, tells one draw of exemplars from another.
@@ -52,7 +57,13 @@ class PromptMaker:
         rng = random.Random(sha256_of(f"{self.seed} {draw} {task.sha256}"))
         if self.share < 1 and rng.random() >= self.share:
             known = []
-        return prompt_of(self.section, task, self.sampler.sample(known, self.count, rng), self.device)
+        by = self.baselines.get(task.sha256, 1.0)
+        shown = self.sampler.sample(known, self.count, rng)
+        scores = [exemplar.known_score() / by for exemplar in shown]
+        if self.shuffled:
+            rng.shuffle(scores)
+        shown = [replace(exemplar, score=score) for exemplar, score in zip(shown, scores, strict=True)]
+        return prompt_of(self.section, task, shown, self.device)
 
 
 def fill(database: ExemplarDatabase, runs: Sequence[Path]) -> None:
@@ -77,12 +88,18 @@ def prompt_maker(
     database: ExemplarDatabase | None,
     seed: int,
     share: float = 1.0,
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> PromptMaker:
     """The maker that a configuration asks for.
 
     Raises:
-        ConfigError: the sampler's options are out of range.
+        ConfigError: the sampler's options are out of range, or it has none that is asked for.
     """
-    options = {"temperature": exemplars.temperature} if "temperature" in options_of(exemplars.sampler) else {}
+    options: dict[str, float | bool] = {}
+    if "temperature" in options_of(exemplars.sampler):
+        options["temperature"] = exemplars.temperature
+    if exemplars.levels == "one":
+        options["one_level"] = True
     sampler = sampler_named(exemplars.sampler, **options)
-    return PromptMaker(section, device, sampler, exemplars.count, database, seed, share)
+    shuffled = exemplars.scores == "shuffled"
+    return PromptMaker(section, device, sampler, exemplars.count, database, seed, share, baselines, shuffled)

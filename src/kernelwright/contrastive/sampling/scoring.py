@@ -18,6 +18,7 @@ from kernelwright.contrastive.reverification import (
     reverify,
 )
 from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.sampling.baselines import BestBaselines
 from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING, rollout_metrics
@@ -82,6 +83,7 @@ class Scorer:
             rollout's own `reward` is its score either way.
         verification: For candidates too good to be believed at once; None believes the judge's first word.
         estimator: Lets estimates stand for a share of the verdicts; None has every candidate judged.
+        baselines: Those that the reward is a ratio to, for the record; None for the reference.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Scorer:
         copies: Literal["score", "floor"] = "score",
         verification: Verification | None = None,
         estimator: Estimator | None = None,
+        baselines: BestBaselines | None = None,
     ) -> None:
         self.judged = judged
         self._estimator = estimator
+        self._baselines = baselines
         self.smoother = smoother
         self._reward = reward
         self._form = form
@@ -154,6 +158,9 @@ class Scorer:
                 kept = rollout.screened(guess, self._reward, shown)
             else:
                 kept = rollout if raw is None else rollout.judged(evaluation, self._reward, shown)
+            if self._baselines is not None:
+                name, speedup = self._baselines.of(attempt.task.sha256)
+                kept = kept.model_copy(update={"baseline": name, "baseline_speedup": speedup})
             scored.append(Scored(attempt, kept, evaluation, value, copy))
         self._write([item.rollout for item in scored])
         return scored

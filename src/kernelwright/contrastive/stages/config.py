@@ -268,6 +268,11 @@ class ExemplarSection(_SettingsTable):
     """Distinct buckets, and so exemplars, in a prompt. Paper: N = 2."""
     temperature: float = Field(default=0.5, gt=0)
     """tau of Eq. 1, in units of speedup. Not in the paper; our choice."""
+    levels: Literal["distinct", "one"] = "distinct"
+    """Buckets that a prompt's exemplars come from, for `bucket`: distinct ones, or all from one, which shows no contrast. An
+    ablation."""
+    scores: Literal["measured", "shuffled"] = "measured"
+    """Scores that a prompt shows: those of its exemplars, or these in a random order, so that they say nothing."""
     seeds: tuple[Path, ...] = ()
     """Run directories whose timed evaluations fill the database before the first step."""
 
@@ -322,6 +327,9 @@ class RewardSection(_SettingsTable):
     """Measure suspicious speedups once more. Paper 2.4.4."""
     suspicious_speedup: float = Field(default=3.0, gt=1)
     """Speedup above which one is suspicious. Paper 2.4.4. Tasks on which honest work wins more need a higher one."""
+    baseline: Literal["eager", "best"] = "eager"
+    """What an answer is compared with: the reference (paper 2.4.4), or the faster of it and its CUDA graph, measured once a
+    task, so that a graph around the reference earns nothing. A CPU has no graphs. Prompts show the same ratio."""
     suspicious_leap: float = Field(default=2.0, gt=1)
     """Multiple of the task's best speedup so far above which one is suspicious as well. Paper 2.4.4."""
 
@@ -406,6 +414,8 @@ class HeldOutConfig(_SettingsTable):
     """Rounds in which `samples` are drawn, with exemplars; later rounds see the scores of earlier ones. Must divide it."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     sampling: SamplingSection = SamplingSection(temperature=0.8)
+    baseline: Literal["eager", "best"] = "eager"
+    """What a speedup is a ratio to, as in `[reward]`."""
     confirm: bool = True
     """Measure the best candidate of each task again, independently; only one that this confirms counts as faster."""
     confirm_tries: int = Field(default=2, ge=1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
+from kernelwright.contrastive.sampling.baselines import BestBaselines
 from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.contrastive.sampling.judging import JudgedRun, Say
@@ -152,6 +153,12 @@ class StageContext:
     def confirming(self, run: RunDirectory) -> JudgedRun:
         """A run's re-measurements of what is reported."""
         return self.judging.confirming(run, self.say)
+
+    def baselines(self, run: RunDirectory, wanted: str) -> BestBaselines | None:
+        """Best baselines, with their measurements in `baselines` of a run; None where the reference is what is wanted."""
+        if wanted == "eager":
+            return None
+        return BestBaselines(self.judged(RunDirectory(run.path / "baselines")), self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,16 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     database = ExemplarDatabase(run.path / "exemplars.sqlite")
     fill(database, config.exemplars.seeds)
     judged = context.judged(run)
+    baselines = context.baselines(run, config.reward.baseline)
+    if baselines is not None and not baselines.measure(split.train, context.deadline.passed):
+        return StageResult(False, None, _steps_done(run))
+    ratios = baselines.speedups if baselines is not None else {}
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
     database.add_all(judged.evaluations())
     database.add_all(judged.confirmed.values())
     scorer = Scorer(
         judged,
-        reward_named(config.reward.name, floor=config.reward.floor),
+        reward_named(config.reward.name, floor=config.reward.floor, baselines=ratios),
         form=config.prompt.answer,
         stage="contrastive",
         model=model_name(config.model),
@@ -66,6 +70,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
         verification=context.judging.verification(config.reward),
         estimator=context.judging.estimator(config.reward, judged),
+        baselines=baselines,
     )
     prompts = prompt_maker(
         config.prompt,
@@ -74,6 +79,7 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         database=database,
         seed=config.seed,
         share=config.exemplars_share,
+        baselines=ratios,
     )
     with MetricsLog(run.path) as metrics:
         stage = _Stage(config, split.train, run, context, scorer, prompts, metrics)

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.sampling.baselines import EAGER, BestBaselines
 from kernelwright.contrastive.sampling.drawing import draw, drawn
 from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING
@@ -52,6 +53,16 @@ class HeldOutTask(_ResultModel):
     speedup_high: float | None = None
     improvement: bool = False
     """Whether the re-measurement's lower bound clears the noise floor."""
+    baseline: str = "eager"
+    """What the speedups are ratios to: `eager`, or `cudagraph-fresh` where the best was asked for and that is it."""
+    baseline_speedup: float = 1.0
+    """Its speedup over the reference."""
+    first: tuple[float, ...] = ()
+    """Speedup of each correct answer by its first measurement, none of which was selected."""
+
+    def worth(self) -> float:
+        """Geometric mean over all answers by their first measurement; one that is not correct counts 1.0."""
+        return math.exp(sum(map(math.log, self.first)) / self.answers) if self.answers else 1.0
 
 
 class HeldOutResult(_ResultModel):
@@ -137,18 +148,25 @@ def evaluate_held_out(
     if kept is not None:
         return kept
     judged = context.judged(run)
+    baselines = context.baselines(run, config.baseline)
+    if baselines is not None and not baselines.measure(tasks, context.deadline.passed):
+        return None
+    ratios = baselines.speedups if baselines is not None else {}
     place.mkdir(parents=True, exist_ok=True)
     database = ExemplarDatabase(place / "exemplars.sqlite")
     scorer = Scorer(
         judged,
-        reward_named("speedup"),
+        reward_named("speedup", baselines=ratios),
         form=prompt.answer,
         stage="held-out",
         model=chat.name,
         sampling=config.sampling.of(config.seed),
         database=database,
+        baselines=baselines,
     )
-    prompts = prompt_maker(prompt, config.exemplars, device=context.device, database=database, seed=config.seed)
+    prompts = prompt_maker(
+        prompt, config.exemplars, device=context.device, database=database, seed=config.seed, baselines=ratios
+    )
     scored: list[Scored] = []
     for number in range(config.rounds):
         if context.deadline.passed():
@@ -168,7 +186,8 @@ def evaluate_held_out(
     verified = _verify(scored, tasks, judged, config, context)
     if verified is None:
         return None
-    result = HeldOutResult(model=name, tasks=tuple(_result(task, scored, verified.get(task.sha256)) for task in tasks))
+    found = (_result(task, scored, verified.get(task.sha256), baselines) for task in tasks)
+    result = HeldOutResult(model=name, tasks=tuple(found))
     RunDirectory(run.path / "results").write_json(f"{name}.json", result.model_dump(mode="json"))
     return result
 
@@ -215,19 +234,32 @@ def _verify(
     return verified
 
 
-def _result(task: Task, scored: Sequence[Scored], verified: Evaluation | None) -> HeldOutTask:
+def _result(
+    task: Task, scored: Sequence[Scored], verified: Evaluation | None, baselines: BestBaselines | None
+) -> HeldOutTask:
     own = [item for item in scored if item.attempt.task.sha256 == task.sha256]
+    name, by = baselines.of(task.sha256) if baselines is not None else (EAGER, 1.0)
+    right = [item.evaluation for item in own if item.evaluation is not None and item.evaluation.accepted]
+
+    def ratio(speedup: float | None) -> float | None:
+        return None if speedup is None else speedup / by
+
+    second = (verified.speedup, verified.speedup_low, verified.speedup_high) if verified is not None else (None,) * 3
+    speedup, low, high = map(ratio, second)
     return HeldOutTask(
         task=task.id,
         task_sha256=task.sha256,
         answers=len(own),
-        correct=sum(item.evaluation is not None and item.evaluation.accepted for item in own),
+        correct=len(right),
         hacks=sum(item.evaluation is not None and item.evaluation.reason in CHEATING for item in own),
         candidate_sha256=verified.candidate_sha256 if verified is not None else None,
-        speedup=verified.speedup if verified is not None else None,
-        speedup_low=verified.speedup_low if verified is not None else None,
-        speedup_high=verified.speedup_high if verified is not None else None,
-        improvement=verified is not None and verified.is_improvement,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        improvement=verified is not None and verified.is_improvement and (low or 0.0) > 1,
+        baseline=name,
+        baseline_speedup=by,
+        first=tuple(found.speedup / by for found in right if found.speedup is not None),
     )
 
 
