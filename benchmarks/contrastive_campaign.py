@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "cuda_l1.py"
 STAGES = ("sft", "self-supervised")
 MEASURED = ("zero-shot", *STAGES, "evolutionary")
+ABLATIONS = ("shuffled", "one-level")
 EXPORT_S = 15.0
 """Kept back for writing the export."""
 SUMMARY_S = 30.0
@@ -99,6 +100,11 @@ class Campaign:
         resumed: Whether it goes on from another machine's export, which is noted.
         arms: Of stage 3, the most telling first.
         arms_first: Whether they are trained before anything is measured.
+        equal_steps: Whether arms train for as many steps as the settings say, however many slices that takes, and not for
+            the same time.
+        measured: Models that are measured besides the arms.
+        recipe_words: More words of the recipe's command line.
+        export: Packs what there is, every so many seconds: a machine may go away without a word.
     """
 
     def __init__(
@@ -115,6 +121,11 @@ class Campaign:
         resumed: bool = False,
         arms: Sequence[str] = ARMS,
         arms_first: bool = False,
+        equal_steps: bool = False,
+        measured: Sequence[str] = MEASURED,
+        recipe_words: Sequence[str] = (),
+        export: Callable[[], object] | None = None,
+        export_every_s: float = math.inf,
     ) -> None:
         self._base = base
         self._work = work
@@ -127,6 +138,8 @@ class Campaign:
         self._reserve_s = reserve_s
         self._arms = tuple(arms)
         self._arms_first = arms_first
+        self._equal_steps, self._measured, self._recipe_words = equal_steps, tuple(measured), tuple(recipe_words)
+        self._export, self._export_every_s, self._exported = export, export_every_s, self._began
         self.log: list[dict[str, Any]] = []
         """What has been done in this slice; `campaign.json` has that of all slices."""
         self._slices: list[dict[str, Any]] = _slices_of(work)
@@ -159,7 +172,7 @@ class Campaign:
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
         self._side_by_side([first, others + self._measuring("evolutionary")])
         self._train_arms()
-        return all(self._is_measured(name) for name in (*MEASURED, *self._arms))
+        return all(self._is_measured(name) for name in (*self._measured, *self._arms))
 
     def summarise(self) -> None:
         """Write summary.json, table.md and hacks/ from what is finished."""
@@ -168,6 +181,8 @@ class Campaign:
 
     def _measuring(self, name: str) -> list[Part]:
         needs = {"zero-shot": None, "evolutionary": "self-supervised"}.get(name, name)
+        if name not in self._measured:
+            return []
         return [] if self._is_measured(name) else [Part((f"measure:{name}",), None, needs=needs)]
 
     def _train_arms(self) -> None:
@@ -183,16 +198,27 @@ class Campaign:
         changes = self._time_of_arms(math.ceil(len(todo) / at_once))
         lanes = [
             [
-                Part((f"train:{name}", f"measure:{name}"), (index,) if self._gpus else None, changes, least_s=least_s)
+                Part(
+                    (f"train:{name}", f"measure:{name}", *self._ablated(name)),
+                    (index,) if self._gpus else None,
+                    changes,
+                    least_s=least_s,
+                )
                 for name in todo[index::at_once]
             ]
             for index in range(at_once)
         ]
         self._wait(lanes)
 
+    def _ablated(self, name: str) -> tuple[str, ...]:
+        """Parts that measure an arm's model with changed prompts."""
+        if "--ablations" not in self._recipe_words or not name.startswith("contrastive-bucket"):
+            return ()
+        return tuple(f"measure:{name}-{ablation}" for ablation in ABLATIONS)
+
     def _time_of_arms(self, waves: int) -> tuple[str, ...]:
         """The change of settings that says how long each arm trains: the same for all, in all slices."""
-        if any(change.startswith("contrastive.seconds=") for change in self._changes):
+        if self._equal_steps or any(change.startswith("contrastive.seconds=") for change in self._changes):
             return ()
         path = self._work / "arms.json"
         if not path.exists():
@@ -243,7 +269,7 @@ class Campaign:
             known = visible.split(",") if visible else [str(index) for index in range(self._gpus)]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(known[index] for index in part.gpus)
         command = [sys.executable, str(RECIPE), "--base", self._base, "--out", str(self._work)]
-        command += ["--recipes", str(self._recipes)]
+        command += ["--recipes", str(self._recipes), *self._recipe_words]
         command += [word for change in (*self._changes, *part.changes) for word in ("--set", change)]
         command += ["--time-limit", f"{max(1.0, limit_s):.0f}", "--only", *part.names]
         logs = self._work / "logs"
@@ -285,6 +311,9 @@ class Campaign:
                         done = done and status == 0
                     else:
                         waiting[number].insert(0, replace(one.part, tried=True))
+            if self._export is not None and time.monotonic() - self._exported > self._export_every_s:
+                self._export()
+                self._exported = time.monotonic()
             if running:
                 time.sleep(POLL_S / 4)
         return done
@@ -367,8 +396,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total_s=given.total,
         reserve_s=given.reserve,
         resumed=given.resume is not None,
-        arms=given.arms,
+        arms=[f"{arm}-seed-{seed}" if seed else arm for seed in range(given.seeds) for arm in given.arms],
         arms_first=given.arms_first,
+        equal_steps=given.equal_steps,
+        measured=given.measured,
+        recipe_words=["--seeds", str(given.seeds), *(["--ablations"] if given.ablations else [])],
+        export=lambda: packed(given.work, given.export),
+        export_every_s=given.export_every,
     )
     finished = campaign.run(_until_done(process))
     campaign.summarise()
@@ -398,6 +432,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="of stage 3, the most telling first")
     parser.add_argument("--arms-first", action="store_true", help="train them before anything is measured")
+    parser.add_argument("--seeds", type=int, default=1, help="times that each arm is trained")
+    parser.add_argument("--ablations", action="store_true", help="measure the arm of buckets with changed prompts too")
+    parser.add_argument("--equal-steps", action="store_true", help="train arms for the same steps and not for the same time")
+    parser.add_argument("--measured", nargs="*", choices=MEASURED, default=MEASURED, help="models besides the arms")
+    parser.add_argument(
+        "--export-every", type=float, default=math.inf, metavar="SECONDS", help="export so often during the slice too"
+    )
     parser.add_argument("--wait-for-base", type=float, default=0.0, metavar="SECONDS", help="for a GGUF file to arrive")
     parser.add_argument("--export-only", action="store_true", help="pack what there is, and nothing else")
     parser.add_argument("--unpack-base", type=Path, help=argparse.SUPPRESS)

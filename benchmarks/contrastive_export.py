@@ -118,10 +118,14 @@ def pack(folder: Path, out: Path) -> list[str]:
     while (more := _pieces("weights.tar", _tarred(folder, weights, compressed=False))) and len(pieces) + len(more) > PIECES:
         print(f"left out of the export: {weights.pop().relative_to(folder)}", flush=True)
     pieces |= more
-    for stale in (*out.glob("records.tar.gz.*"), *out.glob("weights.tar.*")):
-        stale.unlink()
     for name, data in pieces.items():
-        (out / name).write_bytes(data)
+        (out / f".{name}").write_bytes(data)
+    # A machine that goes away meanwhile leaves the export of before, or this one.
+    for stale in (*out.glob("records.tar.gz.*"), *out.glob("weights.tar.*")):
+        if stale.name not in pieces:
+            stale.unlink()
+    for name in pieces:
+        (out / f".{name}").rename(out / name)
     return sorted(pieces)
 
 
@@ -131,8 +135,9 @@ def _rank(path: Path, folder: Path) -> tuple[bool, int]:
     ended = (folder / "self-supervised" / "final").is_dir()
     order = ("self-supervised", *ARMS, "sft") if ended else ("self-supervised", "sft", *ARMS)
     name = path.relative_to(folder).parts[0]
-    is_measured = name in ARMS and (folder / "held-out" / "results" / f"{name}.json").exists()
-    return is_measured, order.index(name) if name in order else len(order)
+    arm = name.partition("-seed-")[0]
+    is_measured = arm in ARMS and (folder / "held-out" / "results" / f"{name}.json").exists()
+    return is_measured, order.index(arm) if arm in order else len(order)
 
 
 def _tarred(folder: Path, files: Iterable[Path], *, compressed: bool) -> bytes:

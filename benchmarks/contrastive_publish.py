@@ -15,7 +15,7 @@ from contrastive_export import ARMS, PACKED
 from publishing import copy_plain, from_command_line, packed_bytes, write_packed
 
 WHOLE = ("summary.json", "table.md", "campaign.json", "arms.json", "hacks", "held-out/results")
-RUNS = ("sft", "self-supervised", *ARMS, "held-out", "held-out/confirmations")
+RUNS = ("sft", "self-supervised", "held-out", "held-out/confirmations", "held-out/baselines")
 PLAIN = ("config.json", "environment.json", "state.json", "metrics.jsonl", "hacks.jsonl")
 LINES = ("evaluations.jsonl", "rollouts.jsonl", "examples.jsonl")
 
@@ -33,7 +33,8 @@ def publish(campaign: Path, target: Path) -> None:
             shutil.copytree(campaign / name, target / name, dirs_exist_ok=True)
         elif (campaign / name).exists():
             shutil.copyfile(campaign / name, target / name)
-    for run in RUNS:
+    arms = [path.name for arm in ARMS for path in (campaign / arm, *sorted(campaign.glob(f"{arm}-seed-*"))) if path.is_dir()]
+    for run in (*RUNS, *arms, *(f"{arm}/baselines" for arm in arms)):
         _publish_run(campaign / run, target / run)
 
 

@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.samplers import CONTRASTIVE
 from kernelwright.contrastive.sampling.hacks_found import write_hacks
 from kernelwright.contrastive.sampling.metrics import hack_reasons, run_metrics
+from kernelwright.contrastive.stages.comparing import compared, techniques_used
 from kernelwright.contrastive.stages.config import (
     STAGES,
     CheckerSection,
@@ -60,6 +61,8 @@ FILES = {
 }
 REINFORCED = {"vanilla-grpo": "none"} | {f"contrastive-{name}": name for name in CONTRASTIVE}
 """Arms of stage 3, and the sampler of exemplars of each."""
+ABLATIONS: dict[str, dict[str, Any]] = {"shuffled": {"scores": "shuffled"}, "one-level": {"levels": "one"}}
+"""Changes to the prompts that the arm of buckets is measured with once more: does it use the scores, or the code alone?"""
 MEASURED = ("zero-shot", "sft", "self-supervised", "evolutionary", *REINFORCED)
 CONTRAST_ROUNDS = 4
 """Models that are shown exemplars draw their 8 answers in 4 rounds of 2, each round seeing the scores of those before. The
@@ -94,6 +97,24 @@ class Recipe:
     equip: Equip
     tasks: TaskSplit | None = None
     """Tasks in place of those that the settings name."""
+    seeds: int = 1
+    """Times that each arm of stage 3 is trained, each with a seed of its own."""
+    ablations: bool = False
+    """Whether the arm of buckets is measured with changed prompts as well."""
+
+    def arms(self) -> dict[str, tuple[str, int]]:
+        """Sampler and number of the seed of each arm of stage 3, by name; a name without a seed has the first."""
+        return {
+            f"{arm}-seed-{seed}" if seed else arm: (sampler, seed)
+            for seed in range(self.seeds)
+            for arm, sampler in REINFORCED.items()
+        }
+
+    def measured(self) -> tuple[str, ...]:
+        """Names of all models that are measured."""
+        buckets = [arm for arm, (sampler, _) in self.arms().items() if sampler == "bucket"]
+        ablated = [f"{arm}-{name}" for arm in buckets for name in ABLATIONS] if self.ablations else []
+        return tuple(dict.fromkeys((*MEASURED, *self.arms(), *ablated)))
 
     def steps(self) -> dict[str, Step]:
         """Steps of the paper in its order, by name."""
@@ -105,9 +126,9 @@ class Recipe:
             # 2.3: rounds in which it writes, the judge filters, and it learns its own successes.
             "train:self-supervised": self.self_supervise,
             # 2.4: contrastive RL; without exemplars it is vanilla GRPO.
-            **{f"train:{arm}": partial(self.reinforce, arm, sampler) for arm, sampler in REINFORCED.items()},
+            **{f"train:{arm}": partial(self.reinforce, arm, *how) for arm, how in self.arms().items()},
             # Table 5, on tasks that no stage has seen: best of 8 answers, each best measured again.
-            **{f"measure:{arm}": partial(self.measure, arm) for arm in MEASURED},
+            **{f"measure:{arm}": partial(self.measure, arm) for arm in self.measured()},
             "summary": lambda: bool(self.summarise()),
         }
 
@@ -140,7 +161,7 @@ class Recipe:
 
     # ---- Stage 3 (2.4): contrastive RL
 
-    def reinforce(self, arm: str, sampler: str) -> bool:
+    def reinforce(self, arm: str, sampler: str, seed: int = 0) -> bool:
         """Each step, in `contrastive/stages/contrastive.py`:
 
         1. a prompt for each of some tasks, with earlier candidates and their scores (2.4.3, Eq. 1: `samplers.py`);
@@ -152,7 +173,7 @@ class Recipe:
         config = self.settings(ContrastiveConfig, start="self-supervised")
         seeds = (self.out / "self-supervised",) if sampler in CONTRASTIVE else ()
         exemplars = config.exemplars.model_copy(update={"sampler": sampler, "seeds": seeds})
-        config = config.model_copy(update={"exemplars": exemplars})
+        config = config.model_copy(update={"exemplars": exemplars, "seed": config.seed + seed})
         with self.equip(config.judge, config.checker) as context:
             return train_contrastive(config, self.split(), self.run(arm), context).finished
 
@@ -160,13 +181,18 @@ class Recipe:
 
     def measure(self, arm: str) -> bool:
         """Measure a model on the held-out tasks. Evolutionary search is the stage 2 model, shown exemplars."""
-        trained = {"zero-shot": None, "evolutionary": "self-supervised"}.get(arm, arm)
+        ablation = next((name for name in ABLATIONS if arm.endswith(f"-{name}")), None)
+        whole = arm.removesuffix(f"-{ablation}")
+        trained = {"zero-shot": None, "evolutionary": "self-supervised"}.get(arm, whole)
         config = settings.build(HeldOutConfig, self.tables["held-out"])
         # Judges as of the stage that went before, so that one process uses the same ones for both.
         stage = self.settings(ContrastiveConfig, start=trained)
-        sampler = "bucket" if arm == "evolutionary" else REINFORCED.get(arm, "none")
+        named, seed = self.arms().get(whole, ("none", 0))
+        sampler = "bucket" if arm == "evolutionary" else named
+        config = config.model_copy(update={"seed": config.seed + seed})
         if sampler in CONTRASTIVE:
-            shown = stage.exemplars.model_copy(update={"sampler": sampler, "seeds": ()})
+            changed = ABLATIONS[ablation] if ablation is not None else {}
+            shown = stage.exemplars.model_copy(update={"sampler": sampler, "seeds": ()} | changed)
             config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
         if read_result(self.run("held-out"), arm) is not None:
             return True
@@ -179,18 +205,38 @@ class Recipe:
     def summarise(self) -> dict[str, object]:
         """Write `summary.json` and `table.md` from the finished parts; return the summary."""
         run = self.run("held-out")
-        results = {arm: found for arm in MEASURED if (found := read_result(run, arm)) is not None}
-        done = [arm for arm in ("self-supervised", *REINFORCED) if self.final(arm).is_dir()]
+        results = {arm: found for arm in self.measured() if (found := read_result(run, arm)) is not None}
+        done = [arm for arm in ("self-supervised", *self.arms()) if self.final(arm).is_dir()]
         chosen_by = {name: self._training_speedup(name) for name in CONTRASTIVE if f"contrastive-{name}" in done}
         told = summary(results, chosen_by)
         told["hack_rate_in_training"] = {arm: run_metrics(self.out / arm).get("hack_rate", 0.0) for arm in done}
         told["hack_reasons_in_training"] = {arm: hack_reasons(self.run(arm).evaluations()) for arm in done}
-        told["stage_3"] = {arm: self.run(arm).read_json("state.json") for arm in done if arm in REINFORCED}
+        told["stage_3"] = {arm: self.run(arm).read_json("state.json") for arm in done if arm in self.arms()}
+        if self.seeds > 1:
+            told |= self._compared(results)
         directory = RunDirectory(self.out)
         directory.write_json("summary.json", told)
         directory.write_text("table.md", table(results))
         write_hacks(self.out / "hacks", {name: self.out / name for name in (*done, "held-out")})
         return told
+
+    def _compared(self, results: Mapping[str, HeldOutResult]) -> dict[str, object]:
+        """Buckets and vanilla GRPO over all seeds that are measured, and what each model's right answers use."""
+        found: dict[str, object] = {"techniques": techniques_used(self.run("held-out"))}
+        vanilla, buckets = (
+            [results[arm] for arm, (named, _) in self.arms().items() if named == sampler and arm in results]
+            for sampler in ("none", "bucket")
+        )
+        if vanilla and buckets:
+            found |= compared(vanilla, buckets)
+        stage_1 = RunDirectory(self.out / "sft").evaluations()
+        best: dict[str, float] = {}
+        for one in stage_1:
+            if one.accepted and one.speedup:
+                best[one.task_sha256] = max(best.get(one.task_sha256, 1.0), one.speedup)
+        if best:
+            found["teachers_best_over_eager"] = geomean([best.get(task.sha256, 1.0) for task in self.split().train]).estimate
+        return found
 
     def _training_speedup(self, sampler: str) -> float:
         """Geometric mean over all training tasks of the best lower bound found, 1.0 where none; it chooses a sampler."""
@@ -313,6 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="STAGE.KEY=VALUE", help="change a setting"
     )
+    parser.add_argument("--seeds", type=int, default=1, help="times that each arm of stage 3 is trained")
+    parser.add_argument("--ablations", action="store_true", help="measure the arm of buckets with changed prompts too")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="save and end after this time")
     given = parser.parse_args(arguments)
     deadline = None if given.time_limit is None else time.monotonic() + given.time_limit
@@ -333,7 +381,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         with opened:
-            recipe = Recipe(given.base, given.out, tables_of(given.recipes, given.changes), equip)
+            recipe = Recipe(
+                given.base,
+                given.out,
+                tables_of(given.recipes, given.changes),
+                equip,
+                seeds=given.seeds,
+                ablations=given.ablations,
+            )
             recipe.require(list(chosen_steps(recipe, given.only)))
             finished = run_recipe(recipe, given.only)
             if not finished and not given.only:

@@ -36,3 +36,23 @@ _PATTERNS = {tag: re.compile(pattern) for tag, pattern in _SHOWN_BY.items()}
 def techniques_in(source: str) -> tuple[str, ...]:
     """Tags of what appears in a module's text; `operators` when there is nothing but PyTorch's own."""
     return tuple(tag for tag, pattern in _PATTERNS.items() if pattern.search(source)) or ("operators",)
+
+
+_REWRITTEN_BY = {
+    "library-norm": r"\bF\.(?:layer_norm|rms_norm|batch_norm|group_norm|normalize)\(",
+    "library-activation": r"\bF\.(?:gelu|silu|mish|hardswish|hardsigmoid|softsign|leaky_relu|relu6|glu)\(",
+    "library-softmax": r"\b(?:softmax|log_softmax|logsumexp|cross_entropy)\(",
+    "library-reduction": r"\b(?:var|var_mean|smooth_l1_loss|cosine_similarity|vector_norm|amax)\(",
+    "scan": r"\bcumsum\(",
+    "reduce-before-product": r"@ \w+\.(?:mean|sum)\(|\.(?:mean|sum)\([^()]*\) @|weight\.sum\(",
+    "reordered-product": r"@ \([\w.(), ]+ @ |\(\w+ @ \w+\) @ ",
+    "broadcast": r"\[:, None\]|\.unsqueeze\(|\.expand\(",
+    "indexing": r"\[(?::, )?index\]|\bindex_select\(|\.gather\(|\bF\.embedding\(",
+}
+_REWRITES = {tag: re.compile(pattern) for tag, pattern in _REWRITTEN_BY.items()}
+
+
+def rewrites_in(code: str) -> tuple[str, ...]:
+    """Tags of an answer without its reference: those of `techniques_in`, and ways to do less work with operators alone."""
+    found = tuple(tag for tag, pattern in _REWRITES.items() if pattern.search(code))
+    return found + tuple(tag for tag in techniques_in(code) if not found or tag != "operators")

@@ -229,6 +229,9 @@ class AugmentationSection(_SettingsTable):
     """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
     answer_chars: int = Field(default=2400, ge=50)
     """Longest answer that is tried. Our choice, about 600 tokens."""
+    fastest: float | None = Field(default=None, gt=0)
+    """Largest speedup of a variation that is learnt; None: any. The paper's teachers mostly wrote what was right and no
+    faster (table 5), so that stage 3 had something left to find. Our choice."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
     paper's stage 1 has none (Table 2); a small model must have seen the form."""

@@ -139,9 +139,12 @@ def _examples(
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
     if database is not None:
         database.add_all(judged.evaluations())
+    fastest = config.augmentation.fastest
     examples = []
     for task in tasks:
         accepted = [found for found in judged.history(task) if found.accepted]
+        if fastest is not None:
+            accepted = [found for found in accepted if found.speedup is None or found.speedup <= fastest]
         for evaluation in accepted:
             prompt = _prompt(config, task, evaluation, database, device, share)
             examples.append(example_of(task, prompt, evaluation, config.prompt.answer))

@@ -19,7 +19,7 @@ from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.rewrites import wrappers
-from kernelwright.tasks.generated.families import variations
+from kernelwright.tasks.generated.families import DEVICE_BOUND, variations
 
 
 def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:
@@ -77,13 +77,14 @@ class TemplatePolicy:
 
     def _codes(self, task: Task, device: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
         """Kind, techniques and answer of each."""
-        on_gpu = device.startswith("cuda")
+        # Where the device is busy throughout, a graph wins nothing.
+        graphs = device.startswith("cuda") and not task.id.startswith(DEVICE_BOUND)
         plain = [(variation.techniques, variation.answer) for variation in variations(task, device)]
         if not plain and (copied := copied_forward(task)) is not None:
             plain = [(("copy-of-reference",), copied)]
         for techniques, code in plain:
             yield "kernel" if "triton" in code else "spelling", techniques, code
-            if on_gpu and techniques != ("in-double",) and (replayed := graphed(code)) is not None:
+            if graphs and techniques != ("in-double",) and (replayed := graphed(code)) is not None:
                 yield "graph", (*techniques, "cuda-graph"), replayed
 
 
