@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from concurrent.futures import wait
 
 import pytest
@@ -12,11 +13,13 @@ from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.pools import screening
+from kernelwright.pools import screens as screens_module
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import Job
 from kernelwright.pools.screening import ScreeningPool, ScreeningProcess
 from kernelwright.pools.screens import Screens
 from kernelwright.records import Candidate, Reason, Task
+from kernelwright.records.screened import screened_of
 from tests.quick import exhaustive_but
 from tests.samples import module
 
@@ -136,9 +139,43 @@ def test_candidates_of_several_tasks_are_looked_at_and_a_broken_task_is_missing(
     other = Task(id="other", source=TASK.source + "# other\n")
     jobs = [Job(task, Candidate(source=text)) for task in (TASK, broken, other) for text in (RIGHT, WRONG)]
     with Screens(["cpu"], SETTINGS) as screens:
+        screens.prepare([other])
         found = {(job.task.id, job.candidate.source): one.correct for job, one in screens.look(jobs)}
         assert list(screens.look([])) == []
     assert found == {(task.id, text): text == RIGHT for task in (TASK, other) for text in (RIGHT, WRONG)}
+
+
+def test_processes_of_a_task_may_start_before_its_candidates_are_there(monkeypatch):
+    events = []
+
+    class FakeScreeningPool:
+        def __init__(self, task, *given):
+            self.name = task.id
+            events.append(("starts", task.id))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *given):
+            self.close()
+
+        def close(self):
+            events.append(("ends", self.name))
+
+        def screen(self, candidates):
+            return iter([(one, screened_of(TASK, one, correct=True)) for one in candidates])
+
+    monkeypatch.setattr(screens_module, "ScreeningPool", FakeScreeningPool)
+    monkeypatch.setattr(screens_module, "Zygote", lambda off: io.StringIO())  # something to close
+    other = Task(id="other", source=TASK.source + "# other\n")
+    with Screens(["cuda:0"], SETTINGS) as screens:
+        screens.prepare([other])
+        screens.prepare([TASK])
+        assert events == [("starts", "other"), ("ends", "other"), ("starts", TASK.id)], "what nobody asked for ends"
+        assert len(list(screens.look([Job(TASK, Candidate(source=RIGHT))]))) == 1
+        assert len(list(screens.look([Job(TASK, Candidate(source=WRONG))]))) == 1
+        screens.prepare([other])
+    assert events[3:] == [("ends", TASK.id), ("starts", TASK.id), ("ends", TASK.id), ("starts", "other"), ("ends", "other")]
 
 
 def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any(pool):

@@ -16,6 +16,7 @@ from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.pools.local import Job
 from kernelwright.pools.screening import ScreeningPool
+from kernelwright.records import Task
 from kernelwright.records.screened import Screened
 
 TASKS_PER_GPU = 8
@@ -34,6 +35,14 @@ class Screens:
         self._settings = settings
         self._places = [*devices] * (TASKS_PER_GPU if devices[0].startswith("cuda") else 1)
         self._zygotes: dict[str, Zygote] = {}
+        self._prepared: dict[str, ScreeningPool] = {}
+        """Processes of tasks whose candidates are yet to come, by the task's hash."""
+
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        """Start processes for tasks whose candidates will come next: they load beside other work, such as sampling."""
+        self._drop_prepared()
+        for task, device in zip(tasks, self._places, strict=False):
+            self._prepared[task.sha256] = self._pool(task, device)
 
     def look(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Screened]]:
         """Estimates as they are made, in any order; candidates of a task that cannot be screened are missing.
@@ -59,8 +68,8 @@ class Screens:
                 found.put(error)
 
         places = self._places[: len(by_task)]
-        for device in {*places} - self._zygotes.keys():
-            self._zygotes[device] = Zygote(off=timing_core(torch.device(device)))
+        for device in {*places}:
+            self._zygote(device)
         for device in places:
             threading.Thread(target=serve, args=(device,), daemon=True).start()
         at_work = len(places)
@@ -77,14 +86,27 @@ class Screens:
         """Estimates of candidates of one task."""
         by_hash = {job.candidate.sha256: job for job in jobs}
         # What compiles nothing shares a process; one more compiles beside it.
-        with ScreeningPool(jobs[0].task, device, self._settings, 2, self._zygotes[device]) as pool:
+        with self._prepared.pop(jobs[0].task.sha256, None) or self._pool(jobs[0].task, device) as pool:
             for candidate, outcome in pool.screen(job.candidate for job in by_hash.values()):
                 if isinstance(outcome, KernelwrightError):
                     return
                 yield by_hash[candidate.sha256], outcome
 
+    def _pool(self, task: Task, device: str) -> ScreeningPool:
+        return ScreeningPool(task, device, self._settings, 2, self._zygote(device))
+
+    def _zygote(self, device: str) -> Zygote:
+        if device not in self._zygotes:
+            self._zygotes[device] = Zygote(off=timing_core(torch.device(device)))
+        return self._zygotes[device]
+
+    def _drop_prepared(self) -> None:
+        while self._prepared:
+            self._prepared.popitem()[1].close()
+
     def close(self) -> None:
         """End the processes."""
+        self._drop_prepared()
         while self._zygotes:
             self._zygotes.popitem()[1].close()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
 from kernelwright.pools.local import Job
 from kernelwright.pools.screens import Screens
-from kernelwright.records import Evaluation, sha256_of
+from kernelwright.records import Evaluation, Task, sha256_of
 from kernelwright.records.screened import Screened
 
 AGREEMENT = 1.10
@@ -33,6 +33,10 @@ class Estimator:
     def __init__(self, judged: JudgedRun, screens: Screens, share: float, above: float, leap: float) -> None:
         self._judged, self._screens, self._share, self._above, self._leap = judged, screens, share, above, leap
         self._known: dict[Key, Screened] = {(one.task_sha256, one.candidate_sha256): one for one in judged.run.screened()}
+
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        """Start what will make estimates of these tasks' candidates."""
+        self._screens.prepare(tasks)
 
     def estimate(self, proposals: Sequence[Proposal], best: Mapping[str, float | None]) -> dict[Key, Screened]:
         """Estimates that stand for a verdict; candidates that are missing must be judged."""

@@ -119,6 +119,11 @@ class Scorer:
         self._trusted: set[Key] = set()
         self._hacks = HackDatabase.packaged(judged.run.path / "hacks.jsonl")
 
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Start what will score answers to these tasks, which may load while a model writes them."""
+        if self._estimator is not None:
+            self._estimator.prepare(tasks)
+
     def score(self, attempts: Sequence[Attempt]) -> list[Scored]:
         """Score a batch of answers; the same candidate gets the same reward each time.
 

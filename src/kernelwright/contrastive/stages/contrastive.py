@@ -179,6 +179,7 @@ class _Stage:
         started = time.monotonic()
         while step < config.steps and not clock.stopped:
             asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
+            self._scorer.prepare([task for task, _ in asked])
             answers = sampler.sample([prompt for _, prompt in asked], grpo.group_size, step)
             ended = [answer.answer[-1] in sampler.ends for answer in answers]
             scored = self._scorer.score(self._attempts(asked, answers, ended, tokenizer, step))
