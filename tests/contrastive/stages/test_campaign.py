@@ -126,6 +126,27 @@ def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(cam
     assert calls[8:] == [("0,1", ["summary"])]
 
 
+def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(campaign, tmp_path, monkeypatch):
+    exports = []
+    monkeypatch.setattr(campaign, "packed", lambda work, out: exports.append(work))
+    limits = ("--gpus", "1", "--time-limit", "1000", "--arms-first", "--equal-steps", "--export-every", "0")
+    named = ("--arms", "vanilla-grpo", "contrastive-bucket", "--seeds", "2", "--ablations", "--measured", "sft")
+    assert run(campaign, tmp_path, *limits, *named) == 0
+    calls = asked(tmp_path / "work")
+    assert [call["only"] for call in calls[2:]] == [
+        ["train:vanilla-grpo", "measure:vanilla-grpo"],
+        [f"{do}:contrastive-bucket{how}" for do, how in (("train", ""), ("measure", ""))]
+        + [f"measure:contrastive-bucket-{how}" for how in campaign.ABLATIONS],
+        ["train:vanilla-grpo-seed-1", "measure:vanilla-grpo-seed-1"],
+        [f"{do}:contrastive-bucket-seed-1" for do in ("train", "measure")]
+        + [f"measure:contrastive-bucket-seed-1-{how}" for how in campaign.ABLATIONS],
+        ["measure:sft"],
+        ["summary"],
+    ]
+    assert all(call["changes"] == [] for call in calls), "no arm has a time of its own"
+    assert len(exports) > len(calls)
+
+
 @pytest.mark.exhaustive
 def test_two_gpus_do_the_most_telling_arms_first_for_as_long_as_leaves_time_for_all(campaign, tmp_path):
     limits = ("--gpus", "2", "--time-limit", "1500", "--total", "3000", "--reserve", "300")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import json
@@ -142,6 +143,27 @@ def test_an_exported_arm_goes_on_where_it_was_without_its_optimiser(tiny_base, t
     steps = [rollout.step for rollout in RolloutLog(work / "contrastive-bucket").rollouts()]
     assert steps == sorted(steps)
     assert [steps.count(step) for step in range(5)] == [16] * 5
+
+
+def test_arms_and_ablations_of_every_seed_are_parts(recipe_module):
+    tables = recipe_module.tables_of(ROOT / "recipes" / "device_bound", [])
+    recipe = recipe_module.Recipe("base", ROOT, tables, None, seeds=2, ablations=True)
+    parts = set(recipe.steps())
+    assert {"train:vanilla-grpo-seed-1", "train:contrastive-bucket-seed-1", "measure:vanilla-grpo-seed-1"} <= parts
+    assert {
+        f"measure:contrastive-bucket{seed}-{how}" for seed in ("", "-seed-1") for how in ("shuffled", "one-level")
+    } <= parts
+    assert campaign_ablations() == tuple(recipe_module.ABLATIONS)
+    for folder in ("device_bound", "device_bound/trial"):
+        tables = recipe_module.tables_of(ROOT / "recipes" / folder, [])
+        recipe_module.Recipe("tiny-random", ROOT, tables, None).require([])
+        assert tables["contrastive"]["reward"]["baseline"] == tables["held-out"]["baseline"] == "best"
+
+
+def campaign_ablations():
+    text = (ROOT / "benchmarks" / "contrastive_campaign.py").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if line.startswith("ABLATIONS = "))
+    return ast.literal_eval(line.removeprefix("ABLATIONS = "))
 
 
 def test_changes_reach_the_settings_they_name(recipe_module):
