@@ -39,7 +39,9 @@ def export(work: Path, out: Path) -> None:
         parts = relative.parts
         if not path.is_file() or parts[0] in ("base", "base.part") or "ref" in parts:
             continue
-        if path.name in LEFT_OUT or path.name.endswith(("-wal", "-shm")):
+        # A model that was tuned in full is a base of its own, with a tokenizer; an adapter has that of its base.
+        is_kept = path.name == "tokenizer.json" and (path.parent / "config.json").exists()
+        if (path.name in LEFT_OUT and not is_kept) or path.name.endswith(("-wal", "-shm")):
             continue
         if "checkpoints" in parts and not _is_newest(path, work / parts[0]):
             continue

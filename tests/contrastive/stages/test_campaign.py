@@ -314,6 +314,18 @@ def test_stage_1_s_weights_are_left_behind_once_nothing_needs_them(tmp_path, mon
     assert [path.parts[-3] for path in (tmp_path / "after").rglob(export.WEIGHTS)] == ["self-supervised"]
 
 
+def test_a_model_tuned_in_full_keeps_its_tokenizer_and_an_adapter_leaves_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import contrastive_export as export
+
+    for stage, config in (("sft", "config.json"), ("self-supervised", "adapter_config.json")):
+        (tmp_path / "work" / stage / "final").mkdir(parents=True)
+        for name in ("tokenizer.json", config):
+            (tmp_path / "work" / stage / "final" / name).write_text("{}")
+    export.export(tmp_path / "work", tmp_path / "out")
+    assert [path.parent.parent.name for path in (tmp_path / "out").rglob("tokenizer.json")] == ["sft"]
+
+
 def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import contrastive_export as export
