@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contrastive_export import ARMS, packed, unpack
+from contrastive_export import ABLATED, ARMS, packed, unpack
 
 from kernelwright.judge.isolation.sandbox import die_with_parent
 
@@ -172,7 +172,7 @@ class Campaign:
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
         self._side_by_side([first, others + self._measuring("evolutionary")])
         self._train_arms()
-        return all(self._is_measured(name) for name in (*self._measured, *self._arms))
+        return all(self._is_measured(name) for name in self._measured) and all(map(self._is_done, self._arms))
 
     def summarise(self) -> None:
         """Write summary.json, table.md and hacks/ from what is finished."""
@@ -187,7 +187,7 @@ class Campaign:
 
     def _train_arms(self) -> None:
         """Train and measure those arms that are not measured yet, once there is a model to begin with."""
-        todo = [name for name in self._arms if not self._is_measured(name)]
+        todo = [name for name in self._arms if not self._is_done(name)]
         if not todo or not self._has_final("self-supervised"):
             return
         at_once = max(1, self._gpus)
@@ -247,6 +247,11 @@ class Campaign:
 
     def _is_measured(self, name: str) -> bool:
         return (self._work / "held-out" / "results" / f"{name}.json").exists()
+
+    def _is_done(self, arm: str) -> bool:
+        """Whether an arm is measured, with changed prompts too where that is wanted."""
+        parts = (f"measure:{arm}", *self._ablated(arm))
+        return all(self._is_measured(part.removeprefix("measure:")) for part in parts)
 
     def _side_by_side(self, lanes: Sequence[Sequence[Part]]) -> bool:
         """Do lanes of parts beside one another, each with its share of the GPUs, or one after the other where there are too
@@ -383,6 +388,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.resume is not None and not given.work.exists():
         unpack(given.resume, given.work)
     given.work.mkdir(parents=True, exist_ok=True)
+    if given.ablations:
+        (given.work / ABLATED).touch()
     gpus = given.gpus if given.gpus is not None else _gpus()
     base, process = unpacking(given.base, given.work, given.wait_for_base)
     left_s = given.time_limit - (time.monotonic() - began)

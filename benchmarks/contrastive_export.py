@@ -23,6 +23,8 @@ from pathlib import Path
 
 ARMS = ("contrastive-bucket", "vanilla-grpo", "contrastive-island", "contrastive-random")
 """The most telling first."""
+ABLATED = "ablated"
+"""Marks a campaign that measures the arm of buckets with changed prompts too."""
 WEIGHTS = "adapter_model.safetensors"
 PACKED = "evaluations.jsonl.gz"
 LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md", ".lock")
@@ -138,7 +140,10 @@ def _rank(path: Path, folder: Path) -> tuple[bool, int]:
     order = ("self-supervised", *ARMS, "sft") if ended else ("self-supervised", "sft", *ARMS)
     name = path.relative_to(folder).parts[0]
     arm = name.partition("-seed-")[0]
-    is_measured = arm in ARMS and (folder / "held-out" / "results" / f"{name}.json").exists()
+    # Buckets may be measured with changed prompts too, of which this is the last.
+    ablated = arm == "contrastive-bucket" and (folder / ABLATED).exists()
+    last = f"{name}-one-level" if ablated else name
+    is_measured = arm in ARMS and (folder / "held-out" / "results" / f"{last}.json").exists()
     return is_measured, order.index(arm) if arm in order else len(order)
 
 

@@ -145,6 +145,11 @@ def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(c
     ]
     assert all(call["changes"] == [] for call in calls), "no arm has a time of its own"
     assert len(exports) > len(calls)
+    (tmp_path / "work" / "held-out" / "results" / "contrastive-bucket-one-level.json").unlink()
+    (tmp_path / "work" / "contrastive-bucket" / "final").rename(tmp_path / "gone")
+    assert run(campaign, tmp_path, *limits, *named) == 0
+    (again, _) = asked(tmp_path / "work")[len(calls) :]
+    assert again == calls[3], "an arm is done once it is measured with changed prompts too"
 
 
 @pytest.mark.exhaustive
