@@ -85,6 +85,7 @@ def test_a_fused_kernel_is_looked_up_once_for_aligned_tensors_and_anew_for_other
     exec(HELPERS[HELPERS.index("class _Launch") :], made)
     asked = []
     run = JITFunction.run
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)  # torch for a CPU has none
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **given: asked.append(args) or run(self, *args, **given))
     fake.default = lambda grid, x, y, *_: y.copy_(x + grid[0])
     launch = made["_Launch"](kernels.plus_one, 4, 4)

@@ -21,7 +21,7 @@ KNOWN = frozenset(
     {
         "f2161b4c0e315e2b",  # _Recording, rewrites/wrappers.py
         "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
-        "a20c297ed1e178d0",  # _Launch, rewrites/fusion/triton.py
+        "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
         "25ee996d370bdd20",  # _FolderModules, tasks/bundling.py
         "0a671d4401d4516c",  # library, rewrites/templates/split_product.cuda.txt
         "48e3f94389c98ffa",  # Product, the same
