@@ -76,7 +76,7 @@ def test_every_known_definition_is_needed(monkeypatch):
         (GRAPH, "self.graph.replay()", "pass"),
         (GRAPH, "static.copy_(item)", "pass"),
         (FUSED, "return ctypes.CDLL(path)", "return ctypes.CDLL('libc.so.6')"),
-        (LAUNCH, "compiled[self.grid](*tensors, *self.constants)", "pass"),
+        (LAUNCH, "compiled.run(*self.grid, stream, *given, *tensors, *self.constants)", "pass"),
         (FUSED, "return y0", "return seen.setdefault(x0.data_ptr(), y0)"),
         (FUSED, "ctypes.c_void_p(x0.data_ptr()), ", "ctypes.c_void_p(keep(x0.data_ptr())), "),
         (FUSED, "    y0 =", "    key = ctypes.c_void_p(x0.data_ptr())\n    y0 ="),
