@@ -1,27 +1,48 @@
-"""Sums up a searched suite: how far its confirmed winners are ahead of eager, torch.compile and each task's best baseline.
+"""Sums up searched suites: how far winners are ahead of eager, compile, each task's best baseline and CUDA-L1's kernels.
 
     python benchmarks/race_summary.py RUN_DIR
+    python benchmarks/race_summary.py RUN_DIR... --out results/kernelbench-h200 --page docs/kernelbench.md
 
-RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not. Writes `summary.json` beside it and prints
-a line for each task. A task counts once its winner is confirmed, or once nothing that was judged is faster; it then counts
-as 1.0 against eager, since its user keeps the reference. Baselines whose outputs the next call overwrites do not count
-towards the best.
+A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not, or a run of the suite's own candidates.
+Alone it gets a `summary.json`, and a line for each task is printed. With --out the summary of all goes there, beside a
+packed copy of each run without the sources of what was only screened. With --page the part of that page between two marks is
+written anew. Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`.
+
+A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
+What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
+reference, and so less than 1 against a faster baseline. Keys that end in `_filled` count 1.0 against any baseline, as
+CUDA-L1's table does. Keys that begin with `floor_` are over all tasks with baselines, and the reference stands where the
+judge still owes something. Baselines whose outputs the next call overwrites are not the best one.
 """
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import math
-import sys
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelwright.records import Evaluation, RunDirectory
-from kernelwright.report.rows import BASELINE_POLICY
+from publishing import copy_plain, packed_bytes, write_packed
 
-KEEPS_CONTRACT = ("compile", "cudagraph-fresh", "cudnn")
-"""Baselines that a user could put in the reference's place."""
+from kernelwright.records import Contract, Evaluation, RunDirectory
+from kernelwright.records.screened import Screened
+from kernelwright.report.bench_table import BenchEntry, task_results
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import Outcome, standings, winner_of
+
+THEIRS = "cuda-l1"
+"""Policy of the kernels that CUDA-L1 released."""
+PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "roofline.json", "table.json")
+MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
+NEAR = 1.02
+"""Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
+Line = dict[str, Any]
 
 
 def geomean(values: Iterable[float]) -> float | None:
@@ -30,72 +51,308 @@ def geomean(values: Iterable[float]) -> float | None:
     return round(math.exp(sum(logs) / len(logs)), 4) if logs else None
 
 
-def row_of(task: str, found: Sequence[Evaluation]) -> dict[str, Any]:
-    """Winner and baselines of one task, as speedups over eager."""
-    baselines = {one.techniques[0]: one for one in found if one.policy == BASELINE_POLICY and one.accepted}
-    own = [one for one in found if one.policy != BASELINE_POLICY]
-    latest = {(one.candidate_sha256, one.confirms): one for one in own}
-    winners = [one for one in latest.values() if one.confirms and one.is_improvement]
-    winner = max(winners, key=lambda one: one.speedup_low or 0.0, default=None)
-    owed = any(one.is_improvement and (one.candidate_sha256, True) not in latest for one in own) and winner is None
-    best_name, best = "eager", None
-    for name in KEEPS_CONTRACT:
-        one = baselines.get(name)
-        if one is not None and (one.speedup or 0.0) > (best.speedup or 0.0 if best is not None else 1.0):
-            best_name, best = name, one
-    speedup = winner.speedup if winner is not None else 1.0
-    row: dict[str, Any] = {"task": task, "judged": len(own), "complete": not owed and "compile" in baselines}
-    row |= {"speedup": speedup, "low": winner and winner.speedup_low, "high": winner and winner.speedup_high}
-    row |= {"techniques": list(winner.techniques) if winner else [], "best_baseline": best_name}
-    row["baselines"] = {name: one.speedup for name, one in sorted(baselines.items())}
-    row["reference_us"] = next((one.reference_us for one in (winner, *baselines.values()) if one is not None), None)
-    row["best_baseline_speedup"] = best.speedup if best is not None else 1.0
-    to_beat = (best.speedup_high or 1.0) if best is not None else 1.0
-    row["ahead"] = winner is not None and (winner.speedup_low or 0.0) > to_beat
-    return row
+class Run(RunDirectory):
+    """A run directory, or a published one whose estimates are packed without sources and hashes of tasks."""
+
+    def screened(self) -> Iterable[Screened]:  # type: ignore[override]
+        """Every estimate."""
+        packed = self.path / "estimates.jsonl.gz"
+        if not packed.exists():
+            yield from super().screened()
+            return
+        hashes = {one.task: one.task_sha256 for one in self.evaluations()}
+        for text in gzip.decompress(packed.read_bytes()).decode().splitlines():
+            found = json.loads(text)
+            yield Screened(task_sha256=hashes.get(found["task"], ""), **found)
+
+    @property
+    def group(self) -> str:
+        """Prefix of its keys."""
+        gpus = (self.read_json("environment.json") or {}).get("gpu") or [{}]
+        if "H100" in str(gpus[0].get("name")):
+            return "h100_"
+        return "today_" if (self.read_json("config.json") or {}).get("suite") == "kernelbench" else ""
+
+    def lines(self) -> list[Line]:
+        """Where each task stands."""
+        own: dict[str, list[Evaluation]] = defaultdict(list)
+        hashes = {}
+        for one in self.evaluations():
+            hashes[one.task] = one.task_sha256
+            if one.policy not in (BASELINE_POLICY, THEIRS):
+                own[one.task].append(one)
+        entries = []
+        for task in self.read_json("tasks.json") or [{"id": name} for name in self.read_json("config.json")["tasks"]]:
+            name, winner = task["id"], winner_of(own[task["id"]])
+            level = re.search(r"level(\d+)", name)
+            sha256 = winner.candidate_sha256 if winner else None
+            entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
+        found = standings(self, task_results(self, entries, self.read_json("errors.json") or {}))
+        return [line | {"run": self.path.name} for line in found]
+
+    def released(self) -> dict[str, float | None]:
+        """Speedup over eager of CUDA-L1's own kernel by task; None where it does not keep KernelBench's contract."""
+        found: dict[str, float | None] = {}
+        for one in self.evaluations():
+            if one.policy == THEIRS:
+                kept = one.contracts[Contract.KERNELBENCH].kept if one.contracts else one.accepted
+                if not kept or one.speedup is not None:
+                    found[one.task] = one.speedup if kept else None
+        return found
 
 
-def part(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def is_counted(line: Line) -> bool:
+    """Whether a task is decided and its baselines are measured."""
+    return line["outcome"] in (Outcome.WINNER, Outcome.NONE) and line["baselines_measured"]
+
+
+def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
     """Numbers of some tasks."""
-    compiled = [row["speedup"] / row["baselines"]["compile"] for row in rows if "compile" in row["baselines"]]
+    counted = [line for line in lines if is_counted(line)]
+    won = [line for line in counted if line["speedup"]]
+
+    def ours(line: Line) -> float:
+        return line["speedup"] or 1.0
+
+    measured = [line for line in lines if line["baselines_measured"]]
+    compiled = [line for line in counted if "compile" in line["baselines"]]
+    beside = [line for line in counted if line["task"] in released]
+    undecided = [line for line in lines if line["outcome"] == Outcome.SCREENED and line["estimate"]]
+    shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
     return {
-        "tasks": len(rows),
-        "verified": sum(bool(row["techniques"]) for row in rows),
-        "geomean_vs_eager": geomean(row["speedup"] for row in rows),
-        "geomean_vs_compile": geomean(compiled),
-        "geomean_best_baseline_vs_eager": geomean(row["best_baseline_speedup"] for row in rows),
-        "geomean_vs_best_baseline": geomean(row["speedup"] / row["best_baseline_speedup"] for row in rows),
-        "ahead_of_best_baseline": sum(row["ahead"] for row in rows),
-        "below_best_baseline": sum(row["speedup"] < 0.98 * row["best_baseline_speedup"] for row in rows),
+        "asked": len(lines),
+        "tasks": len(counted),
+        "screened_only": sum(line["outcome"] == Outcome.SCREENED for line in lines),
+        "untouched": sum(line["outcome"] == Outcome.UNTOUCHED for line in lines),
+        "verified": len(won),
+        "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
+        "geomean_vs_eager": geomean(map(ours, counted)),
+        "geomean_vs_compile": geomean(ours(line) / line["baselines"]["compile"] for line in compiled),
+        "geomean_vs_best_baseline": geomean(ours(line) / line["best_baseline_speedup"] for line in counted),
+        "geomean_vs_best_baseline_filled": geomean(line["vs_best_baseline"] or 1.0 for line in counted),
+        "geomean_best_baseline_vs_eager": geomean(line["best_baseline_speedup"] for line in counted),
+        "floor_tasks": len(measured),
+        "floor_vs_eager": geomean(map(ours, measured)),
+        "floor_vs_best_baseline": geomean(ours(line) / line["best_baseline_speedup"] for line in measured),
+        "ahead_of_best_baseline": sum(line["ahead"] for line in counted),
+        "below_best_baseline": sum(ours(line) < line["best_baseline_speedup"] / NEAR for line in counted),
+        # Where theirs fails its user takes the best baseline.
+        "geomean_vs_cuda_l1": geomean(
+            ours(line) / (released[line["task"]] or line["best_baseline_speedup"]) for line in beside
+        ),
+        "tasks_vs_cuda_l1": len(beside),
+        "median_roofline_share": round(sorted(shares)[len(shares) // 2], 4) if shares else None,
+        # May be fooled, and taken beside other work: no result, only what the judge still has to look at.
+        "screened_only_estimates": geomean(line["estimate"] for line in undecided),
     }
 
 
-def main(run_dir: Path) -> None:
+def with_levels(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
+    """Numbers of all tasks and of each level."""
+    levels = sorted({line["level"] for line in lines if line["level"]})
+    by_level = {f"level{level}": part([one for one in lines if one["level"] == level], released) for level in levels}
+    return part(lines, released) | {"levels": by_level}
+
+
+def best_by_task(runs: Iterable[Run]) -> list[Line]:
+    """One line for each task: the furthest, then the fastest of several runs."""
+    found: dict[str, Line] = {}
+    order = list(Outcome)
+    for line in (line for run in runs for line in run.lines()):
+        known = found.setdefault(line["task"], line)
+        if (order.index(known["outcome"]), -(known["low"] or 0.0)) > (order.index(line["outcome"]), -(line["low"] or 0.0)):
+            found[line["task"]] = line
+    return list(found.values())
+
+
+def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Numbers of all groups, and the lines of their tasks."""
+    summary: dict[str, Any] = {}
+    released = {name: speedup for run in runs for name, speedup in run.released().items()}
+    for group in ("", "today_", "h100_"):
+        chosen = [run for run in runs if run.group == group and (run.read_json("config.json") or {}).get("policy")]
+        if chosen:
+            lines = best_by_task(chosen)
+            summary |= {f"{group}{key}": value for key, value in with_levels(lines, released).items()}
+            summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
+    return summary
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def interval(line: Line) -> str:
+    """Speedup over eager with its interval."""
+    if line["speedup"]:
+        return f"{line['speedup']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
+    if line["outcome"] == Outcome.NONE:
+        return "1.00, the reference"
+    return f"no result; estimate {line['estimate']:.2f}" if line["estimate"] else "no result"
+
+
+def row(line: Line) -> str:
+    """One task as a row of a table."""
+    share = (line["roofline"] or {}).get("winner" if line["speedup"] else "reference")
+    best = f"{line['best_baseline_speedup']:.2f}, {line['best_baseline']}"
+    us = f"{line['reference_us']:.0f}" if line["reference_us"] else "-"
+    how = ", ".join(line["techniques"]) or line["reason"]
+    near = f"{share:.0%}".replace("%", " %") if share else "-"
+    return f"| {line['task']} | {us} | {interval(line)} | {best} | {near} | {how} |"
+
+
+HEAD = """| task | eager, us | ours | best baseline | of the roofline | how, or why not |
+|---|---:|---:|---:|---:|---|"""
+GROUPS = {"": "CUDA-L1's shapes", "today_": "today's shapes", "h100_": "on an H100"}
+
+
+def against_best(line: Line) -> float:
+    """What the user gets, as a multiple of the best baseline."""
+    return (line["speedup"] or 1.0) / line["best_baseline_speedup"]
+
+
+def headline(summary: Mapping[str, Any], group: str) -> list[str]:
+    """The table of numbers of one group."""
+    parts = {"all": {key: summary.get(f"{group}{key}") for key in summary}, **summary[f"{group}levels"]}
+    names = {
+        "asked": "tasks asked for", "tasks": "decided, with baselines", "screened_only": "screened only",
+        "untouched": "untouched", "verified": "with a verified winner",
+        "verified_not_below_best_baseline": "with one not below the best baseline",
+        "ahead_of_best_baseline": "certainly ahead of the best baseline", "geomean_vs_eager": "geomean over eager",
+        "geomean_vs_compile": "over torch.compile", "geomean_vs_best_baseline": "over the best baseline",
+        "geomean_vs_best_baseline_filled": "the same, 1.0 without a winner",
+        "geomean_best_baseline_vs_eager": "the best baseline itself over eager",
+        "floor_vs_best_baseline": "over the best baseline, all tasks, undecided ones as the reference",
+        "geomean_vs_cuda_l1": "over CUDA-L1's own kernels", "median_roofline_share": "median share of the roofline",
+        "screened_only_estimates": "estimates of what is screened only, no result",
+    }  # fmt: skip
+    lines = [
+        "| | " + " | ".join(name.replace("level", "level ") for name in parts) + " |",
+        "|---" + "|---:" * len(parts) + "|",
+    ]
+    for key, name in names.items():
+        values = [one.get(key) for one in parts.values()]
+        if any(value is not None for value in values):
+            lines.append(f"| {name} | " + " | ".join("-" if value is None else f"{value:.4g}" for value in values) + " |")
+    return lines
+
+
+def techniques(found: Sequence[Screened]) -> list[str]:
+    """Which techniques help, hurt and combine: estimates with one against the same candidate without it, task by task."""
+    best: dict[str, dict[frozenset[str], float]] = defaultdict(dict)
+    for one in found:
+        if one.correct and one.estimate:
+            key = frozenset(one.techniques)
+            best[one.task][key] = max(one.estimate, best[one.task].get(key, 0.0))
+    effects: dict[str, list[float]] = defaultdict(list)
+    joint: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for by_set in best.values():
+        by_set.setdefault(frozenset(), 1.0)
+        for names, estimate in by_set.items():
+            for name in names:
+                if names - {name} in by_set:
+                    effects[name].append(estimate / by_set[names - {name}])
+            pair = tuple(sorted(names))
+            if len(pair) == 2 and all(frozenset({name}) in by_set for name in pair):
+                joint[pair].append(estimate / max(by_set[frozenset({name})] for name in pair))
+    lines = ["| technique | tasks compared | geomean of its effect | helps on | hurts on |", "|---|---:|---:|---:|---:|"]
+    for name, ratios in sorted(effects.items(), key=lambda one: -(geomean(one[1]) or 0.0)):
+        helped, hurt = sum(ratio > NEAR for ratio in ratios), sum(ratio < 1 / NEAR for ratio in ratios)
+        lines.append(f"| {name} | {len(ratios)} | {geomean(ratios):.2f} | {helped} | {hurt} |")
+    lines += ["", "| two together | tasks compared | geomean over the better of the two |", "|---|---:|---:|"]
+    for pair, ratios in sorted(joint.items(), key=lambda one: (-len(one[1]), one[0]))[:12]:
+        lines.append(f"| {' and '.join(pair)} | {len(ratios)} | {geomean(ratios):.2f} |")
+    return lines
+
+
+def conditions(runs: Sequence[Run], folder: str) -> str:
+    """Machine, versions and links of some runs."""
+    environment = runs[0].read_json("environment.json") or {}
+    gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
+    links = ", ".join(f"[{run.path.name}]({folder}/{run.path.name})" for run in runs)
+    return (
+        f"{gpu.get('name', environment.get('processor'))} (driver {gpu.get('driver_version')}, torch {packages.get('torch')}, "
+        f"Triton {packages.get('triton')}), commit {str(environment.get('commit'))[:7]}: {links}."
+    )
+
+
+def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
+    """Numbers, wins, losses, tasks without winner and techniques of one group."""
+    name, rows = GROUPS[group], summary[f"{group}rows"]
+    counted = sorted(filter(is_counted, rows), key=against_best)
+    text = [f"## {name[0].upper()}{name[1:]}", "", conditions(runs, folder), "", *headline(summary, group), ""]
+    if left := summary[f"{group}screened_only"] + summary[f"{group}untouched"]:
+        text += [
+            f"**{left} of {len(rows)} tasks are not decided.** The judge takes the best estimates first, so that the "
+            "decided ones are no fair sample of all.",
+            "",
+        ]
+    losses = [one for one in counted if against_best(one) < 1.0][:10]
+    for title, some in (
+        ("The largest wins over the best baseline", [one for one in counted[::-1] if one["speedup"]][:10]),
+        ("The hardest losses", losses),
+        ("Further tasks without a winner", [one for one in counted if not one["speedup"] and one not in losses]),
+        ("Not decided: estimates are no results", [one for one in rows if not is_counted(one)]),
+    ):
+        if some:
+            text += [f"### {title}, {name}", "", HEAD, *map(row, some), ""]
+    estimates = [one for run in runs for one in run.screened()]
+    if estimates:
+        text += [
+            f"### Techniques on {name}",
+            "",
+            f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, or "
+            f"against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("2%", "2 %"),
+            "",
+            *techniques(estimates),
+            "",
+        ]
+    return text
+
+
+def publish(run: Run, target: Path) -> None:
+    """A packed copy that `rescore` and `report` accept; what was only screened comes without its source."""
+    copy_plain(run.path, target, PLAIN)
+    packed = run.path / "evaluations.jsonl.gz"
+    write_packed(target, "evaluations.jsonl", packed.read_bytes() if packed.exists() else packed_bytes(run.evaluations_path))
+    estimates = "".join(one.model_copy(update={"source": ""}).model_dump_json() + "\n" for one in run.screened())
+    if estimates:
+        write_packed(target, "screened.jsonl", gzip.compress(estimates.encode(), mtime=0))
+    if tasks := run.read_json("tasks.json"):
+        write_packed(target, "tasks.json", gzip.compress(json.dumps(tasks).encode(), mtime=0))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write and print."""
-    run = RunDirectory(run_dir)
-    names = [task["id"] for task in run.read_json("tasks.json") or []]
-    found: dict[str, list[Evaluation]] = {name: [] for name in names}
-    for one in run.evaluations():
-        found[one.task].append(one)
-    rows = [row_of(name, found[name]) for name in names]
-    complete = [row for row in rows if row["complete"]]
-    levels = sorted({row["task"].split("/")[1] for row in complete if row["task"].count("/") > 1})
-    summary = part(complete) | {"asked": len(names), "screened": sum(1 for _ in run.screened())}
-    summary["judged"] = sum(row["judged"] for row in rows)
-    summary["levels"] = {level: part([row for row in complete if row["task"].split("/")[1] == level]) for level in levels}
-    (run_dir / "summary.json").write_text(json.dumps(summary | {"rows": rows}, indent=1) + "\n")
-    for row in sorted(rows, key=lambda row: -row["speedup"] / row["best_baseline_speedup"]):
-        spread = f"[{row['low']:.3f}, {row['high']:.3f}]" if row["low"] else ""
-        best = f"{row['best_baseline']} {row['best_baseline_speedup']:.2f}"
-        what = ", ".join(row["techniques"]) or "no winner"
-        mark = "" if row["complete"] else " (incomplete)"
-        times = f"{row['reference_us'] or 0:9.1f} us {row['speedup']:7.3f} {spread:16}"
-        print(f"{row['task']:24} {times} {best:22} {what}{mark}")
-    print(json.dumps({name: value for name, value in summary.items() if name != "levels"}, indent=1))
-    print(json.dumps(summary["levels"]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, help="folder for the summary and packed copies of the runs")
+    parser.add_argument("--page", type=Path, help="page whose marked part is written anew")
+    options = parser.parse_args(arguments)
+    runs = [Run(path) for path in options.runs]
+    summary = summary_of(runs)
+    if options.out is not None:
+        for run in runs:
+            publish(run, options.out / run.path.resolve().name)
+    elif len(runs) > 1:
+        parser.error("several runs need --out for their summary")
+    text = json.dumps(summary, indent=1) + "\n"
+    ((options.out or options.runs[0]) / "summary.json").write_text(text, encoding="utf-8")
+    if options.page is not None:
+        folder = os.path.relpath(options.out or options.runs[0].parent, options.page.parent)
+        before, _, rest = options.page.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        sections = [
+            "\n".join(section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], folder))
+            for group in GROUPS
+            if f"{group}runs" in summary
+        ]
+        body = f"{MARKS[0]}\n\n{chr(10).join(sections)}\n{MARKS[1]}"
+        options.page.write_text(f"{before}{body}{after}", encoding="utf-8")
+    for group in GROUPS:
+        for line in sorted(summary.get(f"{group}rows", []), key=lambda line: -against_best(line)):
+            print(row(line), "" if is_counted(line) else f"({line['outcome']})")
+    print(json.dumps({key: value for key, value in summary.items() if not key.endswith("rows")}, indent=1))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main()

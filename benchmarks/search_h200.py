@@ -41,9 +41,8 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Screened, next_to_confirm, next_to_judge, ranked
 from kernelwright.search.searchers import ScreenJob, Searchers
-from kernelwright.search.selection import next_to_judge, ranked
 from kernelwright.tasks.suites import load_suite
 
 PHASES = ("optimize", "screen", "judge", "harness", "agree")
@@ -375,15 +374,8 @@ class Campaign:
         judged, confirmed = self.judged[task.sha256], self.confirmed[task.sha256]
         if chosen := next_to_judge(self.screened[task.sha256], judged, 3):
             return [Job(task, one.candidate(), self.settings.first) for one in chosen]
-        won = sorted((one for one in judged.values() if one.is_improvement), key=lambda one: -(one.speedup_low or 0.0))
-        for winner in won[:3]:
-            again = confirmed.get(winner.candidate_sha256)
-            if again is None:
-                estimate = next(one for one in self.screened[task.sha256] if one.candidate_sha256 == winner.candidate_sha256)
-                return [Job(task, estimate.candidate())]
-            if again.is_improvement:
-                return []
-        return []
+        winner = next_to_confirm(judged, confirmed)
+        return [Job(task, winner.candidate())] if winner is not None else []
 
     def _judge(self, limit_s: float, phase: str, owed_of: Callable[[Task], list[Job]]) -> None:
         """Judge what tasks are owed, until none is owed anything: a verdict may ask for another."""

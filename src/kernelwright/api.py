@@ -15,6 +15,7 @@ from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.generated import without_advice_on_generated
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Policy
+from kernelwright.records.screened import JUDGED
 from kernelwright.search.bench import BenchEvent
 from kernelwright.search.bench import bench as run_bench
 from kernelwright.search.bench_summary import BenchResult
@@ -22,7 +23,6 @@ from kernelwright.search.in_memory import ModelResult, optimize_model
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
-from kernelwright.search.selection import JUDGED
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.selection import chosen_tasks, with_candidates

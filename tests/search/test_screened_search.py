@@ -6,8 +6,8 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory
+from kernelwright.records.screened import next_to_judge, ranked, screened_of, too_good
 from kernelwright.search.optimize import optimize
-from kernelwright.search.selection import next_to_judge, ranked, too_good
 from tests.pools.test_screening import DIES, TASK, WRONG
 from tests.samples import accepted, module, rejected
 
@@ -158,8 +158,6 @@ def test_after_a_kill_nothing_is_screened_or_judged_twice(tmp_path, judge_pool):
 
 
 def estimates(*speedups, **changes):
-    from kernelwright.records.screened import screened_of
-
     return [
         screened_of(TASK, Candidate(source=f"# {number}"), correct=True, estimate=speedup, spread=0.01, **changes)
         for number, speedup in enumerate(speedups)

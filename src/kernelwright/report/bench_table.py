@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import TaskResult, baseline_table, bench_table, tally
+from kernelwright.report.standing import standings
+from kernelwright.report.table import OVERWRITING, TaskResult, baseline_table, bench_table, tally
 
 ENTRIES = "entries.json"
 """File with the lines of the table, without which it cannot be computed again."""
@@ -26,7 +27,12 @@ class BenchEntry:
     """None where the suite has no candidate."""
 
 
-def task_results(run: RunDirectory, entries: Sequence[BenchEntry], errors: Mapping[str, str]) -> list[TaskResult]:
+def task_results(
+    run: RunDirectory,
+    entries: Sequence[BenchEntry],
+    errors: Mapping[str, str],
+    never_best: frozenset[str] = OVERWRITING,
+) -> list[TaskResult]:
     """Results of the suite's entries, in order, from the evaluations on disk; `errors` are by task and baseline."""
     found: dict[str, list[Evaluation]] = {}
     for evaluation in run.evaluations():
@@ -36,15 +42,23 @@ def task_results(run: RunDirectory, entries: Sequence[BenchEntry], errors: Mappi
     for name in errors:
         task, _, what = name.rpartition(" ")
         failed.setdefault(task, []).append(what)
-    return [_result(entry, found.get(entry.task_sha256, []), run_is_strict, failed.get(entry.task, ())) for entry in entries]
+    results = [
+        _result(entry, found.get(entry.task_sha256, []), run_is_strict, failed.get(entry.task, ())) for entry in entries
+    ]
+    return [replace(result, never_best=never_best) for result in results]
 
 
-def table_json(results: Sequence[TaskResult]) -> dict[str, Any]:
+def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, Any]:
     """Content of `table.json`."""
     rows = []
     for row in bench_table(results):
         rows.append({**asdict(row), "fast_p": {str(p): share for p, share in row.fast_p.items()}})
-    return {"rows": rows, "tally": asdict(tally(results)), "baselines": [asdict(row) for row in baseline_table(results)]}
+    return {
+        "rows": rows,
+        "tally": asdict(tally(results)),
+        "baselines": [asdict(row) for row in baseline_table(results)],
+        "tasks": standings(run, results),
+    }
 
 
 def is_strict(found: Evaluation) -> bool:
@@ -58,11 +72,13 @@ def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool,
     main = [evaluation for evaluation in found if is_strict(evaluation) == run_is_strict]
     eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
     latencies_us: dict[str, float] = {}
+    highs: dict[str, float] = {}
     if eager_us:
         latencies_us["eager"] = median(eager_us)
         for evaluation in main:
             if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
                 latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
+                highs[evaluation.techniques[0]] = evaluation.speedup_high or evaluation.speedup
     return TaskResult(
         entry.task,
         entry.level,
@@ -71,4 +87,5 @@ def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool,
         next((one for one in reversed(judged) if is_strict(one) != run_is_strict), None),
         has_candidate=entry.candidate_sha256 is not None,
         failed=tuple(failed),
+        highs=highs,
     )

@@ -23,7 +23,10 @@ REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
 
 BEST = "best"
-"""Fastest baseline of each task, the reference included."""
+"""Fastest baseline of each task that keeps the contract of a drop-in, the reference included."""
+
+OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
+"""Baselines whose outputs the next call overwrites: no drop-ins, so none of them is the best."""
 
 CANDIDATE = "candidate"
 """Name of the candidate beside the names of baselines."""
@@ -60,6 +63,10 @@ class TaskResult:
     """True when there is a candidate, judged or not; without meaning beside an evaluation."""
     failed: tuple[str, ...] = ()
     """Baselines, or `CANDIDATE`, that a fault of the task or of the machine kept from being measured."""
+    highs: dict[str, float] = field(default_factory=dict)
+    """Upper end of each baseline's speedup over the reference."""
+    never_best: frozenset[str] = OVERWRITING
+    """Baselines that cannot be the best."""
 
     def __post_init__(self) -> None:
         for name, latency_us in self.latencies_us.items():
@@ -81,9 +88,23 @@ class TaskResult:
             found.setdefault(REFERENCE, self.evaluation.reference_us)
         return found
 
+    @property
+    def best(self) -> str:
+        """Name of the best baseline; the reference where nothing else is faster."""
+        found = {name: us for name, us in self.baselines_us().items() if name not in self.never_best}
+        return min(found, key=lambda name: (found[name], name != REFERENCE), default=REFERENCE)
+
     def runs(self, baseline: str) -> bool:
         """True when the task can be compared with a baseline."""
         return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
+
+    def gain(self, baseline: str) -> float | None:
+        """A baseline's speedup over the reference; None without it."""
+        found = self.baselines_us()
+        name = self.best if baseline == BEST else baseline
+        if name == REFERENCE:
+            return 1.0
+        return found[REFERENCE] / found[name] if REFERENCE in found and name in found else None
 
     def speedup(self, baseline: str = REFERENCE) -> float | None:
         """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.
@@ -93,14 +114,17 @@ class TaskResult:
         """
         if self.evaluation is None or not self.evaluation.accepted or self.evaluation.speedup is None:
             return None
-        paired = self.evaluation.speedup
-        if baseline == REFERENCE:
-            return paired
-        latencies_us = self.baselines_us()
-        if REFERENCE not in latencies_us or not self.runs(baseline):
-            return None
-        other_us = min(latencies_us.values()) if baseline == BEST else latencies_us[baseline]
-        return paired * other_us / latencies_us[REFERENCE]
+        gain = self.gain(baseline)
+        return self.evaluation.speedup / gain if gain is not None else None
+
+    def is_ahead(self, baseline: str) -> bool:
+        """True when the candidate is certainly faster: its interval lies above the baseline's."""
+        found = self.evaluation
+        if found is None or not found.is_improvement:
+            return False
+        name = self.best if baseline == BEST else baseline
+        high = 1.0 if name == REFERENCE else self.highs.get(name)
+        return high is not None and (found.speedup_low or 0.0) > high
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +155,8 @@ class TableRow:
     """Tasks whose speedup is above `ABOVE`."""
     fast_p: dict[float, float]
     """Share of `tasks` whose candidate was accepted and is more than p times as fast."""
+    ahead: int
+    """Tasks whose candidate is certainly faster: the lower end of its interval is above the upper end of the baseline's."""
     solved: Statistics
     """Statistics of accepted and timed candidates alone."""
     filled: Statistics
@@ -180,11 +206,10 @@ class BaselineRow:
 
 def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
     """Speedup of each baseline over the reference, and of always choosing the fastest."""
-    timed = [result.latencies_us for result in results if REFERENCE in result.latencies_us]
-    names = [name for name in dict.fromkeys(name for found in timed for name in found) if name != REFERENCE]
-    gains = {name: [found[REFERENCE] / found[name] for found in timed if name in found] for name in names}
-    if names:
-        gains[BEST] = [found[REFERENCE] / min(found.values()) for found in timed]
+    timed = [result for result in results if REFERENCE in result.latencies_us]
+    names = [name for name in dict.fromkeys(name for found in timed for name in found.latencies_us) if name != REFERENCE]
+    every = [*names, BEST] if names else []
+    gains = {name: [gain for found in timed if (gain := found.gain(name)) is not None] for name in every}
     return [BaselineRow(name, len(speedups), statistics_of(speedups)) for name, speedups in gains.items()]
 
 
@@ -225,6 +250,7 @@ def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Tab
         success=sum(result.solved for result in compared),
         above=sum(speedup > ABOVE for speedup in solved),
         fast_p={p: _fast_p(solved, p, len(compared)) for p in FAST_P},
+        ahead=sum(result.is_ahead(baseline) for result in compared),
         solved=statistics_of(solved),
         filled=statistics_of(filled),
         contracts=_contracts(compared),
@@ -302,9 +328,11 @@ def render_markdown(rows: Sequence[TableRow], counts: Tally | None = None, basel
             _render_rows(rows, filled=False),
             f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
             _render_rows(rows, filled=True),
-            f"`{BEST}` is the fastest baseline of each task. fast_p is the share of all tasks that are solved "
-            "and more than p times as fast. Counts and fast_p are the same in both tables. Columns with a contract's name "
-            "count the candidates that keep it; success is by the contract that decides.",
+            f"`{BEST}` is the fastest baseline of each task whose outputs the next call leaves alone. fast_p is the share "
+            "of all tasks that are solved and more than p times as fast. Ahead counts tasks whose candidate is certainly "
+            "faster: the lower end of its interval is above the upper end of the baseline's. Counts and fast_p are the same "
+            "in both tables. Columns with a contract's name count the candidates that keep it; success is by the contract "
+            "that decides.",
         ]
     if baselines:
         parts += [f"The baselines themselves against {REFERENCE}, where they run:", _render_baselines(baselines)]
@@ -325,7 +353,7 @@ def _numbers(of: Statistics) -> tuple[float | None, ...]:
 def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
     heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
     heads += [f"fast_{p:g}" for p in FAST_P]
-    heads += ["Success", f">{ABOVE:g}x"]
+    heads += ["Success", f">{ABOVE:g}x", "Ahead"]
     has_contracts = any(row.contracts is not None for row in rows)
     if has_contracts:
         heads += [contract.value for contract in Contract]
@@ -337,7 +365,7 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
         numbers = _numbers(row.filled if filled else row.solved)
         cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
         cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
-        cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}"]
+        cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}", f"{row.ahead}/{row.tasks}"]
         if has_contracts:
             cells += ["-" if row.contracts is None else f"{row.contracts[contract]}/{row.tasks}" for contract in Contract]
         if has_strict:

@@ -32,7 +32,7 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     run.write_json(ENTRIES, [asdict(entry) for entry in entries])
     results = task_results(run, entries, errors)
     rows, counts = bench_table(results), tally(results)
-    run.write_json("table.json", table_json(results))
+    run.write_json("table.json", table_json(run, results))
     run.write_text("table.md", render_markdown(rows, counts, baseline_table(results)))
     write_report(run, run.path / "report.html")
     return BenchResult(run.path, rows, counts, errors)

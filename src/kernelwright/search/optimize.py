@@ -25,18 +25,15 @@ from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import CONFIRMATIONS_TRIED, JUDGED, Screened, next_to_judge, ranked
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.search.then_sass import Tune, is_composed
 
 NEAR_MISS = "near_miss.py"
 """File of a run directory with the source of what was nearly an improvement."""
-CONFIRMATIONS_TRIED = 3
-"""Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
 _POLL_S = 0.2
 
 

@@ -13,8 +13,7 @@ from statistics import median
 
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate
-from kernelwright.records.screened import Screened
-from kernelwright.search.selection import ranked
+from kernelwright.records.screened import Screened, ranked
 
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""

@@ -18,14 +18,14 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import JUDGED, Screened, next_to_confirm, next_to_judge, ranked
 from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import winner_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
-from kernelwright.search.optimize import CONFIRMATIONS_TRIED, SearchEvent, TaskSearch, confirm
+from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLED_ROOM, room
 from kernelwright.search.searchers import ScreenJob, Searchers
-from kernelwright.search.selection import JUDGED, next_to_judge, ranked
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 FIRST_LOOK = 8
@@ -85,15 +85,9 @@ class _TaskState:
         """Candidates that the judge should take now: the best few, then a winner once more until one holds."""
         if chosen := next_to_judge(self.screened, self.judged, count):
             return chosen
-        by_hash = {one.candidate_sha256: one for one in self.screened}
-        won = sorted((one for one in self.judged.values() if one.is_improvement), key=lambda one: -(one.speedup_low or 0.0))
-        for winner in won[:CONFIRMATIONS_TRIED]:
-            again = self.confirmed.get(winner.candidate_sha256)
-            if again is None:
-                return [by_hash[winner.candidate_sha256]] if winner.candidate_sha256 in by_hash else []
-            if again.is_improvement:
-                return []
-        return []
+        winner = next_to_confirm(self.judged, self.confirmed)
+        sha256 = winner.candidate_sha256 if winner is not None else None
+        return [one for one in self.screened if one.candidate_sha256 == sha256][-1:]
 
 
 class SuiteSearch:
@@ -356,8 +350,7 @@ class SuiteSearch:
         """The suite with the confirmed winner of each task as its candidate."""
         entries = []
         for entry in suite.entries:
-            held = [one for one in self._states[entry.task.sha256].confirmed.values() if one.is_improvement]
-            best = max(held, key=lambda one: one.speedup_low or 0.0, default=None)
+            best = winner_of(self._states[entry.task.sha256].confirmed.values())
             won = Candidate(source=best.source, policy=best.policy, techniques=best.techniques) if best else None
             entries.append(replace(entry, candidate=won))
         return replace(suite, entries=tuple(entries))

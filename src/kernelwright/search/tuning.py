@@ -10,8 +10,7 @@ from typing import Any
 
 from kernelwright.records import Candidate
 from kernelwright.records.knobs import Choices, fixed, knobs_of
-from kernelwright.records.screened import Screened
-from kernelwright.search.selection import ranked
+from kernelwright.records.screened import Screened, ranked
 
 WORTH = 0.7
 """Estimate, in multiples of the best one, below which a candidate's knobs are left alone. Our choice."""

@@ -1,0 +1,157 @@
+"""Says where each task of a suite stands: its winner, its best baseline, its roofline, and why there is no winner."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.records.screened import JUDGED, Screened, next_to_confirm, next_to_judge, ranked
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
+
+ROOFLINE = "roofline.json"
+"""File with the rates of the device, and the bytes and operations of each task."""
+
+
+class Outcome(StrEnum):
+    """How far the work on a task came."""
+
+    WINNER = "winner"
+    """Its candidate is verified: accepted, and confirmed where it was searched for."""
+    NONE = "no-winner"
+    """All that was asked for was done, and the reference stands."""
+    SCREENED = "screened-only"
+    """The judge still owes verdicts on what was screened: there are estimates and no result."""
+    UNTOUCHED = "untouched"
+    """Nothing was screened or judged."""
+
+
+def winner_of(own: Iterable[Evaluation]) -> Evaluation | None:
+    """The confirmed improvement with the highest lower end among one task's candidates, each by its last confirmation."""
+    confirmed = {one.candidate_sha256: one for one in own if one.confirms}
+    held = [one for one in confirmed.values() if one.is_improvement]
+    return max(held, key=lambda one: one.speedup_low or 0.0, default=None)
+
+
+def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str, Any]]:
+    """One line for each task, for programs: `docs/record-format.md` describes the keys."""
+    config = run.read_json("config.json") or {}
+    own: defaultdict[str, list[Evaluation]] = defaultdict(list)
+    measured = set()
+    for one in run.evaluations():
+        if one.policy == BASELINE_POLICY:
+            measured.add(one.task)
+        else:
+            own[one.task].append(one)
+    screened: defaultdict[str, list[Screened]] = defaultdict(list)
+    for estimate in run.screened():
+        screened[estimate.task].append(estimate)
+    work = run.read_json(ROOFLINE) or {}
+    searched = bool(config.get("policy"))
+    lines = []
+    for result in results:
+        if searched:
+            state = _searched(screened[result.task], own[result.task], config.get("judge") or JUDGED)
+        else:
+            state = _judged(result)
+        estimates = ranked(screened[result.task])
+        lines.append(
+            _line(result, *state)
+            | {
+                "screened": len(screened[result.task]),
+                "judged": len(own[result.task]),
+                "baselines_measured": result.task in measured,
+                "estimate": estimates[0].estimate if estimates else None,
+                "roofline": _shares(result, work),
+            }
+        )
+    return lines
+
+
+def _line(result: TaskResult, outcome: Outcome, reason: str) -> dict[str, Any]:
+    found = result.evaluation if outcome is Outcome.WINNER else None
+    best = result.best
+    return {
+        "task": result.task,
+        "level": result.level,
+        "outcome": outcome.value,
+        "reason": reason,
+        "speedup": found.speedup if found else None,
+        "low": found.speedup_low if found else None,
+        "high": found.speedup_high if found else None,
+        "techniques": list(found.techniques) if found else [],
+        "candidate_sha256": found.candidate_sha256 if found else None,
+        "reference_us": result.baselines_us().get(REFERENCE),
+        "baselines": {name: result.gain(name) for name in result.latencies_us if name != REFERENCE},
+        "best_baseline": best,
+        "best_baseline_speedup": result.gain(best),
+        "best_baseline_high": result.highs.get(best, 1.0),
+        "vs_best_baseline": result.speedup(BEST) if found else None,
+        "ahead": found is not None and result.is_ahead(BEST),
+    }
+
+
+def _judged(result: TaskResult) -> tuple[Outcome, str]:
+    """Outcome for a task whose candidate came with the suite or from the user."""
+    found = result.evaluation
+    if found is None:
+        if CANDIDATE in result.failed:
+            return Outcome.NONE, "the task or the machine failed"
+        return (Outcome.UNTOUCHED, "not judged yet") if result.has_candidate else (Outcome.NONE, "no candidate")
+    if not found.accepted:
+        return Outcome.NONE, f"rejected: {found.reason}"
+    return (Outcome.WINNER, "") if found.speedup is not None else (Outcome.NONE, "not timed")
+
+
+def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: int) -> tuple[Outcome, str]:
+    """Outcome for a task that was searched, and the reason where it has no winner."""
+    if winner_of(own) is not None:
+        return Outcome.WINNER, ""
+    judged = {one.candidate_sha256: one for one in own if not one.confirms}
+    confirmed = {one.candidate_sha256: one for one in own if one.confirms}
+    if not screened and not own:
+        return Outcome.UNTOUCHED, "nothing was screened"
+    owed = len(next_to_judge(screened, judged, count))
+    if owed or next_to_confirm(judged, confirmed) is not None:
+        return Outcome.SCREENED, f"verdicts owed: {owed}" if owed else "a confirmation is owed"
+    if confirmed:
+        return Outcome.NONE, "no improvement held when it was measured again"
+    return Outcome.NONE, _why_none(screened, judged)
+
+
+def _why_none(screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> str:
+    accepted = [one for one in judged.values() if one.accepted]
+    if accepted:
+        best = max(accepted, key=lambda one: one.speedup or 0.0)
+        return f"{len(accepted)} judged, none an improvement: at best {best.speedup:.2f} from {best.speedup_low:.2f}"
+    if judged:
+        return "rejected: " + _counted(one.reason for one in judged.values())
+    order = ranked(screened)
+    if order:
+        return f"{len(order)} right when screened, none faster: at best {order[0].estimate:.2f}"
+    return "none right when screened: " + _counted(one.reason for one in screened)
+
+
+def _counted(reasons: Iterable[Any]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in Counter(map(str, reasons)).most_common())
+
+
+def _shares(result: TaskResult, work: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Least time by the device's rates, and how much of it the reference's and the winner's time is; None where unknown."""
+    rates, known = work.get("rates"), (work.get("tasks") or {}).get(result.task)
+    reference_us = result.baselines_us().get(REFERENCE)
+    if not rates or not known:
+        return None
+    least_us = {"bytes": known["bytes"] / rates["bytes_per_us"], "operations": known["flops"] / rates["flops_per_us"]}
+    bound = max(least_us, key=lambda name: least_us[name])
+    found = result.evaluation
+    winner_us = found.paired_us if found is not None and found.accepted else None
+    return {
+        "bound": bound,
+        "least_us": least_us[bound],
+        "reference": least_us[bound] / reference_us if reference_us else None,
+        "winner": least_us[bound] / winner_us if winner_us else None,
+    }
