@@ -34,11 +34,11 @@ from kernelwright.records import Contract, Evaluation, RunDirectory
 from kernelwright.records.screened import Screened
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import Outcome, standings, winner_of
+from kernelwright.report.standing import TaskOutcome, standings, winner_of
 
 THEIRS = "cuda-l1"
 """Policy of the kernels that CUDA-L1 released."""
-PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "roofline.json", "table.json")
+PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "table.json")
 MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
 NEAR = 1.02
 """Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
@@ -103,7 +103,7 @@ class Run(RunDirectory):
 
 def is_counted(line: Line) -> bool:
     """Whether a task is decided and its baselines are measured."""
-    return line["outcome"] in (Outcome.WINNER, Outcome.NONE) and line["baselines_measured"]
+    return line["outcome"] in (TaskOutcome.WINNER, TaskOutcome.NONE) and line["baselines_measured"]
 
 
 def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[st
     measured = [line for line in lines if line["baselines_measured"]]
     compiled = [line for line in counted if "compile" in line["baselines"]]
     beside = [line for line in counted if line["task"] in released]
-    undecided = [line for line in lines if line["outcome"] == Outcome.SCREENED and line["estimate"]]
+    undecided = [line for line in lines if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]]
     shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
     return {
         "asked": len(lines),
         "tasks": len(counted),
-        "screened_only": sum(line["outcome"] == Outcome.SCREENED for line in lines),
-        "untouched": sum(line["outcome"] == Outcome.UNTOUCHED for line in lines),
+        "screened_only": sum(line["outcome"] == TaskOutcome.SCREENED for line in lines),
+        "untouched": sum(line["outcome"] == TaskOutcome.UNTOUCHED for line in lines),
         "verified": len(won),
         "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
         "geomean_vs_eager": geomean(map(ours, counted)),
@@ -157,7 +157,7 @@ def with_levels(lines: Sequence[Line], released: Mapping[str, float | None]) -> 
 def best_by_task(runs: Iterable[Run]) -> list[Line]:
     """One line for each task: the furthest, then the fastest of several runs."""
     found: dict[str, Line] = {}
-    order = list(Outcome)
+    order = list(TaskOutcome)
     for line in (line for run in runs for line in run.lines()):
         known = found.setdefault(line["task"], line)
         if (order.index(known["outcome"]), -(known["low"] or 0.0)) > (order.index(line["outcome"]), -(line["low"] or 0.0)):
@@ -185,7 +185,7 @@ def interval(line: Line) -> str:
     """Speedup over eager with its interval."""
     if line["speedup"]:
         return f"{line['speedup']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
-    if line["outcome"] == Outcome.NONE:
+    if line["outcome"] == TaskOutcome.NONE:
         return "1.00, the reference"
     return f"no result; estimate {line['estimate']:.2f}" if line["estimate"] else "no result"
 
@@ -270,8 +270,9 @@ def conditions(runs: Sequence[Run], folder: str) -> str:
     gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
     links = ", ".join(f"[{run.path.name}]({folder}/{run.path.name})" for run in runs)
     return (
-        f"{gpu.get('name', environment.get('processor'))} (driver {gpu.get('driver_version')}, torch {packages.get('torch')}, "
-        f"Triton {packages.get('triton')}), commit {str(environment.get('commit'))[:7]}: {links}."
+        f"{gpu.get('name', environment.get('processor'))} (driver {gpu.get('driver_version')}, "
+        f"torch {packages.get('torch')}, Triton {packages.get('triton')}), "
+        f"commit {str(environment.get('commit'))[:7]}: {links}."
     )
 
 
@@ -300,8 +301,8 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder:
         text += [
             f"### Techniques on {name}",
             "",
-            f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, or "
-            f"against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("2%", "2 %"),
+            f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
+            f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("2%", "2 %"),
             "",
             *techniques(estimates),
             "",

@@ -141,7 +141,7 @@ def test_a_table_follows_from_the_evaluations(run):
         ENTRIES,
         [{"task": e.task, "task_sha256": e.task, "level": 1, "candidate_sha256": e.candidate_sha256} for e in entries],
     )
-    run.write_json("table.json", table_json(task_results(run, entries, {})))
+    run.write_json("table.json", table_json(run, task_results(run, entries, {})))
     assert rescore(run).state is RescoreState.SAME
     table = run.read_json("table.json")
     table["tally"]["improved"] += 1

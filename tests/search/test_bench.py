@@ -200,7 +200,7 @@ def test_strict_precision_has_its_own_column_and_touches_no_other(tmp_path):
     assert rows["again"].strict is None
     text = (tmp_path / "table.md").read_text()
     assert text.count("Geomean, TF32 off") == 1
-    assert "| 1/1 | 1/1 | 1.50x | 1/1 |" in text
+    assert "| 1/1 | 1/1 | 0/1 | 1.50x | 1/1 |" in text
 
 
 def test_two_candidates_of_one_task_are_two_entries(tmp_path):

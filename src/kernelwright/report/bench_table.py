@@ -72,13 +72,14 @@ def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool,
     main = [evaluation for evaluation in found if is_strict(evaluation) == run_is_strict]
     eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
     latencies_us: dict[str, float] = {}
-    highs: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     if eager_us:
         latencies_us["eager"] = median(eager_us)
         for evaluation in main:
             if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
                 latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
-                highs[evaluation.techniques[0]] = evaluation.speedup_high or evaluation.speedup
+                if evaluation.speedup_low and evaluation.speedup_high:
+                    intervals[evaluation.techniques[0]] = (evaluation.speedup_low, evaluation.speedup_high)
     return TaskResult(
         entry.task,
         entry.level,
@@ -87,5 +88,5 @@ def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool,
         next((one for one in reversed(judged) if is_strict(one) != run_is_strict), None),
         has_candidate=entry.candidate_sha256 is not None,
         failed=tuple(failed),
-        highs=highs,
+        intervals=intervals,
     )

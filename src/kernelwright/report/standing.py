@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 from kernelwright.records import Evaluation, RunDirectory
@@ -12,11 +13,8 @@ from kernelwright.records.screened import JUDGED, Screened, next_to_confirm, nex
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
 
-ROOFLINE = "roofline.json"
-"""File with the rates of the device, and the bytes and operations of each task."""
 
-
-class Outcome(StrEnum):
+class TaskOutcome(StrEnum):
     """How far the work on a task came."""
 
     WINNER = "winner"
@@ -49,7 +47,6 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     screened: defaultdict[str, list[Screened]] = defaultdict(list)
     for estimate in run.screened():
         screened[estimate.task].append(estimate)
-    work = run.read_json(ROOFLINE) or {}
     searched = bool(config.get("policy"))
     lines = []
     for result in results:
@@ -65,14 +62,14 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
                 "judged": len(own[result.task]),
                 "baselines_measured": result.task in measured,
                 "estimate": estimates[0].estimate if estimates else None,
-                "roofline": _shares(result, work),
+                "roofline": _shares(result, screened[result.task]),
             }
         )
     return lines
 
 
-def _line(result: TaskResult, outcome: Outcome, reason: str) -> dict[str, Any]:
-    found = result.evaluation if outcome is Outcome.WINNER else None
+def _line(result: TaskResult, outcome: TaskOutcome, reason: str) -> dict[str, Any]:
+    found = result.evaluation if outcome is TaskOutcome.WINNER else None
     best = result.best
     return {
         "task": result.task,
@@ -88,38 +85,39 @@ def _line(result: TaskResult, outcome: Outcome, reason: str) -> dict[str, Any]:
         "baselines": {name: result.gain(name) for name in result.latencies_us if name != REFERENCE},
         "best_baseline": best,
         "best_baseline_speedup": result.gain(best),
-        "best_baseline_high": result.highs.get(best, 1.0),
+        "best_baseline_interval": result.intervals.get(best),
         "vs_best_baseline": result.speedup(BEST) if found else None,
+        "vs_best_baseline_interval": result.interval(BEST) if found else None,
         "ahead": found is not None and result.is_ahead(BEST),
     }
 
 
-def _judged(result: TaskResult) -> tuple[Outcome, str]:
-    """Outcome for a task whose candidate came with the suite or from the user."""
+def _judged(result: TaskResult) -> tuple[TaskOutcome, str]:
+    """TaskOutcome for a task whose candidate came with the suite or from the user."""
     found = result.evaluation
     if found is None:
         if CANDIDATE in result.failed:
-            return Outcome.NONE, "the task or the machine failed"
-        return (Outcome.UNTOUCHED, "not judged yet") if result.has_candidate else (Outcome.NONE, "no candidate")
+            return TaskOutcome.NONE, "the task or the machine failed"
+        return (TaskOutcome.UNTOUCHED, "not judged yet") if result.has_candidate else (TaskOutcome.NONE, "no candidate")
     if not found.accepted:
-        return Outcome.NONE, f"rejected: {found.reason}"
-    return (Outcome.WINNER, "") if found.speedup is not None else (Outcome.NONE, "not timed")
+        return TaskOutcome.NONE, f"rejected: {found.reason}"
+    return (TaskOutcome.WINNER, "") if found.speedup is not None else (TaskOutcome.NONE, "not timed")
 
 
-def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: int) -> tuple[Outcome, str]:
-    """Outcome for a task that was searched, and the reason where it has no winner."""
+def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: int) -> tuple[TaskOutcome, str]:
+    """TaskOutcome for a task that was searched, and the reason where it has no winner."""
     if winner_of(own) is not None:
-        return Outcome.WINNER, ""
+        return TaskOutcome.WINNER, ""
     judged = {one.candidate_sha256: one for one in own if not one.confirms}
     confirmed = {one.candidate_sha256: one for one in own if one.confirms}
     if not screened and not own:
-        return Outcome.UNTOUCHED, "nothing was screened"
+        return TaskOutcome.UNTOUCHED, "nothing was screened"
     owed = len(next_to_judge(screened, judged, count))
     if owed or next_to_confirm(judged, confirmed) is not None:
-        return Outcome.SCREENED, f"verdicts owed: {owed}" if owed else "a confirmation is owed"
+        return TaskOutcome.SCREENED, f"verdicts owed: {owed}" if owed else "a confirmation is owed"
     if confirmed:
-        return Outcome.NONE, "no improvement held when it was measured again"
-    return Outcome.NONE, _why_none(screened, judged)
+        return TaskOutcome.NONE, "no improvement held when it was measured again"
+    return TaskOutcome.NONE, _why_none(screened, judged)
 
 
 def _why_none(screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> str:
@@ -139,19 +137,16 @@ def _counted(reasons: Iterable[Any]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in Counter(map(str, reasons)).most_common())
 
 
-def _shares(result: TaskResult, work: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Least time by the device's rates, and how much of it the reference's and the winner's time is; None where unknown."""
-    rates, known = work.get("rates"), (work.get("tasks") or {}).get(result.task)
-    reference_us = result.baselines_us().get(REFERENCE)
-    if not rates or not known:
+def _shares(result: TaskResult, screened: Sequence[Screened]) -> dict[str, float | None] | None:
+    """Time that moving inputs and outputs once takes, and its share of the reference's and winner's; None if unknown."""
+    known = [one.least_us for one in screened if one.least_us]
+    if not known:
         return None
-    least_us = {"bytes": known["bytes"] / rates["bytes_per_us"], "operations": known["flops"] / rates["flops_per_us"]}
-    bound = max(least_us, key=lambda name: least_us[name])
-    found = result.evaluation
+    least_us, found = median(known), result.evaluation
+    reference_us = result.baselines_us().get(REFERENCE)
     winner_us = found.paired_us if found is not None and found.accepted else None
     return {
-        "bound": bound,
-        "least_us": least_us[bound],
-        "reference": least_us[bound] / reference_us if reference_us else None,
-        "winner": least_us[bound] / winner_us if winner_us else None,
+        "least_us": least_us,
+        "reference": least_us / reference_us if reference_us else None,
+        "winner": least_us / winner_us if winner_us else None,
     }

@@ -63,8 +63,8 @@ class TaskResult:
     """True when there is a candidate, judged or not; without meaning beside an evaluation."""
     failed: tuple[str, ...] = ()
     """Baselines, or `CANDIDATE`, that a fault of the task or of the machine kept from being measured."""
-    highs: dict[str, float] = field(default_factory=dict)
-    """Upper end of each baseline's speedup over the reference."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Interval of each other baseline's speedup over the reference."""
     never_best: frozenset[str] = OVERWRITING
     """Baselines that cannot be the best."""
 
@@ -117,14 +117,19 @@ class TaskResult:
         gain = self.gain(baseline)
         return self.evaluation.speedup / gain if gain is not None else None
 
-    def is_ahead(self, baseline: str) -> bool:
-        """True when the candidate is certainly faster: its interval lies above the baseline's."""
+    def interval(self, baseline: str = REFERENCE) -> tuple[float, float] | None:
+        """Interval of `speedup`, as wide as the candidate's and the baseline's together; None where one is not known."""
         found = self.evaluation
-        if found is None or not found.is_improvement:
-            return False
+        if self.speedup(baseline) is None or found is None or found.speedup_low is None or found.speedup_high is None:
+            return None
         name = self.best if baseline == BEST else baseline
-        high = 1.0 if name == REFERENCE else self.highs.get(name)
-        return high is not None and (found.speedup_low or 0.0) > high
+        other = (1.0, 1.0) if name == REFERENCE else self.intervals.get(name)
+        return (found.speedup_low / other[1], found.speedup_high / other[0]) if other else None
+
+    def is_ahead(self, baseline: str) -> bool:
+        """True when the candidate is certainly faster: an improvement whose interval lies above the baseline's."""
+        interval = self.interval(baseline)
+        return interval is not None and interval[0] > 1.0 and self.evaluation is not None and self.evaluation.is_improvement
 
 
 @dataclass(frozen=True, slots=True)
