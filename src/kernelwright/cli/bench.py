@@ -41,7 +41,7 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fres
     metavar="DIR",
     help="Judge your own candidates: a folder of files named as the tasks, level1/1.py, or a file of JSON lines.",
 )
-@click.option("--only", metavar="LIST", help="Only these tasks, such as level1/1,level2/40 or diag_matmul.")
+@click.option("--only", multiple=True, metavar="LIST", help="Only these tasks, such as level1/1,level2/40; may be repeated.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @click.option(
@@ -71,7 +71,7 @@ def command(
     levels: str,
     baselines: str,
     candidates: Path | None,
-    only: str | None,
+    only: tuple[str, ...],
     limit: int | None,
     strict_fp32_too: bool,
     policy: str | None,
@@ -106,7 +106,7 @@ def command(
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
-    loaded = _narrowed(loaded, None if only is None else _words(only, "tasks"), candidates, limit)
+    loaded = _narrowed(loaded, _words(",".join(only), "tasks") if only else None, candidates, limit)
     options.resolve_device(device, say)
     with (
         results_only(),
@@ -136,8 +136,12 @@ def command(
         emit_json(as_contract(result, loaded.name))
     else:
         click.echo((result.run / "table.md").read_text(encoding="utf-8"))
-        click.echo(f"run     {result.run}")
-        click.echo(f"report  {result.run / 'report.html'}")
+        if policy is not None:
+            ahead = sum(line["ahead"] for line in result.tasks)
+            kept = f": {result.run / 'optimized'}" if ahead else ", as no winner is certainly ahead of its best baseline"
+            click.echo(f"drop-ins  {ahead or 'none'}{kept}")
+        click.echo(f"run       {result.run}")
+        click.echo(f"report    {result.run / 'report.html'}")
 
 
 def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, limit: int | None) -> Suite:

@@ -20,9 +20,9 @@ _NOTICED_S = 1.0
 """Time of import and first call that a user notices. Our choice."""
 
 
-def drop_in(task: Task, best: Evaluation, run: RunDirectory) -> str:
-    """The text of `optimized.py`."""
-    lines = [*_provenance(task, best, run), "", *_use(task, best, run)]
+def drop_in(task: Task, best: Evaluation, run: RunDirectory, beside: str = "") -> str:
+    """The text of `optimized.py`; `beside` says how it compares with what else was measured."""
+    lines = [*_provenance(task, best, run), *([beside] if beside else []), "", *_use(task, best, run)]
     wrapped = [piece for line in lines for piece in textwrap.wrap(line, _WIDTH, subsequent_indent="  ") or [""]]
     return "\n".join(f"# {piece}".rstrip() for piece in wrapped) + "\n\n" + best.source
 

@@ -33,6 +33,7 @@ from kernelwright.report.rows import (
     rows_of,
 )
 from kernelwright.report.screened import screened_section, time_spent
+from kernelwright.report.standing import task_table
 from kernelwright.report.words import near_miss
 
 LONG_KEYS = ("task_source", "tasks")
@@ -41,6 +42,7 @@ TABLE_CAPTIONS = {
     "solved": "Speedups of the solved tasks; unsolved ones are left out.",
     "filled": "Speedups of all tasks; an unsolved one counts as 1×, since its user keeps the baseline.",
 }
+TASKS_CAPTION = "Where each task stands: its best baseline beside its winner, or why there is none."
 TABLE_COLUMNS = {
     "mean": "mean", "largest": "max", "p75": "75 %", "p50": "50 %", "p25": "25 %", "geomean": "geomean",
 }  # fmt: skip
@@ -218,7 +220,7 @@ def _presentable(value: Any) -> Any:
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
-    """The statistics in `table.json`, once over solved tasks and once over all; none for anything else."""
+    """The tasks in `table.json`, and its statistics over solved tasks and over all; none for anything else."""
     listed = _object(value).get("rows")
     rows = [_object(row) for row in listed] if isinstance(listed, list) else []
     tables = []
@@ -229,6 +231,9 @@ def _tables(value: Any) -> list[dict[str, Any]]:
             columns = list(dict.fromkeys(name for line in lines for name in line))
             cells = [[line.get(name, "") for name in columns] for line in lines]
             tables.append({"caption": caption, "columns": columns, "lines": cells})
+    if tables and (tasks := task_table(_object(value).get("tasks") or [])):
+        shown = [list(cells.values()) for cells in tasks]
+        tables.insert(0, {"caption": TASKS_CAPTION, "columns": list(tasks[0]), "lines": shown})
     return tables
 
 
@@ -240,6 +245,7 @@ def _statistics_line(row: dict[str, Any], numbers: dict[str, Any]) -> dict[str, 
     return line | {
         "success": f"{row.get('success', '')}/{tasks}",
         "above 1.01×": f"{row.get('above', '')}/{tasks}",
+        "ahead": f"{row.get('ahead', '-')}/{tasks}",
     }
 
 

@@ -150,3 +150,55 @@ def _shares(result: TaskResult, screened: Sequence[Screened]) -> dict[str, float
         "reference": least_us / reference_us if reference_us else None,
         "winner": least_us / winner_us if winner_us else None,
     }
+
+
+def task_table(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The lines for people, by the title of the column; without the share of the roofline where no task has one."""
+    with_roofline = any(line["roofline"] for line in lines)
+    return [_cells(line, with_roofline) for line in lines]
+
+
+def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
+    won = line["outcome"] == TaskOutcome.WINNER
+    over_eager = _with_interval(line["speedup"], (line["low"], line["high"]))
+    cells = {
+        "Task": line["task"],
+        "Eager, us": f"{line['reference_us']:.4g}" if line["reference_us"] else "-",
+        "Best baseline": f"{line['best_baseline']} {line['best_baseline_speedup']:.2f}x" if line["reference_us"] else "-",
+        "Winner over eager": over_eager,
+        "Winner over best baseline": _with_interval(line["vs_best_baseline"], line["vs_best_baseline_interval"]),
+        "Certainly ahead": "yes" if line["ahead"] else "no",
+    }
+    if with_roofline:
+        share = (line["roofline"] or {}).get("winner" if won else "reference")
+        cells["Of memory's speed"] = f"{100 * share:.0f} %" if share else "-"
+    why = line["reason"]
+    if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]:
+        why += f"; estimated at {line['estimate']:.2f}x, which is no result"
+    return cells | {"Winner, or why none": ", ".join(map(_plain, line["techniques"])) or why or "the candidate"}
+
+
+def _with_interval(speedup: float | None, interval: Sequence[float | None] | None) -> str:
+    if speedup is None:
+        return "-"
+    low, high = interval or (None, None)
+    return f"{speedup:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low and high else "")
+
+
+def _plain(name: str) -> str:
+    """A name that a policy chose, without what would break a table or a terminal."""
+    return "".join(character if character.isprintable() and character != "|" else " " for character in name)
+
+
+def render_tasks(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The table of tasks as Markdown; nothing of none."""
+    rows = task_table(lines)
+    if not rows:
+        return ""
+    texts = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in texts)
+    ahead = sum(bool(line["ahead"]) for line in lines)
+    return (
+        f"{text}\n\nThe winner is certainly ahead of the best baseline that was measured on {ahead} of {len(rows)} "
+        f"task{'s' * (len(rows) != 1)}: it is an improvement, and its interval over that baseline is above 1.\n"
+    )

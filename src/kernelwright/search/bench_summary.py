@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kernelwright.records import RunDirectory
 from kernelwright.report.bench_table import ENTRIES, BenchEntry, table_json, task_results
 from kernelwright.report.page import write_report
+from kernelwright.report.standing import render_tasks
 from kernelwright.report.table import TableRow, Tally, baseline_table, bench_table, render_markdown, tally
 from kernelwright.tasks.entries import Suite
 
@@ -21,6 +23,8 @@ class BenchResult:
     counts: Tally
     errors: dict[str, str]
     """Errors of the task or the machine, by task and baseline."""
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    """Where each task stands, as in `table.json`."""
 
 
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
@@ -32,7 +36,8 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     run.write_json(ENTRIES, [asdict(entry) for entry in entries])
     results = task_results(run, entries, errors)
     rows, counts = bench_table(results), tally(results)
-    run.write_json("table.json", table_json(run, results))
-    run.write_text("table.md", render_markdown(rows, counts, baseline_table(results)))
+    table = table_json(run, results)
+    run.write_json("table.json", table)
+    run.write_text("table.md", f"{render_tasks(table['tasks'])}\n{render_markdown(rows, counts, baseline_table(results))}")
     write_report(run, run.path / "report.html")
-    return BenchResult(run.path, rows, counts, errors)
+    return BenchResult(run.path, rows, counts, errors, table["tasks"])

@@ -6,13 +6,17 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
@@ -28,6 +32,8 @@ from kernelwright.search.schedule import SETTLED_ROOM, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
+DROP_INS = "optimized"
+"""Folder of a run directory with the drop-ins that are handed out."""
 FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""
 SCREENING_SHARE = 0.5
@@ -346,6 +352,23 @@ class SuiteSearch:
             for one in running:
                 one.result()
 
+    def hand_out(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write a drop-in for each task whose winner is certainly ahead of the best baseline that was measured."""
+        shutil.rmtree(self._run.path / DROP_INS, ignore_errors=True)  # what another look has found to be no faster
+        states = {state.task.id: state for state in self._states.values()}
+        for line in lines:
+            state = states[line["task"]]
+            best = winner_of(state.confirmed.values())
+            if best is not None and line["ahead"]:
+                low, high = line["vs_best_baseline_interval"]
+                beside = (
+                    f"Best baseline measured: {line['best_baseline']}, {line['best_baseline_speedup']:.3f}x eager; this "
+                    f"file is {line['vs_best_baseline']:.3f}x as fast (95 % interval {low:.3f} to {high:.3f})."
+                )
+                (self._run.path / DROP_INS).mkdir(exist_ok=True)
+                name = re.sub(r"\W+", "_", state.task.id)
+                self._run.write_text(f"{DROP_INS}/{name}.py", drop_in(state.task, best, self._run, beside))
+
     def winners(self, suite: Suite) -> Suite:
         """The suite with the confirmed winner of each task as its candidate."""
         entries = []
@@ -397,7 +420,9 @@ def search_suite(
         run.require_same_texts([entry.task for entry in suite.entries])
     search = SuiteSearch(run, suite, policy, devices, settings, budget, judged, minutes, on_event)
     search.work(suite, baselines)
-    return summarise(run, search.winners(suite), search.errors)
+    result = summarise(run, search.winners(suite), search.errors)
+    search.hand_out(result.tasks)
+    return result
 
 
 def _without_candidates(suite: Suite) -> tuple[SuiteEntry, ...]:

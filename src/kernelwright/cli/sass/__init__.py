@@ -15,7 +15,7 @@ from kernelwright.cli.group import HelpfulGroup
 from kernelwright.cli.options import FiniteRange, NamedPath, device_name, require_together, run_directory
 from kernelwright.cli.output import emit_json, format_noise_floor, format_speedup, results_only, say, says_what_was_kept
 from kernelwright.cli.sass.cache import cache
-from kernelwright.cli.sass.compile import ARCHITECTURES, compile_source, write_cubin
+from kernelwright.cli.sass.compile import ArchitectureChoice, compile_source, write_cubin
 
 if TYPE_CHECKING:
     from kernelwright.assembly.search import AssemblyResult
@@ -232,7 +232,7 @@ def check(context: click.Context, original: Path, mutated: Path, as_json: bool) 
 @click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="GPUs that measure side by side.")
 @click.option(
     "--architecture",
-    type=click.Choice(ARCHITECTURES),
+    type=ArchitectureChoice(),
     help="Compile for this compute capability times ten; the GPU's by default.",
 )
 @click.option("--limit", "limit_s", type=FiniteRange(min=0), metavar="SECONDS", help="Time limit of each agent.")

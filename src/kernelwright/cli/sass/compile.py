@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,14 +14,25 @@ ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
 """Architectures that docs/sass.md describes."""
 
 
+class ArchitectureChoice(click.Choice[str]):
+    """One of `ARCHITECTURES`, also with compilers' prefix: `90` or `sm_90`."""
+
+    def __init__(self) -> None:
+        super().__init__(ARCHITECTURES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The number alone."""
+        return super().convert(str(value).removeprefix("sm_"), param, ctx)
+
+
 @click.command("compile")
 @click.argument("source", metavar="SOURCE")
 @click.option(
     "--architecture",
-    type=click.Choice(ARCHITECTURES),
+    type=ArchitectureChoice(),
     default="90",
     show_default=True,
-    help="Compile for this compute capability times ten.",
+    help="Compile for this compute capability times ten, such as 90 or sm_90.",
 )
 @click.option("--out", type=NamedPath(), required=True, metavar="CUBIN", help="Where to write the cubin.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
