@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory
-from kernelwright.records.screened import next_to_judge, ranked, screened_of, too_good
+from kernelwright.records.screened import is_clear, is_named, next_to_confirm, next_to_judge, ranked, screened_of, too_good
 from kernelwright.search.optimize import optimize
 from tests.pools.test_screening import DIES, TASK, WRONG
 from tests.samples import accepted, module, rejected
@@ -168,9 +168,9 @@ def verdicts(screened, make):
     return {one.candidate_sha256: make(source=one.source) for one in screened}
 
 
-def test_the_judge_takes_the_best_few_and_what_looks_too_good():
+def test_the_judge_takes_what_looks_too_good_and_then_the_best():
     found = estimates(1.2, 9.0, 1.3, 0.8, 1.5, 1.4)
-    assert [one.estimate for one in next_to_judge(found, {}, 2)] == [9.0, 1.5, 1.4]
+    assert next_to_judge(found, {}, 2) == found[1]
     assert too_good(ranked(found)) == {found[1].candidate_sha256}
     beyond = estimates(1.2, candidate_us=1.0, least_us=2.0)
     assert too_good(beyond) == {beyond[0].candidate_sha256}
@@ -179,14 +179,42 @@ def test_the_judge_takes_the_best_few_and_what_looks_too_good():
 def test_where_what_looked_too_good_is_good_the_others_have_lost():
     found = estimates(1.2, 9.0, 1.3)
     honest = {found[1].candidate_sha256: accepted(8.0, found[1].source)}
-    assert next_to_judge(found, honest, 2) == []
+    assert next_to_judge(found, honest, 2) is None
     cheat = {found[1].candidate_sha256: rejected(source=found[1].source)}
-    assert [one.estimate for one in next_to_judge(found, cheat, 2)] == [1.3, 1.2]
+    assert next_to_judge(found, cheat, 2) == found[2]
+
+
+def test_the_next_best_is_judged_only_where_its_estimate_is_above_what_was_measured():
+    found = estimates(1.6, 1.5, 1.4, 1.3)
+    measured = accepted(1.45, found[0].source, speedup_high=1.48)
+    assert next_to_judge(found, {found[0].candidate_sha256: measured}, 3) == found[1]
+    wide = accepted(1.45, found[0].source, speedup_high=1.53)
+    assert next_to_judge(found, {found[0].candidate_sha256: wide}, 3) is None
 
 
 def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
     found = estimates(*[1.1 + number / 100 for number in range(20)])
     best = found[::-1]
-    assert next_to_judge(found, verdicts(best[:2], rejected), 2) == best[2:4]
-    assert next_to_judge(found, verdicts(best[:2], accepted), 2) == []
-    assert next_to_judge(found, verdicts(best[:6], rejected), 2) == []
+    assert next_to_judge(found, verdicts(best[:2], rejected), 2) == best[2]
+    assert next_to_judge(found, {one.candidate_sha256: accepted(1.0, one.source) for one in best[:2]}, 2) is None
+    assert next_to_judge(found, verdicts(best[:6], rejected), 2) is None
+
+
+def test_one_clear_measurement_of_what_screening_put_first_stands():
+    found = estimates(1.5, 1.4)
+    assert is_named(found[0].candidate_sha256, found, {})
+    assert not is_named(found[1].candidate_sha256, found, {})
+    assert is_named(found[1].candidate_sha256, found, verdicts(found[:1], rejected))
+    assert not is_named(found[1].candidate_sha256, found, verdicts(found[:1], accepted))
+    doubted, small = estimates(9.0, 1.5), estimates(1.09)
+    assert not any(is_named(one.candidate_sha256, several, {}) for several in (doubted, small) for one in several)
+    assert is_clear(accepted(1.5, found[0].source))
+    assert not is_clear(accepted(1.15, found[0].source))
+
+
+def test_a_winner_is_measured_again_unless_something_better_stands():
+    winner, named = accepted(1.5, "# a"), accepted(1.6, "# b")
+    judged, stands = {winner.candidate_sha256: winner}, {named.candidate_sha256: named}
+    assert next_to_confirm(judged, {}) == winner
+    assert next_to_confirm(judged, stands) is None
+    assert next_to_confirm({named.candidate_sha256: named}, {winner.candidate_sha256: winner}) == named

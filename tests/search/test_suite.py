@@ -92,8 +92,11 @@ def kill_after(records):
     return hear
 
 
-@pytest.mark.parametrize("records", [1, 3, 5, 8, 11])
-def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
+@pytest.mark.parametrize("stands", [True, False])
+@pytest.mark.parametrize("records", [1, 5, 8, 11])
+def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, monkeypatch, records, stands):
+    if not stands:
+        monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 2.0)
     with pytest.raises(Killed):
         search(tmp_path, budget=4, judged=1, on_event=kill_after(records))
     result = search(tmp_path, budget=4, judged=1)
@@ -104,7 +107,7 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
     wanted = {
         (task.id, sha256_of(f"# {task.id} {speedup}"), confirms)
         for task in TASKS
-        for speedup, confirms in ((LIES, False), (1.4, False), (1.4, True))
+        for speedup, confirms in ((LIES, False), (1.4, True), *(() if stands else ((1.4, False),)))
     }
     assert len(verdicts) == len(set(verdicts))
     assert set(verdicts) == wanted
@@ -114,7 +117,14 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records):
     assert len(list(run.evaluations())) == len(verdicts)
 
 
-def test_the_first_measurement_may_end_when_it_is_certain_and_the_one_that_confirms_may_not(tmp_path):
+def test_what_screening_put_first_is_measured_in_full_once(tmp_path):
+    MEASURED.clear()
+    search(tmp_path, budget=4, judged=1)
+    assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [(str(LIES), False), ("1.4", False)]
+
+
+def test_of_two_measurements_the_first_may_end_when_it_is_certain(tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 2.0)
     MEASURED.clear()
     search(tmp_path, budget=4, judged=1)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [

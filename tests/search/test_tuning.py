@@ -45,7 +45,7 @@ def test_the_best_of_twenty_combinations_is_found_in_fifteen_looks_and_its_knobs
         found.append(screened_of(TASK, candidate, correct=True, estimate=estimate, spread=0.0))
     assert len(found) == 16
     assert len({one.candidate_sha256 for one in found}) == 16
-    winner = next_to_judge(found, {}, 1)[0]
+    winner = next_to_judge(found, {}, 1)
     assert knobs_of(winner.source) == {name: (value,) for name, value in BEST.items()}
     assert winner.knobs == {name: str(value) for name, value in BEST.items()}
     assert winner.parent == Candidate(source=SOURCE).sha256

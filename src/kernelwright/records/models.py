@@ -261,7 +261,8 @@ class Evaluation(_Record):
     techniques: tuple[str, ...] = ()
     parent: str | None = None
     confirms: bool = False
-    """True for an independent re-measurement of a winner, on fresh seeds and processes."""
+    """True where the choice of the candidate had no part in this measurement: a winner's, made again on fresh seeds and in
+    fresh processes, or the only one of what screening put first, where it is clear."""
     source: str = ""
     """The candidate's text, so that a record stands alone."""
     blocks: tuple[TimingBlock, ...] = ()

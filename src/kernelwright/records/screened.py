@@ -1,13 +1,16 @@
 """Records what a quick look estimates of a candidate, and chooses those that the judge takes.
 
-An estimate may be fooled, so it is no verdict, no result and no reward. The judge takes the best few, and what looks too
-good to be true.
+An estimate may be fooled, so it is no verdict, no result and no reward. The judge takes the best few, one after another, and
+what looks too good to be true.
+
+The best of several measurements is partly the luckiest, so a winner is measured again. What screening put first was chosen
+by other numbers than the judge's: its first measurement is unbiased already. Where that is far from no gain, it stands.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +19,9 @@ from kernelwright.records.knobs import shown
 from kernelwright.records.models import Candidate, Evaluation, Reason, Task
 
 JUDGED = 3
-"""Screened candidates that the judge takes by default."""
+"""Screened candidates that the judge takes at most, by default."""
+CLEAR_LOW = 1.1
+"""Lower end from which the one measurement of what screening put first is its confirmation. Our choice."""
 TOO_GOOD = 3.0
 """Estimate, in multiples of the next best, above which a candidate is judged beside the best few. Our choice."""
 CONFIRMATIONS_TRIED = 3
@@ -104,53 +109,75 @@ def too_good(order: Sequence[Screened]) -> set[str]:
     return found
 
 
-def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation], count: int) -> list[Screened]:
-    """Candidates that the judge should take now, best first; none once it has seen enough.
+def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation], count: int) -> Screened | None:
+    """The candidate that the judge should take now, or is at; None once it has seen enough.
+
+    Those that look too good come first: where one of them is good, slower ones have lost. The next one follows only where
+    its estimate is above the interval of what was judged.
 
     Args:
         screened: Estimates of one task's candidates.
-        judged: Verdicts so far, by the candidate's hash.
-        count: Candidates to judge; those rejected are replaced by the next best.
+        judged: First verdicts so far, by the candidate's hash.
+        count: Candidates to judge at most; those rejected are replaced by the next best.
     """
     order = ranked(screened)
     suspects = too_good(order)
     plausible = [one for one in order if (one.estimate or 0.0) * (1.0 + (one.spread or 0.0)) > 1.0]
-    # Where one that looked too good is good, slower ones have lost.
-    won = [found.speedup or 0.0 for sha256, found in judged.items() if sha256 in suspects and found.is_improvement]
-    groups = [
+    best = 0.0
+    for group in (
         [one for one in plausible if one.candidate_sha256 in suspects],
-        [one for one in plausible if one.candidate_sha256 not in suspects and (one.estimate or 0.0) > max(won, default=0.0)],
-    ]
-    chosen = [one for group in groups for one in _first(group, judged, count)]
-    left = [one for one in chosen if one.candidate_sha256 not in judged]
-    return sorted(left, key=lambda one: -(one.estimate or 0.0))
+        [one for one in plausible if one.candidate_sha256 not in suspects],
+    ):
+        wanted = count
+        for one in group[: _TRIED * count]:
+            if wanted == 0 or (one.estimate or 0.0) <= best:
+                break
+            verdict = judged.get(one.candidate_sha256)
+            if verdict is None:
+                return one
+            if verdict.accepted:
+                wanted -= 1
+                best = max(best, verdict.speedup_high or 0.0)
+    return None
 
 
-def _first(group: Sequence[Screened], judged: Mapping[str, Evaluation], count: int) -> list[Screened]:
-    """The first `count` of a group; the next one replaces each that the judge rejected."""
-    found: list[Screened] = []
-    wanted = count
-    for one in group[: _TRIED * count]:
-        if wanted == 0:
-            break
-        verdict = judged.get(one.candidate_sha256)
-        wanted -= verdict is None or verdict.accepted
-        found.append(one)
-    return found
+def is_named(sha256: str, screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> bool:
+    """Whether screening puts a candidate first by a gain that one measurement can show, and does not doubt it.
+
+    Those that the judge rejected for what they compute are left out: no time had a part in that.
+    """
+    order = ranked(screened)
+    left = [one for one in order if (found := judged.get(one.candidate_sha256)) is None or found.accepted]
+    if not left or left[0].candidate_sha256 != sha256:
+        return False
+    return (left[0].estimate or 0.0) > CLEAR_LOW and sha256 not in too_good(left)
+
+
+def is_clear(found: Evaluation) -> bool:
+    """Whether the measurement of a named candidate is its confirmation."""
+    return found.is_improvement and (found.speedup_low or 0.0) >= CLEAR_LOW
 
 
 def next_to_confirm(judged: Mapping[str, Evaluation], confirmed: Mapping[str, Evaluation]) -> Evaluation | None:
     """The improvement to measure again now, best first; None once one has held, or where none is left to try.
 
     Args:
-        judged: First verdicts on one task's candidates, by the candidate's hash.
-        confirmed: Verdicts of independent re-measurements, by the same.
+        judged: First verdicts on one task's candidates, by the candidate's hash; not those of named ones that stand.
+        confirmed: Verdicts that stand, by the same.
     """
+    held = max((one.speedup_low or 0.0 for one in confirmed.values() if one.is_improvement), default=0.0)
     won = sorted((one for one in judged.values() if one.is_improvement), key=lambda one: -(one.speedup_low or 0.0))
     for winner in won[:CONFIRMATIONS_TRIED]:
         again = confirmed.get(winner.candidate_sha256)
         if again is None:
-            return winner
+            return winner if (winner.speedup_low or 0.0) > held else None
         if again.is_improvement:
             return None
     return None
+
+
+def confirmed_best(own: Iterable[Evaluation]) -> Evaluation | None:
+    """The confirmed improvement with the highest lower end, each candidate by its last confirmation."""
+    confirmed = {one.candidate_sha256: one for one in own if one.confirms}
+    held = [one for one in confirmed.values() if one.is_improvement]
+    return max(held, key=lambda one: one.speedup_low or 0.0, default=None)

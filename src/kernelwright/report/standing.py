@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from kernelwright.records import Evaluation, RunDirectory
-from kernelwright.records.screened import JUDGED, Screened, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
 
@@ -25,13 +25,6 @@ class TaskOutcome(StrEnum):
     """The judge still owes verdicts on what was screened: there are estimates and no result."""
     UNTOUCHED = "untouched"
     """Nothing was screened or judged."""
-
-
-def winner_of(own: Iterable[Evaluation]) -> Evaluation | None:
-    """The confirmed improvement with the highest lower end among one task's candidates, each by its last confirmation."""
-    confirmed = {one.candidate_sha256: one for one in own if one.confirms}
-    held = [one for one in confirmed.values() if one.is_improvement]
-    return max(held, key=lambda one: one.speedup_low or 0.0, default=None)
 
 
 def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str, Any]]:
@@ -106,15 +99,16 @@ def _judged(result: TaskResult) -> tuple[TaskOutcome, str]:
 
 def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: int) -> tuple[TaskOutcome, str]:
     """TaskOutcome for a task that was searched, and the reason where it has no winner."""
-    if winner_of(own) is not None:
+    if confirmed_best(own) is not None:
         return TaskOutcome.WINNER, ""
     judged = {one.candidate_sha256: one for one in own if not one.confirms}
     confirmed = {one.candidate_sha256: one for one in own if one.confirms}
     if not screened and not own:
         return TaskOutcome.UNTOUCHED, "nothing was screened"
-    owed = len(next_to_judge(screened, judged, count))
-    if owed or next_to_confirm(judged, confirmed) is not None:
-        return TaskOutcome.SCREENED, f"verdicts owed: {owed}" if owed else "a confirmation is owed"
+    if next_to_judge(screened, confirmed | judged, count) is not None:
+        return TaskOutcome.SCREENED, "a verdict is owed"
+    if next_to_confirm(judged, confirmed) is not None:
+        return TaskOutcome.SCREENED, "a confirmation is owed"
     if confirmed:
         return TaskOutcome.NONE, "no improvement held when it was measured again"
     return TaskOutcome.NONE, _why_none(screened, judged)

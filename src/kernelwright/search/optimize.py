@@ -25,7 +25,16 @@ from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import CONFIRMATIONS_TRIED, JUDGED, Screened, next_to_judge, ranked
+from kernelwright.records.screened import (
+    JUDGED,
+    Screened,
+    confirmed_best,
+    is_clear,
+    is_named,
+    next_to_confirm,
+    next_to_judge,
+    ranked,
+)
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
@@ -111,8 +120,8 @@ def optimize(
         policy: Proposer of candidates.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         budget: Proposals to look at, those already in `out` included.
-        judged: Screened candidates that the judge takes; those that look too good come on top. Means nothing for a policy
-            that has all its proposals judged.
+        judged: Screened candidates that the judge takes at most; those that look too good come on top. Means nothing for a
+            policy that has all its proposals judged.
         out: The run directory.
         settings: Settings of the judge.
         on_event: Callback for progress.
@@ -149,7 +158,7 @@ def optimize(
     per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
     with contextlib.ExitStack() as stack:
         # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
-        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=judged))
+        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=1))
         # Without times there is nothing to choose the best few by.
         if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged, zygotes):
             search.judge_all(pool)
@@ -178,15 +187,13 @@ def nearest_miss(run: RunDirectory, task: Task) -> Evaluation | None:
 
 
 def history_of(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
-    """Verdicts on a task's candidates, without confirmations and winners with tuned kernels."""
-    return tuple(
-        found
-        for found in run.evaluations()
-        if found.task_sha256 == task.sha256
-        and not found.confirms
-        and not is_composed(found)
-        and found.policy != BASELINE_POLICY
-    )
+    """First verdicts on a task's candidates, without winners with tuned kernels."""
+    first: list[Evaluation] = []
+    for found in run.evaluations():
+        if found.task_sha256 == task.sha256 and not is_composed(found) and found.policy != BASELINE_POLICY:
+            again = found.confirms and any(found.candidate_sha256 == one.candidate_sha256 for one in first)
+            first += [] if again else [found]
+    return tuple(first)
 
 
 class TaskSearch:
@@ -217,6 +224,8 @@ class TaskSearch:
         """Guards the records: one thread screens while another waits for the judge."""
         self._is_judged = threading.Event()
         """Set once the judge has seen enough: what is still being screened is ended."""
+        self._named: set[str] = set()
+        """Hashes of candidates that screening put first when the judge took them, whose one measurement may stand."""
         self._proposals = Proposals(
             task,
             policy,
@@ -247,13 +256,13 @@ class TaskSearch:
         """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
 
         The judge begins with the best one once only candidates of torch.compile and autotuners are left to be screened, and
-        takes the others once only autotuners are. Those are ended where something else is an improvement by then.
+        takes others once only autotuners are. Those are ended where something else is an improvement by then.
         """
         screens = ScreeningPool(self._task, self._device, settings, zygote=zygotes)
         with ThreadPoolExecutor(1) as thread:
             try:
                 screening = thread.submit(self._screen, screens)
-                self._judge(pool, self._owed(screening, count), settings=settings.first)
+                self._judge(pool, self._owed(screening, count, settings))
             finally:
                 self._is_judged.set()
                 screens.close()
@@ -277,18 +286,19 @@ class TaskSearch:
                 self._tell(SearchEvent("screened", screened=outcome, number=self.done))
         return True
 
-    def _owed(self, screening: Future[bool], count: int) -> Iterator[Candidate | None]:
+    def _owed(self, screening: Future[bool], count: int, settings: Settings) -> Iterator[Job | None]:
         begun: set[str] = set()
         while not (over := screening.done()) or (screening.exception() is None and screening.result()):
             with self._lock:
                 judged = {one.candidate_sha256: one for one in self.judged}
                 ready = over or self._proposals.only_left(Compiles.VARIANTS)
-                able = ready or self._proposals.only_left(Compiles.INDUCTOR)
-                chosen = next_to_judge(self.screened, judged, count if ready else 1) if able else []
-            fresh = [one for one in chosen if one.candidate_sha256 not in begun]
-            if fresh:
-                begun.add(fresh[0].candidate_sha256)
-                yield fresh[0].candidate()
+                able = ready or (not begun and self._proposals.only_left(Compiles.INDUCTOR))
+                chosen = next_to_judge(self.screened, judged, count) if able else None
+                named = chosen is not None and is_named(chosen.candidate_sha256, self.screened, judged)
+            if chosen is not None and chosen.candidate_sha256 not in begun:
+                begun.add(chosen.candidate_sha256)
+                self._named |= {chosen.candidate_sha256} if named else set()
+                yield Job(self._task, chosen.candidate(), settings if named else settings.first)
             elif begun - judged.keys():
                 yield None
             elif over or (ready and any(one.is_improvement for one in self.judged)):
@@ -298,25 +308,21 @@ class TaskSearch:
 
     def judge_all(self, pool: Evaluator, stop: Callable[[], bool] | None = None) -> None:
         """Have the judge take every proposal until `stop()`."""
-        self._judge(pool, self._proposals.candidates(pool.slots), stop)
+        found = self._proposals.candidates(pool.slots)
+        self._judge(pool, (None if one is None else Job(self._task, one) for one in found), stop)
 
-    def _judge(
-        self,
-        pool: Evaluator,
-        candidates: Iterator[Candidate | None],
-        stop: Callable[[], bool] | None = None,
-        settings: Settings | None = None,
-    ) -> None:
-        def jobs() -> Iterator[Job | None]:
-            for candidate in candidates:
-                if candidate is not None:
-                    what = ", ".join(candidate.techniques) or candidate.policy
-                    self._tell(SearchEvent(f"judging {what}", number=self.done))
-                yield None if candidate is None else Job(self._task, candidate, settings)
+    def _judge(self, pool: Evaluator, jobs: Iterator[Job | None], stop: Callable[[], bool] | None = None) -> None:
+        def told() -> Iterator[Job | None]:
+            for job in jobs:
+                if job is not None:
+                    self._tell(SearchEvent(f"judging {_named(job.candidate)}", number=self.done))
+                yield job
 
-        for _, outcome in pool.evaluate(jobs(), stop):
+        for job, outcome in pool.evaluate(told(), stop):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
+            if job.candidate.sha256 in self._named and is_clear(outcome):
+                outcome = outcome.model_copy(update={"confirms": True})
             with self._lock:
                 self._run.append(outcome)
                 self.judged.append(outcome)
@@ -324,24 +330,19 @@ class TaskSearch:
 
 
 def confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
-    """Measure the best again, in fresh processes on fresh seeds; the first that holds is the result."""
+    """Measure the best again, in fresh processes, unless its one measurement stands; the best that held is the result."""
     own = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and found.policy != BASELINE_POLICY]
     records = [found for found in own if not is_composed(found)]
+    judged = {found.candidate_sha256: found for found in records if not found.confirms}
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}
-    winners = sorted(
-        (found for found in records if found.is_improvement and not found.confirms),
-        key=lambda found: found.speedup_low or 0.0,
-        reverse=True,
-    )
-    for winner in winners[:CONFIRMATIONS_TRIED]:
-        again = confirmed.get(winner.candidate_sha256)
-        if again is None:
-            tell(SearchEvent(f"confirming {', '.join(winner.techniques) or winner.policy} in fresh processes"))
-            again = then_sass.measured_again(run, pool, task, winner)
-        if again.is_improvement:
-            return again
-        what = ", ".join(winner.techniques) or winner.policy
-        tell(SearchEvent(f"the improvement of {what} did not hold when measured again", lasting=True))
-    # What an earlier run of the same search confirmed stands, though others seemed better since.
-    held = [found for found in confirmed.values() if found.is_improvement]
-    return max(held, key=lambda found: found.speedup_low or 0.0, default=None)
+    while (winner := next_to_confirm(judged, confirmed)) is not None:
+        tell(SearchEvent(f"confirming {_named(winner)} in fresh processes"))
+        again = then_sass.measured_again(run, pool, task, winner)
+        confirmed[again.candidate_sha256] = again
+        if not again.is_improvement:
+            tell(SearchEvent(f"the improvement of {_named(winner)} did not hold when measured again", lasting=True))
+    return confirmed_best(confirmed.values())
+
+
+def _named(one: Candidate | Evaluation) -> str:
+    return ", ".join(one.techniques) or one.policy

@@ -22,9 +22,17 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import JUDGED, Screened, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import (
+    JUDGED,
+    Screened,
+    confirmed_best,
+    is_clear,
+    is_named,
+    next_to_confirm,
+    next_to_judge,
+    ranked,
+)
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import winner_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
@@ -87,13 +95,13 @@ class _TaskState:
         gained = self.tunes_next or self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
         return self.exhausted or (self.looked_at > 0 and (not gained or room(self.screened) < SETTLED_ROOM))
 
-    def owed(self, count: int) -> list[Screened]:
-        """Candidates that the judge should take now: the best few, then a winner once more until one holds."""
-        if chosen := next_to_judge(self.screened, self.judged, count):
+    def owed(self, count: int) -> Screened | None:
+        """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds."""
+        if (chosen := next_to_judge(self.screened, self.confirmed | self.judged, count)) is not None:
             return chosen
         winner = next_to_confirm(self.judged, self.confirmed)
         sha256 = winner.candidate_sha256 if winner is not None else None
-        return [one for one in self.screened if one.candidate_sha256 == sha256][-1:]
+        return next((one for one in reversed(self.screened) if one.candidate_sha256 == sha256), None)
 
 
 class SuiteSearch:
@@ -190,7 +198,7 @@ class SuiteSearch:
         )
 
     def _is_done(self, state: _TaskState) -> bool:
-        return self._is_screened(state) and not state.owed(self._count)
+        return self._is_screened(state) and state.owed(self._count) is None
 
     def _is_screened(self, state: _TaskState) -> bool:
         return state.exhausted or len(state.screened) >= self._budget or (self._minutes is not None and state.is_settled)
@@ -259,8 +267,8 @@ class SuiteSearch:
                         Job(state.task, one.candidate(), self._settings_for(state, one))
                         for state in states
                         if state.task.sha256 not in failed
-                        for one in state.owed(self._count)
-                        if (state.task.sha256, one.candidate_sha256) not in at_work
+                        and (one := state.owed(self._count)) is not None
+                        and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
                 if jobs:
                     at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))
@@ -276,12 +284,15 @@ class SuiteSearch:
                 failed.add(job.task.sha256)
                 self._keep(job.task, found)
             else:
-                again = job.candidate.sha256 in self._states[job.task.sha256].judged
-                self._keep(job.task, found.model_copy(update={"confirms": again}))
+                state = self._states[job.task.sha256]
+                sha256 = job.candidate.sha256
+                stands = sha256 in state.judged or (is_named(sha256, state.screened, state.judged) and is_clear(found))
+                self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
     def _settings_for(self, state: _TaskState, one: Screened) -> Settings:
-        """Settings of the first measurement, or of the one that confirms."""
-        return self._settings if one.candidate_sha256 in state.judged else self._settings.first
+        """Settings of a measurement that may stand, or of the first of two."""
+        in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
+        return self._settings if in_full else self._settings.first
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
@@ -373,7 +384,7 @@ class SuiteSearch:
         """The suite with the confirmed winner of each task as its candidate."""
         entries = []
         for entry in suite.entries:
-            best = winner_of(self._states[entry.task.sha256].confirmed.values())
+            best = confirmed_best(self._states[entry.task.sha256].confirmed.values())
             won = Candidate(source=best.source, policy=best.policy, techniques=best.techniques) if best else None
             entries.append(replace(entry, candidate=won))
         return replace(suite, entries=tuple(entries))
