@@ -31,10 +31,10 @@ from typing import Any
 from publishing import copy_plain, packed_bytes, write_packed
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Screened, confirmed_best
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import TaskOutcome, standings, winner_of
+from kernelwright.report.standing import TaskOutcome, standings
 
 THEIRS = "cuda-l1"
 """Policy of the kernels that CUDA-L1 released."""
@@ -83,7 +83,7 @@ class Run(RunDirectory):
                 own[one.task].append(one)
         entries = []
         for task in self.read_json("tasks.json") or [{"id": name} for name in self.read_json("config.json")["tasks"]]:
-            name, winner = task["id"], winner_of(own[task["id"]])
+            name, winner = task["id"], confirmed_best(own[task["id"]])
             level = re.search(r"level(\d+)", name)
             sha256 = winner.candidate_sha256 if winner else None
             entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))

@@ -9,7 +9,7 @@ Phases, each of which goes on where the last run in the same directory stopped:
 
 - `optimize`: the command `kernelwright optimize` on one layer, from its start to the confirmed winner;
 - `screen`: all proposals of the built-in policy for every task;
-- `judge`: the best three of each task, and the winner once more;
+- `judge`: up to three of each task in turn, and the winner once more where its one measurement does not stand;
 - `harness`: KernelBench's own evaluation of the same candidates, a process for each, one after another; it needs
   `--kernelbench`, a copy of its repository of which `src/kernelbench` is enough;
 - `agree`: on some tasks every candidate that screening called right, so that the winners can be compared;
@@ -41,7 +41,7 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.records.screened import Screened, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import Screened, is_clear, is_named, next_to_confirm, next_to_judge, ranked
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.suites import load_suite
 
@@ -372,8 +372,10 @@ class Campaign:
         if task.sha256 not in self.state["done"]:
             return []
         judged, confirmed = self.judged[task.sha256], self.confirmed[task.sha256]
-        if chosen := next_to_judge(self.screened[task.sha256], judged, 3):
-            return [Job(task, one.candidate(), self.settings.first) for one in chosen]
+        screened = self.screened[task.sha256]
+        if (chosen := next_to_judge(screened, confirmed | judged, 3)) is not None:
+            named = is_named(chosen.candidate_sha256, screened, judged)
+            return [Job(task, chosen.candidate(), self.settings if named else self.settings.first)]
         winner = next_to_confirm(judged, confirmed)
         return [Job(task, winner.candidate())] if winner is not None else []
 
@@ -406,8 +408,9 @@ class Campaign:
                     failed.add(job.task.sha256)
                     self.fail(job.task, phase, found)
                     continue
-                again = job.candidate.sha256 in self.judged[job.task.sha256]
-                self.keep(found.model_copy(update={"confirms": again}), phase, began_s)
+                sha256, judged = job.candidate.sha256, self.judged[job.task.sha256]
+                stands = is_named(sha256, self.screened[job.task.sha256], judged) and is_clear(found)
+                self.keep(found.model_copy(update={"confirms": stands or sha256 in judged}), phase, began_s)
 
         self._within(limit_s, phase, began_s, work, lambda: pool.close(at_once=True))
 

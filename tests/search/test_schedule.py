@@ -183,4 +183,5 @@ def test_an_autotuner_is_ended_once_something_else_is_an_improvement(tmp_path, m
     search = optimize.TaskSearch(run, TASK, policy, "cpu", 10, 0, lambda event: None)
     assert search.judge_best(JudgesFaster(), Settings.quick(), 3)
     assert {one.source for one in search.screened} == {PLAIN, COMPILED}
-    assert {one.source for one in search.judged} == {PLAIN, COMPILED}
+    assert search.judged
+    assert {one.source for one in search.judged} <= {PLAIN, COMPILED}

@@ -74,7 +74,7 @@ judge_option = click.option(
     default=3,
     show_default=True,
     metavar="N",
-    help="Screened candidates that the judge takes, the best first; those that look too good come on top.",
+    help="Screened candidates that the judge takes at most, the best first; those that look too good come on top.",
 )
 task_path_option = click.option(
     "--path",
