@@ -369,7 +369,7 @@ class SuiteSearch:
         states = {state.task.id: state for state in self._states.values()}
         for line in lines:
             state = states[line["task"]]
-            best = winner_of(state.confirmed.values())
+            best = confirmed_best(state.confirmed.values())
             if best is not None and line["ahead"]:
                 low, high = line["vs_best_baseline_interval"]
                 beside = (
