@@ -4,15 +4,17 @@
     python benchmarks/race_summary.py RUN_DIR... --out results/kernelbench-h200 --page docs/kernelbench.md
 
 A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not, or a run of the suite's own candidates.
-Alone it gets a `summary.json`, and a line for each task is printed. With --out the summary of all goes there, beside a
-packed copy of each run without the sources of what was only screened. With --page the part of that page between two marks is
-written anew. Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`.
+Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
+without the sources of what was only screened. With --page the part of that page between two marks is written anew; a page
+that does not exist is made. A line for each task and the numbers of each level are printed. Runs of CUDA-L1's shapes have
+plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
 reference, and so less than 1 against a faster baseline. Keys that end in `_filled` count 1.0 against any baseline, as
 CUDA-L1's table does. Keys that begin with `floor_` are over all tasks with baselines, and the reference stands where the
-judge still owes something. Baselines whose outputs the next call overwrites are not the best one.
+judge still owes something. Baselines whose outputs the next call overwrites are not the best one. Decided tasks are
+certainly ahead of the best baseline, certainly behind it, or within noise: the interval of their ratio holds 1.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from publishing import copy_plain, packed_bytes, write_packed
@@ -49,6 +52,12 @@ def geomean(values: Iterable[float]) -> float | None:
     """Geometric mean; None of nothing."""
     logs = [math.log(value) for value in values]
     return round(math.exp(sum(logs) / len(logs)), 4) if logs else None
+
+
+def middle(values: Iterable[float]) -> float | None:
+    """Median; None of nothing."""
+    found = list(values)
+    return round(median(found), 4) if found else None
 
 
 class Run(RunDirectory):
@@ -106,14 +115,31 @@ def is_counted(line: Line) -> bool:
     return line["outcome"] in (TaskOutcome.WINNER, TaskOutcome.NONE) and line["baselines_measured"]
 
 
+def ours(line: Line) -> float:
+    """Speedup over eager of what the user gets: the winner, or the reference."""
+    return line["speedup"] or 1.0
+
+
+def against_best(line: Line) -> float:
+    """What the user gets, as a multiple of the best baseline."""
+    return ours(line) / line["best_baseline_speedup"]
+
+
+def is_behind(line: Line) -> bool:
+    """Whether the best baseline is certainly faster than what the user gets."""
+    if line["speedup"]:
+        interval = line["vs_best_baseline_interval"]
+        return interval is not None and interval[1] < 1.0
+    known = line["best_baseline_interval"]
+    return known is not None and known[0] > 1.0
+
+
 def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
     """Numbers of some tasks."""
     counted = [line for line in lines if is_counted(line)]
     won = [line for line in counted if line["speedup"]]
-
-    def ours(line: Line) -> float:
-        return line["speedup"] or 1.0
-
+    behind = sum(map(is_behind, counted))
+    ahead = sum(line["ahead"] for line in counted)
     measured = [line for line in lines if line["baselines_measured"]]
     compiled = [line for line in counted if "compile" in line["baselines"]]
     beside = [line for line in counted if line["task"] in released]
@@ -128,20 +154,23 @@ def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[st
         "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
         "geomean_vs_eager": geomean(map(ours, counted)),
         "geomean_vs_compile": geomean(ours(line) / line["baselines"]["compile"] for line in compiled),
-        "geomean_vs_best_baseline": geomean(ours(line) / line["best_baseline_speedup"] for line in counted),
+        "geomean_vs_best_baseline": geomean(map(against_best, counted)),
         "geomean_vs_best_baseline_filled": geomean(line["vs_best_baseline"] or 1.0 for line in counted),
         "geomean_best_baseline_vs_eager": geomean(line["best_baseline_speedup"] for line in counted),
         "floor_tasks": len(measured),
         "floor_vs_eager": geomean(map(ours, measured)),
-        "floor_vs_best_baseline": geomean(ours(line) / line["best_baseline_speedup"] for line in measured),
-        "ahead_of_best_baseline": sum(line["ahead"] for line in counted),
-        "below_best_baseline": sum(ours(line) < line["best_baseline_speedup"] / NEAR for line in counted),
+        "floor_vs_best_baseline": geomean(map(against_best, measured)),
+        "median_vs_eager": middle(map(ours, counted)),
+        "median_vs_best_baseline": middle(map(against_best, counted)),
+        "ahead_of_best_baseline": ahead,
+        "within_noise_of_best_baseline": len(counted) - ahead - behind,
+        "behind_best_baseline": behind,
         # Where theirs fails its user takes the best baseline.
         "geomean_vs_cuda_l1": geomean(
             ours(line) / (released[line["task"]] or line["best_baseline_speedup"]) for line in beside
         ),
         "tasks_vs_cuda_l1": len(beside),
-        "median_roofline_share": round(sorted(shares)[len(shares) // 2], 4) if shares else None,
+        "median_roofline_share": middle(shares),
         # May be fooled, and taken beside other work: no result, only what the judge still has to look at.
         "screened_only_estimates": geomean(line["estimate"] for line in undecided),
     }
@@ -193,36 +222,41 @@ def interval(line: Line) -> str:
 def row(line: Line) -> str:
     """One task as a row of a table."""
     share = (line["roofline"] or {}).get("winner" if line["speedup"] else "reference")
-    best = f"{line['best_baseline_speedup']:.2f}, {line['best_baseline']}"
+    over = line["vs_best_baseline_interval"]
+    beside = (
+        f"{line['vs_best_baseline']:.2f}" + (f" ({over[0]:.2f} to {over[1]:.2f})" if over else "")
+        if line["speedup"]
+        else "-"
+    )
+    best = f"{line['best_baseline_speedup']:.2f}, {line['best_baseline']}" if line["baselines_measured"] else "-"
     us = f"{line['reference_us']:.0f}" if line["reference_us"] else "-"
     how = ", ".join(line["techniques"]) or line["reason"]
     near = f"{share:.0%}".replace("%", " %") if share else "-"
-    return f"| {line['task']} | {us} | {interval(line)} | {best} | {near} | {how} |"
+    return f"| {line['task']} | {us} | {interval(line)} | {best} | {beside} | {near} | {how} |"
 
 
-HEAD = """| task | eager, us | ours | best baseline | of the roofline | how, or why not |
-|---|---:|---:|---:|---:|---|"""
+HEAD = """| task | eager, us | over eager | best baseline, over eager | over it | of memory's speed | how, or why not |
+|---|---:|---:|---:|---:|---:|---|"""
 GROUPS = {"": "CUDA-L1's shapes", "today_": "today's shapes", "h100_": "on an H100"}
-
-
-def against_best(line: Line) -> float:
-    """What the user gets, as a multiple of the best baseline."""
-    return (line["speedup"] or 1.0) / line["best_baseline_speedup"]
 
 
 def headline(summary: Mapping[str, Any], group: str) -> list[str]:
     """The table of numbers of one group."""
-    parts = {"all": {key: summary.get(f"{group}{key}") for key in summary}, **summary[f"{group}levels"]}
+    parts = {"all": {key.removeprefix(group): value for key, value in summary.items()}, **summary[f"{group}levels"]}
     names = {
         "asked": "tasks asked for", "tasks": "decided, with baselines", "screened_only": "screened only",
         "untouched": "untouched", "verified": "with a verified winner",
-        "verified_not_below_best_baseline": "with one not below the best baseline",
-        "ahead_of_best_baseline": "certainly ahead of the best baseline", "geomean_vs_eager": "geomean over eager",
-        "geomean_vs_compile": "over torch.compile", "geomean_vs_best_baseline": "over the best baseline",
-        "geomean_vs_best_baseline_filled": "the same, 1.0 without a winner",
-        "geomean_best_baseline_vs_eager": "the best baseline itself over eager",
-        "floor_vs_best_baseline": "over the best baseline, all tasks, undecided ones as the reference",
-        "geomean_vs_cuda_l1": "over CUDA-L1's own kernels", "median_roofline_share": "median share of the roofline",
+        "ahead_of_best_baseline": "certainly ahead of the best baseline",
+        "within_noise_of_best_baseline": "within noise of it", "behind_best_baseline": "certainly behind it",
+        "geomean_vs_eager": "geomean over eager", "median_vs_eager": "median over eager",
+        "geomean_vs_compile": "geomean over torch.compile",
+        "geomean_vs_best_baseline": "geomean over the best baseline",
+        "median_vs_best_baseline": "median over the best baseline",
+        "geomean_vs_best_baseline_filled": "geomean over it, 1.0 without a winner",
+        "geomean_best_baseline_vs_eager": "geomean of the best baseline over eager",
+        "floor_vs_best_baseline": "geomean over the best baseline, all tasks, undecided ones as the reference",
+        "geomean_vs_cuda_l1": "geomean over CUDA-L1's own kernels",
+        "median_roofline_share": "median share of memory's speed",
         "screened_only_estimates": "estimates of what is screened only, no result",
     }  # fmt: skip
     lines = [
@@ -258,7 +292,8 @@ def techniques(found: Sequence[Screened]) -> list[str]:
     for name, ratios in sorted(effects.items(), key=lambda one: -(geomean(one[1]) or 0.0)):
         helped, hurt = sum(ratio > NEAR for ratio in ratios), sum(ratio < 1 / NEAR for ratio in ratios)
         lines.append(f"| {name} | {len(ratios)} | {geomean(ratios):.2f} | {helped} | {hurt} |")
-    lines += ["", "| two together | tasks compared | geomean over the better of the two |", "|---|---:|---:|"]
+    if joint:
+        lines += ["", "| two together | tasks compared | geomean over the better of the two |", "|---|---:|---:|"]
     for pair, ratios in sorted(joint.items(), key=lambda one: (-len(one[1]), one[0]))[:12]:
         lines.append(f"| {' and '.join(pair)} | {len(ratios)} | {geomean(ratios):.2f} |")
     return lines
@@ -268,7 +303,7 @@ def conditions(runs: Sequence[Run], folder: str) -> str:
     """Machine, versions and links of some runs."""
     environment = runs[0].read_json("environment.json") or {}
     gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
-    links = ", ".join(f"[{run.path.name}]({folder}/{run.path.name})" for run in runs)
+    links = ", ".join(f"[{run.path.name}]({os.path.normpath(f'{folder}/{run.path.name}')})" for run in runs)
     return (
         f"{gpu.get('name', environment.get('processor'))} (driver {gpu.get('driver_version')}, "
         f"torch {packages.get('torch')}, Triton {packages.get('triton')}), "
@@ -302,12 +337,43 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder:
             f"### Techniques on {name}",
             "",
             f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
-            f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("2%", "2 %"),
+            f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("%", " %"),
             "",
             *techniques(estimates),
             "",
         ]
     return text
+
+
+PAGE = f"""# KernelBench, searched
+
+How far the built-in policy gets on KernelBench: what `kernelwright bench SUITE --policy builtin` confirmed, against eager
+and against the best stock baseline of each task. That is the fastest of those that were measured and keep the contract of a
+drop-in: eager, `torch.compile`, a CUDA graph whose output the next call leaves alone, and cuDNN's algorithm search. A task
+without a winner counts as the reference. `kernelwright rescore` computes each number again from the runs that are linked.
+
+- *certainly ahead* or *behind*: the interval of the ratio lies above or below 1; *within noise*: it holds 1.
+- *of memory's speed*: the time in which the GPU writes as many bytes as inputs and outputs have, as a share of the winner's.
+
+{MARKS[0]}
+{MARKS[1]}
+"""
+README = """# KernelBench, searched on a GPU
+
+Made by `kernelwright bench SUITE --policy builtin`, and summed up by `benchmarks/race_summary.py`. `summary.json` has the
+numbers for programs. What was only screened has no source here.
+"""
+
+
+def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
+    """Everything that a page in the folder `page` says of runs whose copies are in `folder`."""
+    link = os.path.relpath(folder, page)
+    texts = []
+    for group in GROUPS:
+        if f"{group}runs" in summary:
+            some = [run for run in runs if run.path.name in summary[f"{group}runs"]]
+            texts.append("\n".join(section(summary, group, some, link)))
+    return "\n".join(texts)
 
 
 def publish(run: Run, target: Path) -> None:
@@ -330,29 +396,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="page whose marked part is written anew")
     options = parser.parse_args(arguments)
     runs = [Run(path) for path in options.runs]
-    summary = summary_of(runs)
-    if options.out is not None:
-        for run in runs:
-            publish(run, options.out / run.path.resolve().name)
-    elif len(runs) > 1:
+    names = [run.path.resolve().name for run in runs]
+    if options.out is None and len(runs) > 1:
         parser.error("several runs need --out for their summary")
-    text = json.dumps(summary, indent=1) + "\n"
-    ((options.out or options.runs[0]) / "summary.json").write_text(text, encoding="utf-8")
+    if len(set(names)) < len(names):
+        parser.error(f"wanted runs with different names, found {', '.join(names)}: rename a folder")
+    summary = summary_of(runs)
+    if not summary:
+        parser.error("wanted a run of `kernelwright bench --policy`; found none")
+    folder = options.out or runs[0].path
+    if options.out is not None:
+        for run, name in zip(runs, names, strict=True):
+            publish(run, options.out / name)
+        (folder / "README.md").write_text(f"{README}\n{sections(summary, runs, folder, folder)}\n", encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
-        folder = os.path.relpath(options.out or options.runs[0].parent, options.page.parent)
-        before, _, rest = options.page.read_text(encoding="utf-8").partition(MARKS[0])
+        known = options.page.read_text(encoding="utf-8") if options.page.exists() else PAGE
+        before, _, rest = known.partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        sections = [
-            "\n".join(section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], folder))
-            for group in GROUPS
-            if f"{group}runs" in summary
-        ]
-        body = f"{MARKS[0]}\n\n{chr(10).join(sections)}\n{MARKS[1]}"
+        body = f"{MARKS[0]}\n\n{sections(summary, runs, folder, options.page.parent)}\n{MARKS[1]}"
         options.page.write_text(f"{before}{body}{after}", encoding="utf-8")
     for group in GROUPS:
-        for line in sorted(summary.get(f"{group}rows", []), key=lambda line: -against_best(line)):
-            print(row(line), "" if is_counted(line) else f"({line['outcome']})")
-    print(json.dumps({key: value for key, value in summary.items() if not key.endswith("rows")}, indent=1))
+        if f"{group}rows" in summary:
+            print(GROUPS[group], HEAD.splitlines()[0], sep="\n")
+            for line in sorted(summary[f"{group}rows"], key=lambda line: (not is_counted(line), -against_best(line))):
+                print(row(line), "" if is_counted(line) else f"({line['outcome']})")
+            print("", *headline(summary, group), "", sep="\n")
+    print(f"written  {folder / 'summary.json'}", *([options.page] if options.page else []))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ SPECS = {"doubled": TritonSpec(kernel=doubled, arguments=ARGUMENTS, grid=(8,))}
 def test_a_triton_kernel_becomes_a_cubin_without_a_gpu(tmp_path, capsys):
     source, out = tmp_path / "kernels.py", tmp_path / "k.cubin"
     source.write_text(SPECS)
-    status, text, error = run(capsys, "compile", f"{source}:doubled", "--architecture", "86", "--out", out, "--json")
+    status, text, error = run(capsys, "compile", f"{source}:doubled", "--architecture", "sm_86", "--out", out, "--json")
     assert (status, error) == (0, "")
     assert json.loads(text) == {"out": str(out), "architecture": 86, "kernels": ["doubled"]}
     status, text, _ = run(capsys, "show", out)

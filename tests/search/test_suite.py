@@ -77,6 +77,34 @@ def search(out, **given):
     return searching.search_suite(SUITE, policy=BuiltinPolicy(), out=out, device="cpu", settings=Settings(), **given)
 
 
+@pytest.mark.parametrize(("compiled", "handed_out"), [(1.1, True), (1.38, False)])
+def test_a_drop_in_is_handed_out_only_where_it_is_certainly_ahead_of_the_best_baseline(
+    tmp_path, monkeypatch, compiled, handed_out
+):
+    def rotate(self, rotations, stop=None):
+        for rotation in rotations:
+            common = {"task": rotation.task.id, "task_sha256": rotation.task.sha256, "reference_us": 100.0}
+            yield (
+                rotation,
+                [accepted(compiled, policy="baseline", techniques=one.techniques, **common) for one in rotation.baselines],
+            )
+
+    monkeypatch.setattr(Judges, "rotate", rotate)
+    result = search(tmp_path, budget=4, judged=1, baselines=["compile"])
+    found = {one["task"]: (one["outcome"], one["best_baseline"], one["ahead"]) for one in result.tasks}
+    assert found == {name: ("winner", "compile", handed_out) for name in ("one", "two")}
+    files = sorted(path.name for path in (tmp_path / "optimized").glob("*"))
+    assert files == (["one.py", "two.py"] if handed_out else [])
+    if handed_out:
+        assert (
+            "Best baseline measured: compile, 1.100x eager; this file is 1.273x"
+            in (tmp_path / "optimized/one.py").read_text()
+        )
+    text = (tmp_path / "table.md").read_text()
+    assert f"on {2 * handed_out} of 2 tasks" in text
+    assert f"| compile {compiled:.2f}x | 1.40x (1.33 to 1.47) | {1.4 / compiled:.2f}x (" in text
+
+
 class Killed(Exception):
     """Stands for a kill."""
 

@@ -324,9 +324,18 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     )
 
 
-def render_markdown(rows: Sequence[TableRow], counts: Tally | None = None, baselines: Sequence[BaselineRow] = ()) -> str:
-    """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first."""
-    parts = [] if counts is None else [_render_tally(counts)]
+def render_markdown(
+    rows: Sequence[TableRow],
+    counts: Tally | None = None,
+    baselines: Sequence[BaselineRow] = (),
+    *,
+    searched: bool = False,
+) -> str:
+    """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first.
+
+    In a run that searched, a task's candidate is its confirmed winner.
+    """
+    parts = [] if counts is None else [_render_tally(counts, "confirmed winner" if searched else "candidate")]
     if counts is None or counts.without_candidate < counts.tasks:
         parts += [
             "Speedups of the solved tasks; unsolved ones are left out:",
@@ -379,13 +388,15 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
     return "\n".join(lines)
 
 
-def _render_tally(counts: Tally) -> str:
-    tasks = f"{counts.tasks} task{'s' * (counts.tasks != 1)}, {counts.without_candidate} without a candidate"
+def _render_tally(counts: Tally, candidate: str) -> str:
+    tasks = f"{counts.tasks} task{'s' * (counts.tasks != 1)}, {counts.without_candidate} without a {candidate}"
     if counts.failed:
         tasks += f", {counts.failed} failed (a fault of the task or of the machine, not of the candidate)"
     if counts.owed:
         tasks += f", {counts.owed} not judged yet"
-    judged = "candidates judged" if counts.failed or counts.owed else "candidates"
+    if counts.without_candidate == counts.tasks:
+        return f"{tasks}."
+    judged = f"{candidate}s judged" if counts.failed or counts.owed else f"{candidate}s"
     lines = [
         f"{tasks}. Of the {judged} {counts.built} build, "
         f"{counts.accepted} are accepted and {sum(counts.rejected.values())} rejected; {counts.clean} of the accepted are "

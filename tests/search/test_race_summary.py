@@ -1,0 +1,113 @@
+"""A race's summary follows from run directories: what is certain, what is within noise, and what is not decided."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kernelwright.records import Candidate, RunDirectory, Task
+from kernelwright.records.screened import screened_of
+from kernelwright.report.rescore import rescore
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.search.bench import write_tasks
+from kernelwright.search.bench_summary import summarise
+from kernelwright.tasks.entries import Suite, SuiteEntry
+from tests.samples import TASK, accepted
+
+LEVELS = {"level1/1": 1, "level1/2": 1, "level2/1": 2, "level2/2": 2, "level2/3": 2}
+TASKS = {name: Task(id=f"kernelbench/{name}", source=f"{TASK.source}# {name}\n") for name in LEVELS}
+WINNERS = {"level1/1": (2.0, 1.2), "level1/2": (1.3, 1.3)}
+"""Speedups over eager of the confirmed winner and of torch.compile."""
+
+
+@pytest.fixture
+def race_summary(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("race_summary")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A race that was cut short: one task ahead, one within noise, one behind, one only screened, one untouched."""
+    made = RunDirectory(tmp_path / "race")
+    config = {"kind": "bench", "suite": "kernelbench", "tasks": [task.id for task in TASKS.values()], "policy": "builtin"}
+    made.write_json("config.json", {**config, "judge": 1})
+
+    def add(name, speedup, source, **changes):
+        task = TASKS[name]
+        found = {
+            "task": task.id,
+            "task_sha256": task.sha256,
+            "reference_us": 100.0,
+            "policy": "builtin",
+            "techniques": ("t",),
+        }
+        made.append(accepted(speedup, source, **(found | changes)))
+
+    def look(name, source, estimate):
+        made.append(screened_of(TASKS[name], Candidate(source=source), correct=True, estimate=estimate, least_us=10.0))
+
+    for name, (speedup, compiled) in WINNERS.items():
+        look(name, "won", speedup)
+        for confirms in (False, True):
+            add(name, speedup, "won", confirms=confirms)
+        add(name, compiled, "compile", policy=BASELINE_POLICY, techniques=("compile",))
+        add(name, 9.0, "cudagraph", policy=BASELINE_POLICY, techniques=("cudagraph",))
+    look("level2/1", "lost", 1.1)
+    add("level2/1", 0.98, "lost")
+    add("level2/1", 1.5, "compile", policy=BASELINE_POLICY, techniques=("compile",))
+    look("level2/2", "unsure", 1.8)
+    won = {name: Candidate(source="won", policy="builtin") for name in WINNERS}
+    suite = Suite("kernelbench", tuple(SuiteEntry(task, won.get(name), LEVELS[name]) for name, task in TASKS.items()))
+    write_tasks(made, suite)
+    summarise(made, suite, {})
+    return made
+
+
+def test_each_decided_task_is_ahead_within_noise_or_behind(race_summary, run, capsys):
+    race_summary.main([str(run.path)])
+    found = json.loads((run.path / "summary.json").read_text())
+    counts = {"asked": 5, "tasks": 3, "screened_only": 1, "untouched": 1, "verified": 2}
+    counts |= {f"{where}_best_baseline": 1 for where in ("ahead_of", "within_noise_of", "behind")}
+    assert {key: found[f"today_{key}"] for key in counts} == counts
+    assert found["today_geomean_vs_eager"] == pytest.approx(2.6 ** (1 / 3), abs=1e-4)
+    # The baseline cudagraph overwrites its outputs, so it is not the best one.
+    assert found["today_geomean_vs_best_baseline"] == pytest.approx((2.0 / 1.2 / 1.5) ** (1 / 3), abs=1e-4)
+    assert (found["today_median_vs_eager"], found["today_median_vs_best_baseline"]) == (1.3, 1.0)
+    assert found["today_levels"]["level2"]["behind_best_baseline"] == 1
+    assert found["today_rows"][0]["roofline"] == {"least_us": 10.0, "reference": 0.1, "winner": pytest.approx(0.2)}
+    assert "| certainly ahead of the best baseline | 1 | 1 | 0 |" in capsys.readouterr().out
+
+
+def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_path):
+    out, page = tmp_path / "results" / "race-h200", tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    for _ in range(2):
+        race_summary.main([str(run.path), "--out", str(out), "--page", str(page)])
+    text = page.read_text()
+    assert text.count("## Today's shapes") == 1
+    assert "**2 of 5 tasks are not decided.**" in text
+    assert "| kernelbench/level1/1 | 100 | 2.00 (1.90 to 2.10) | 1.20, compile | 1.67 (1.51 to 1.84) | 20 % | t |" in text
+    assert (out / "README.md").read_text().count("](race)") == 1
+    found = json.loads((out / "summary.json").read_text())
+    assert rescore(RunDirectory(out / "race")).differences == []
+    race_summary.main([str(out / "race"), "--out", str(tmp_path / "again")])
+    assert json.loads((tmp_path / "again" / "summary.json").read_text()) == found
+
+
+def test_of_two_runs_a_task_has_the_one_that_got_further(race_summary, run, tmp_path):
+    other = RunDirectory(tmp_path / "earlier")
+    other.write_json("config.json", run.read_json("config.json"))
+    race_summary.main([str(other.path), str(run.path), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (found["today_asked"], found["today_tasks"], found["today_runs"]) == (5, 3, ["earlier", "race"])
+
+
+def test_runs_that_cannot_be_summed_up_are_refused(race_summary, run, tmp_path, capsys):
+    for arguments in ([run.path, tmp_path / "b"], [run.path, run.path, "--out", tmp_path / "out"], [tmp_path / "empty"]):
+        with pytest.raises(SystemExit):
+            race_summary.main([*map(str, arguments)])
+    assert "wanted a run of `kernelwright bench --policy`" in capsys.readouterr().err
