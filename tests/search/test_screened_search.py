@@ -184,11 +184,11 @@ def test_where_what_looked_too_good_is_good_the_others_have_lost():
     assert next_to_judge(found, cheat, 2) == found[2]
 
 
-def test_the_next_best_is_judged_only_where_its_estimate_is_above_what_was_measured():
+def test_the_next_best_is_judged_only_where_its_estimate_is_clearly_above_what_was_measured():
     found = estimates(1.6, 1.5, 1.4, 1.3)
-    measured = accepted(1.45, found[0].source, speedup_high=1.48)
+    measured = accepted(1.38, found[0].source, speedup_high=1.42)
     assert next_to_judge(found, {found[0].candidate_sha256: measured}, 3) == found[1]
-    wide = accepted(1.45, found[0].source, speedup_high=1.53)
+    wide = accepted(1.38, found[0].source, speedup_high=1.44)
     assert next_to_judge(found, {found[0].candidate_sha256: wide}, 3) is None
 
 

@@ -26,6 +26,9 @@ TOO_GOOD = 3.0
 """Estimate, in multiples of the next best, above which a candidate is judged beside the best few. Our choice."""
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
+_WORTH = 1.05
+"""Estimate, in multiples of the upper end of what was judged, from which another candidate is judged. Our choice: single
+estimates are off by as much (results/2026-11-24-search-h200)."""
 _TRIED = 3
 """Candidates that may be judged for each one wanted: those that the judge rejects do not count."""
 
@@ -113,7 +116,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     """The candidate that the judge should take now, or is at; None once it has seen enough.
 
     Those that look too good come first: where one of them is good, slower ones have lost. The next one follows only where
-    its estimate is above the interval of what was judged.
+    its estimate is clearly above the interval of what was judged.
 
     Args:
         screened: Estimates of one task's candidates.
@@ -130,7 +133,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     ):
         wanted = count
         for one in group[: _TRIED * count]:
-            if wanted == 0 or (one.estimate or 0.0) <= best:
+            if wanted == 0 or (one.estimate or 0.0) < _WORTH * best:
                 break
             verdict = judged.get(one.candidate_sha256)
             if verdict is None:
