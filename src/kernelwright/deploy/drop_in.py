@@ -20,9 +20,9 @@ _NOTICED_S = 1.0
 """Time of import and first call that a user notices. Our choice."""
 
 
-def drop_in(task: Task, best: Evaluation, run: RunDirectory, beside: str = "") -> str:
-    """The text of `optimized.py`; `beside` says how it compares with what else was measured."""
-    lines = [*_provenance(task, best, run), *([beside] if beside else []), "", *_use(task, best, run)]
+def drop_in(task: Task, best: Evaluation, run: RunDirectory, *, module: str = "optimized", beside: str = "") -> str:
+    """The text of a drop-in; `module` is its name, and `beside` says how it compares with what else was measured."""
+    lines = [*_provenance(task, best, run), *([beside] if beside else []), "", *_use(task, best, run, module)]
     wrapped = [piece for line in lines for piece in textwrap.wrap(line, _WIDTH, subsequent_indent="  ") or [""]]
     return "\n".join(f"# {piece}".rstrip() for piece in wrapped) + "\n\n" + best.source
 
@@ -44,7 +44,7 @@ def _provenance(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
     ]
 
 
-def _use(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
+def _use(task: Task, best: Evaluation, run: RunDirectory, module: str) -> list[str]:
     """How to use the file, one answer a line."""
     try:
         with printing_aside():
@@ -60,7 +60,7 @@ def _use(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
     takes_weights = Label.STATE_DIFFERS not in best.labels
     load = "new.load_state_dict(old.state_dict())" if takes_weights else "its weights cannot be loaded from Model"
     return [
-        f"Use: from optimized import ModelNew; new = ModelNew({arguments}); {load}; new.train(old.training)",
+        f"Use: from {module} import ModelNew; new = ModelNew({arguments}); {load}; new.train(old.training)",
         *_limits(best, run, shapes),
     ]
 

@@ -378,7 +378,8 @@ class SuiteSearch:
                 )
                 (self._run.path / DROP_INS).mkdir(exist_ok=True)
                 name = re.sub(r"\W+", "_", state.task.id)
-                self._run.write_text(f"{DROP_INS}/{name}.py", drop_in(state.task, best, self._run, beside))
+                text = drop_in(state.task, best, self._run, module=name, beside=beside)
+                self._run.write_text(f"{DROP_INS}/{name}.py", text)
 
     def winners(self, suite: Suite) -> Suite:
         """The suite with the confirmed winner of each task as its candidate."""
