@@ -241,6 +241,8 @@ def test_code_that_computes_something_else_is_refused(model, tmp_path):
 
     with pytest.raises(ModelError, match="computes something else"):
         load(Other(), tmp_path / "saved")
+    with pytest.raises(ModelError, match=r"saved was saved for; found torch\.nn.Linear, on which .* raised AttributeError"):
+        load(torch.nn.Linear(3, 3), tmp_path / "saved")
 
 
 @pytest.mark.parametrize("index", [None, "{", "{}", '{"placements": [{}]}'])
@@ -249,6 +251,8 @@ def test_a_folder_that_nothing_was_saved_to_is_refused(model, tmp_path, index):
         (tmp_path / "confirmed.json").write_text(index)
     with pytest.raises(UsageError, match="Wanted a folder that `save`"):
         load(model, tmp_path)
+    with pytest.raises(UsageError, match=r"nothing; found nothing there\. Check the path"):
+        load(model, tmp_path / "nothing")
 
 
 def test_another_kind_of_device_is_refused_and_other_hardware_warned_about(model, tmp_path):

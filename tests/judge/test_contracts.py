@@ -10,7 +10,7 @@ from kernelwright.judge.hints import HINTS
 from kernelwright.pools.service.protocol import SettingsRequest
 from kernelwright.pools.service.queue import resolve
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
-from kernelwright.report.bench_table import BenchEntry, _result, table_json
+from kernelwright.report.bench_table import BenchEntry, _result
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task
 from tests.quick import exhaustive_but
@@ -190,9 +190,9 @@ def test_the_table_has_a_column_for_each_contract(judge):
     found = judge.evaluate(RELU, RENAMED, settings=KERNELBENCH)
     entry = BenchEntry(RELU.id, RELU.sha256, None, RENAMED.sha256)
     new, old = (_result(entry, [one], False, ()) for one in (found, found.model_copy(update={"contracts": None})))
-    assert table_json([new])["rows"][0]["contracts"] == {"drop-in": 0, "kernelbench": 1}
-    assert table_json([old])["rows"][0]["contracts"] is None
     rows = bench_table([new])
+    assert rows[0].contracts == {"drop-in": 0, "kernelbench": 1}
+    assert bench_table([old])[0].contracts is None
     assert "| drop-in | kernelbench |" in render_markdown(rows)
     assert "| 0/1 | 1/1 |" in render_markdown(rows)
     assert "kernelbench |" not in render_markdown(bench_table([old]))

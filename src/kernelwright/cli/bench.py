@@ -34,7 +34,11 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fres
 )
 @click.option("--hub", is_flag=True, help="Read kernelbench from the Hugging Face hub instead.")
 @click.option("--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep.")
-@click.option("--baselines", default="eager,compile", show_default=True, metavar="LIST", help=f"Of {BASELINES}.")
+@click.option(
+    "--baselines",
+    metavar="LIST",
+    help=f"Of {BASELINES}. By default eager,compile; with --check-only eager, which is not timed then.",
+)
 @click.option(
     "--candidates",
     type=options.NamedPath(),
@@ -69,7 +73,7 @@ def command(
     path: Path | None,
     hub: bool,
     levels: str,
-    baselines: str,
+    baselines: str | None,
     candidates: Path | None,
     only: tuple[str, ...],
     limit: int | None,
@@ -98,7 +102,8 @@ def command(
         raise click.UsageError("wanted --candidates without --policy, which proposes candidates itself; found both.")
     if settings.strict_fp32 and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
-    wanted = _words(baselines, "baselines")
+    by_default = "eager,compile" if settings.timed else "eager"
+    wanted = _words(by_default if baselines is None else baselines, "baselines")
     if not settings.timed and set(wanted) - {"eager"}:
         raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
     chosen_levels = [_level(word) for word in _words(levels, "levels")]

@@ -96,7 +96,14 @@ class _Code:
         """See that code and model compute the same on the example; raises ModelError."""
         wanted = call_untouched(model, call.examples[0])
         with untouched(model):
-            found = self(call.examples[0].copied().tensors)
+            try:
+                found = self(call.examples[0].copied().tensors)
+            except Exception as error:
+                raise ModelError(
+                    f"Wanted the {name_of(model)} that was optimized, and the compilers that its code needs; on the inputs "
+                    f"{call.description} the optimized code raised {type(error).__name__}: {error}. Optimize it anew, into "
+                    "another directory."
+                ) from error
         if not _alike(wanted, found):
             raise ModelError(
                 f"Wanted the {name_of(model)} that was optimized; on the inputs {call.description} this one computes "
@@ -259,8 +266,10 @@ def load(model: nn.Module, folder: Path) -> nn.Module:
             source = (folder / entry["source"]).read_text(encoding="utf-8")
             placements.append(ConfirmedCode(**{**entry, "source": source, "inputs": Inputs(*args, **kwargs)}))
     except (OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        found = "nothing there" if isinstance(error, FileNotFoundError) and not folder.exists() else f"{error}"
         raise UsageError(
-            f"Wanted a folder that `save` of a result of kernelwright.optimize has written; found {folder}: {error}"
+            f"Wanted a folder that `save` of a result of kernelwright.optimize has written, at {folder}; found {found}. "
+            "Check the path, or call `save` with it."
         ) from error
     for one in placements:
         if where is not None and one.device != where.type:
@@ -270,4 +279,10 @@ def load(model: nn.Module, folder: Path) -> nn.Module:
             )
         if (here := hardware_name(where or torch.device(one.device))) != one.hardware:
             warnings.warn(f"kernelwright: the speedup was confirmed on {one.hardware}; this is {here}.", stacklevel=3)
-    return place(model, placements)
+    try:
+        return place(model, placements)
+    except ModelError as error:
+        raise ModelError(
+            f"Wanted the model that {folder} was saved for; found {name_of(model)}, on which saved inputs or code fail. "
+            f"Give that one, or optimize this one into another directory. In detail: {error}"
+        ) from error

@@ -117,8 +117,11 @@ def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: in
 def _why_none(screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> str:
     accepted = [one for one in judged.values() if one.accepted]
     if accepted:
-        best = max(accepted, key=lambda one: one.speedup or 0.0)
-        return f"{len(accepted)} judged, none an improvement: at best {best.speedup:.2f} from {best.speedup_low:.2f}"
+        timed = [(one.speedup, one.speedup_low) for one in accepted if one.speedup is not None]
+        if not timed:
+            return f"{len(accepted)} accepted, not timed"
+        speedup, low = max(timed, key=lambda both: both[0])
+        return f"{len(accepted)} judged, none an improvement: at best {speedup:.2f} from {low:.2f}"
     if judged:
         return "rejected: " + _counted(one.reason for one in judged.values())
     order = ranked(screened)

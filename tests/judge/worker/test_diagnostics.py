@@ -28,7 +28,6 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tests.quick import exhaustive_but
 
 @triton.jit
 def scale(x, n: tl.constexpr):
