@@ -222,12 +222,9 @@ def interval(line: Line) -> str:
 def row(line: Line) -> str:
     """One task as a row of a table."""
     share = (line["roofline"] or {}).get("winner" if line["speedup"] else "reference")
-    over = line["vs_best_baseline_interval"]
-    beside = (
-        f"{line['vs_best_baseline']:.2f}" + (f" ({over[0]:.2f} to {over[1]:.2f})" if over else "")
-        if line["speedup"]
-        else "-"
-    )
+    over, beside = line["vs_best_baseline_interval"], "-"
+    if line["speedup"] and line["baselines_measured"]:
+        beside = f"{line['vs_best_baseline']:.2f}" + (f" ({over[0]:.2f} to {over[1]:.2f})" if over else "")
     best = f"{line['best_baseline_speedup']:.2f}, {line['best_baseline']}" if line["baselines_measured"] else "-"
     us = f"{line['reference_us']:.0f}" if line["reference_us"] else "-"
     how = ", ".join(line["techniques"]) or line["reason"]
@@ -303,9 +300,10 @@ def conditions(runs: Sequence[Run], folder: str) -> str:
     """Machine, versions and links of some runs."""
     environment = runs[0].read_json("environment.json") or {}
     gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
+    driver = f"driver {gpu['driver_version']}, " if gpu.get("driver_version") else ""
     links = ", ".join(f"[{run.path.name}]({os.path.normpath(f'{folder}/{run.path.name}')})" for run in runs)
     return (
-        f"{gpu.get('name', environment.get('processor'))} (driver {gpu.get('driver_version')}, "
+        f"{gpu.get('name', environment.get('processor'))} ({driver}"
         f"torch {packages.get('torch')}, Triton {packages.get('triton')}), "
         f"commit {str(environment.get('commit'))[:7]}: {links}."
     )

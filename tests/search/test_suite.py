@@ -104,6 +104,13 @@ def test_a_drop_in_is_handed_out_only_where_it_is_certainly_ahead_of_the_best_ba
     assert f"| compile {compiled:.2f}x | 1.40x (1.33 to 1.47) | {1.4 / compiled:.2f}x (" in text
 
 
+def test_without_the_baselines_that_were_asked_for_nothing_is_handed_out(tmp_path):
+    result = search(tmp_path, budget=4, judged=1, baselines=["compile"])
+    assert [(one["speedup"], one["ahead"], one["baselines_measured"]) for one in result.tasks] == [(1.4, False, False)] * 2
+    assert not (tmp_path / "optimized").exists()
+    assert "| not measured yet | 1.40x (1.33 to 1.47) | - | no |" in (tmp_path / "table.md").read_text()
+
+
 class Killed(Exception):
     """Stands for a kill."""
 

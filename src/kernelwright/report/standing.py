@@ -41,6 +41,7 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     for estimate in run.screened():
         screened[estimate.task].append(estimate)
     searched = bool(config.get("policy"))
+    asks_for_others = bool(set(config.get("baselines") or ()) - {REFERENCE})
     lines = []
     for result in results:
         if searched:
@@ -48,12 +49,14 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
         else:
             state = _judged(result)
         estimates = ranked(screened[result.task])
+        has_baselines = result.task in measured or bool(result.failed) or not asks_for_others
         lines.append(
             _line(result, *state)
             | {
                 "screened": len(screened[result.task]),
                 "judged": len(own[result.task]),
-                "baselines_measured": result.task in measured,
+                "baselines_measured": has_baselines,
+                "ahead": has_baselines and result.is_ahead(BEST) and state[0] is TaskOutcome.WINNER,
                 "estimate": estimates[0].estimate if estimates else None,
                 "roofline": _shares(result, screened[result.task]),
             }
@@ -81,7 +84,6 @@ def _line(result: TaskResult, outcome: TaskOutcome, reason: str) -> dict[str, An
         "best_baseline_interval": result.intervals.get(best),
         "vs_best_baseline": result.speedup(BEST) if found else None,
         "vs_best_baseline_interval": result.interval(BEST) if found else None,
-        "ahead": found is not None and result.is_ahead(BEST),
     }
 
 
@@ -158,12 +160,16 @@ def task_table(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
     won = line["outcome"] == TaskOutcome.WINNER
     over_eager = _with_interval(line["speedup"], (line["low"], line["high"]))
+    over_best = _with_interval(line["vs_best_baseline"], line["vs_best_baseline_interval"])
+    if not line["baselines_measured"]:
+        over_best = "-"
+    best = f"{line['best_baseline']} {line['best_baseline_speedup']:.2f}x" if line["reference_us"] else "-"
     cells = {
         "Task": line["task"],
-        "Eager, us": f"{line['reference_us']:.4g}" if line["reference_us"] else "-",
-        "Best baseline": f"{line['best_baseline']} {line['best_baseline_speedup']:.2f}x" if line["reference_us"] else "-",
+        "Eager, us": f"{line['reference_us']:,.{0 if line['reference_us'] >= 100 else 1}f}" if line["reference_us"] else "-",
+        "Best baseline": best if line["baselines_measured"] else "not measured yet",
         "Winner over eager": over_eager,
-        "Winner over best baseline": _with_interval(line["vs_best_baseline"], line["vs_best_baseline_interval"]),
+        "Winner over best baseline": over_best,
         "Certainly ahead": "yes" if line["ahead"] else "no",
     }
     if with_roofline:

@@ -374,7 +374,7 @@ class SuiteSearch:
                 low, high = line["vs_best_baseline_interval"]
                 beside = (
                     f"Best baseline measured: {line['best_baseline']}, {line['best_baseline_speedup']:.3f}x eager; this "
-                    f"file is {line['vs_best_baseline']:.3f}x as fast (95 % interval {low:.3f} to {high:.3f})."
+                    f"file is {line['vs_best_baseline']:.3f}x as fast ({low:.3f} to {high:.3f})."
                 )
                 (self._run.path / DROP_INS).mkdir(exist_ok=True)
                 name = re.sub(r"\W+", "_", state.task.id)
