@@ -536,6 +536,8 @@ def test_the_client_raises_the_error_that_the_service_met(service):
     client = Scripted(service).client()
     with pytest.raises(TaskError, match=r"found 'diag_matmull'.*Did you mean diag_matmul"):
         client.evaluate(EvaluationRequest(task="diag_matmull", candidate="x"))
+    with pytest.raises(UsageError, match=r"^Wanted a reward, found `speed`"):
+        client.evaluate(EvaluationRequest(task="diag_matmul", candidate="x", reward="speed"))
     ending = ErrorBody(error="shutting-down", wanted="an evaluation", found="the end", do="Ask again.").model_dump()
     with pytest.raises(ShuttingDownError, match="the end"):
         Scripted(service, *[httpx.Response(503, json=ending)] * FAILURES_MAX).client().evaluate(REQUEST)

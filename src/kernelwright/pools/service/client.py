@@ -162,6 +162,8 @@ def _refusal(answer: httpx.Response) -> UsageError:
         )
     if body.error is ErrorCode.TASK_ERROR:
         return TaskError(body.found)
+    if body.found.startswith("Wanted "):  # a whole message
+        return UsageError(body.found)
     return UsageError(f"Wanted {body.wanted}; the reward service found {body.found} ({body.error}). {body.do}")
 
 
