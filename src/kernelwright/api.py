@@ -209,9 +209,10 @@ def bench(
     Writes `evaluations.jsonl`, `table.json`, `table.md`, `report.html` and what could not be measured, `errors.json`.
 
     Args:
-        suite: A record, or a name: `builtin`, `kernelbench` or `cuda-l1`.
+        suite: A record, or a name: `builtin`, `modules`, `kernelbench`, `cuda-l1` or `robust-kbench`.
         out: The run directory.
-        path: Of a suite given by name: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.
+        path: Of a suite given by name: a checkout of KernelBench or robust-kbench, or a JSON lines file of CUDA-L1's
+            release.
         levels: Of a suite given by name: the levels to keep.
         only: Names of the tasks to keep, such as `level1/1`; by default all.
         candidates: Your own candidates in place of the suite's: a folder of files named as the tasks, or a file of JSON

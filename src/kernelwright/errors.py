@@ -42,7 +42,8 @@
         ├── BudgetSpentError                 a search of schedules has no budget left: its ordinary end
         ├── UntraceableError                 a module has no operator graph that could be printed
         ├── UnsupportedError                 an operator cannot be a step of a fused kernel
-        └── RuleError                        a rewrite rule raised, or never ends
+        ├── RuleError                        a rewrite rule raised, or never ends
+        └── UnfitSettingError                a suite's setting does not fit its task's functions
 
 What a user can see is defined here; internal errors stand beside the code that raises them, since they carry its types.
 A candidate that fails is never an error: its failure is a verdict with a reason code (`kernelwright.records.Reason`).

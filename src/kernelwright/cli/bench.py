@@ -30,7 +30,7 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fres
     "--path",
     type=options.NamedPath(),
     metavar="PATH",
-    help="Where the suite is: a checkout of KernelBench, or a JSON lines file of CUDA-L1's release.",
+    help="Where the suite is: a checkout of KernelBench or robust-kbench, or a JSON lines file of CUDA-L1's release.",
 )
 @click.option("--hub", is_flag=True, help="Read kernelbench from the Hugging Face hub instead.")
 @click.option("--levels", default="1,2,3", show_default=True, metavar="LIST", help="Levels of the suite to keep.")
@@ -89,9 +89,9 @@ def command(
 ) -> None:
     """Judge the candidates of SUITE, or your own, and time its baselines, in one run. With --policy, search every task.
 
-    SUITE is builtin, kernelbench or cuda-l1. Prints the table of CUDA-L1 against each baseline, and against the best of
-    each task. With --candidates, tasks without one are left out. --device cuda uses every GPU. Run again with the same DIR,
-    it goes on where it stopped.
+    SUITE is builtin, modules, kernelbench, cuda-l1 or robust-kbench. Prints the table of CUDA-L1 against each baseline, and
+    against the best of each task. With --candidates, tasks without one are left out. --device cuda uses every GPU. Run again
+    with the same DIR, it goes on where it stopped.
     """
     options.require_together("--policy", policy is not None, "budget", "judged", "minutes", *model_options.NAMES)
     asked = {name: further.pop(name) for name in model_options.NAMES}
@@ -156,6 +156,9 @@ def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, lim
 
     if only is not None:
         suite = chosen_tasks(suite, only)
+    else:
+        for task, reason in suite.left_out.items():
+            say(f"left out: {printable(task)}: {printable(reason)}")
     if candidates is not None:
         attached = with_candidates(suite, candidates)
         suite = attached.suite

@@ -205,8 +205,9 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
         tests.append("self._is_as_traced")
     for item in trace.inputs:
         if item.shape is None:
-            same = "is" if item.constant is None or isinstance(item.constant, bool) else "=="
-            tests.append(f"{item.name} {same} {item.constant!r}")
+            function = callable(item.constant)
+            same = "is" if function or item.constant is None or isinstance(item.constant, bool) else "=="
+            tests.append(f"{item.name} {same} {item.default if function else repr(item.constant)}")
         else:
             tests.append(f"{item.name}.shape == {item.shape} and {item.name}.dtype is {item.dtype}")
             tests.append(f"{item.name}.is_contiguous()")

@@ -47,7 +47,7 @@ class Input:
     """None when the argument is not a tensor."""
     dtype: torch.dtype | None
     constant: Any
-    """The value of an argument that is not a tensor; it is baked into the graph."""
+    """The value of an argument that is not a tensor, plain data or a function; it is baked into the graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,24 +142,31 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise UntraceableError("forward takes *args, **kwargs or keyword-only arguments")
         has_default = parameter.default is not parameter.empty
-        if has_default and not _is_plain(parameter.default):
+        function = has_default and _is_function_beside(model, parameter.default)
+        if has_default and not function and not _is_plain(parameter.default):
             raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
-        item = inputs[index] if index < len(inputs) else parameter.default
+        given = index < len(inputs)
+        item = inputs[index] if given else parameter.default
         tensor = isinstance(item, torch.Tensor)
-        if (not tensor and not _is_plain(item)) or isinstance(item, list | tuple):
+        if (not tensor and not _is_plain(item) and (given or not function)) or isinstance(item, list | tuple):
             raise UntraceableError(f"argument {parameter.name} is neither a tensor nor a number")
         if tensor and item.stride() != contiguous_strides(tuple(item.shape)) and not item.is_contiguous():
             raise UntraceableError(f"argument {parameter.name} is not contiguous")
         described.append(
             Input(
                 name=parameter.name,
-                default=repr(parameter.default) if has_default else None,
+                default=parameter.default.__name__ if function else repr(parameter.default) if has_default else None,
                 shape=tuple(item.shape) if tensor else None,
                 dtype=item.dtype if tensor else None,
                 constant=None if tensor else item,
             )
         )
     return tuple(described)
+
+
+def _is_function_beside(model: nn.Module, item: Any) -> bool:
+    """Whether it is a function of the model's own module, which the candidate has under the same name."""
+    return isinstance(item, types.FunctionType) and type(model).forward.__globals__.get(item.__name__) is item
 
 
 def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:

@@ -27,3 +27,5 @@ class Suite:
 
     name: str
     entries: tuple[SuiteEntry, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Ids of what the suite has and this program cannot take, and why."""

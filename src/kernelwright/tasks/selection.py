@@ -50,6 +50,9 @@ def chosen_tasks(suite: Suite, names: Sequence[str]) -> Suite:
     for name in names:
         place = known.place((name.removesuffix(".py"),))
         if place is None:
+            for one, reason in suite.left_out.items():
+                if one.endswith(f"/{name}") or one == name:
+                    raise TaskError(f"Wanted the task {one}; it is left out, as {reason}. Choose another.")
             ids = [entry.task.id for entry in suite.entries]
             raise TaskError(
                 f"Wanted tasks of the suite {suite.name}; found {name!r}, which is none of its {len(ids)}, "

@@ -1,4 +1,4 @@
-"""Finds tasks by name: one by its file or built-in id, or a suite: the built-in one, KernelBench or CUDA-L1's release."""
+"""Finds tasks by name: one by its file or id, or a suite, such as the built-in one, KernelBench or CUDA-L1's release."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from kernelwright.tasks.bundling import bundled
 from kernelwright.tasks.cuda_l1 import entries_from_release
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.kernelbench import entries_from_checkout, entries_from_hub
+from kernelwright.tasks.modules import entries_from_libraries
+from kernelwright.tasks.robust_kbench import entries_from_tasks
 from kernelwright.tasks.selection import chosen_tasks
 from kernelwright.tasks.source import check_task_source, read_source
 
-SUITE_NAMES = ("builtin", "kernelbench", "cuda-l1")
-_PLACES = {"kernelbench": "a checkout of KernelBench", "cuda-l1": "a JSON lines file of CUDA-L1's release"}
+_PLACES = {
+    "kernelbench": "a checkout of KernelBench",
+    "cuda-l1": "a JSON lines file of CUDA-L1's release",
+    "robust-kbench": "a checkout of robust-kbench",
+}
+SUITE_NAMES = ("builtin", "modules", *_PLACES)
 _LEVEL = re.compile(r"level(\d{1,3})/")
 
 
@@ -25,8 +31,8 @@ def load_task(name_or_path: str, path: Path | None = None) -> Task:
     """A task from a Python file, by its id in the built-in suite, or by an id that records of another suite show.
 
     Args:
-        name_or_path: A file, or an id such as `diag_matmul` or `kernelbench/level1/1`.
-        path: The suite of an id that is not built in: a checkout of KernelBench, or a file of CUDA-L1's release.
+        name_or_path: A file, or an id such as `diag_matmul`, `modules/level3/bert-attention` or `kernelbench/level1/1`.
+        path: The suite of an id that does not come with the package: a checkout, or a file of CUDA-L1's release.
 
     Raises:
         TaskError: there is no such file or id, or the file is not a task.
@@ -34,8 +40,7 @@ def load_task(name_or_path: str, path: Path | None = None) -> Task:
     suite, _, rest = name_or_path.partition("/")
     level = _LEVEL.match(rest)
     if suite in SUITE_NAMES and level and not Path(name_or_path).exists():
-        if path is None:
-            what = _PLACES.get(suite, "the suite")
+        if path is None and (what := _PLACES.get(suite)):
             raise TaskError(f"Wanted {what}, from which {name_or_path} is taken; found no path. Name it with --path.")
         return chosen_tasks(load_suite(suite, path=path, levels=(int(level[1]),)), [name_or_path]).entries[0].task
     if path is not None:
@@ -67,7 +72,7 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
 
     Args:
         name: One of `SUITE_NAMES`.
-        path: For `kernelbench` a checkout, for `cuda-l1` one of the release's JSON lines files.
+        path: For `kernelbench` and `robust-kbench` a checkout, for `cuda-l1` one of the release's JSON lines files.
         levels: The levels to keep.
         hub: Read `kernelbench` from the Hugging Face hub instead of a checkout.
 
@@ -82,10 +87,15 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         raise TaskError(f"Wanted at least one level of the suite {name}; found none.")
     if hub and name != "kernelbench":
         raise TaskError(f"Wanted the suite {name} from the hub; only kernelbench is read from there. Leave --hub out.")
+    left_out: dict[str, str] = {}
+    if name not in _PLACES and path is not None:
+        raise TaskError(f"Wanted the suite {name}; found the path {path}. It comes with the package. Leave --path out.")
     if name == "builtin":
-        if path is not None:
-            raise TaskError(f"Wanted the suite builtin; found the path {path}. It comes with the package. Leave --path out.")
         entries = builtin_entries(levels)
+    elif name == "modules":
+        entries, left_out = entries_from_libraries(levels)
+    elif name == "robust-kbench":
+        entries, left_out = entries_from_tasks(_required(path, name), levels)
     elif name == "kernelbench":
         if hub and path is not None:
             raise TaskError(f"Wanted kernelbench both from the hub and from {path}; choose one.")
@@ -98,7 +108,7 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         entries = entries_from_release(release, levels)
     if not entries:
         raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none. Check --levels.")
-    return Suite(name, tuple(entries))
+    return Suite(name, tuple(entries), left_out)
 
 
 def _required(path: Path | None, name: str) -> Path:
