@@ -284,6 +284,18 @@ def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: s
     assert not apply_rules(text, fuse="cuda", single=True).fired
 
 
+@pytest.mark.parametrize("channels", [8, 32])
+def test_no_tile_divides_by_a_number_of_taps_that_may_be_zero(channels: int) -> None:
+    """Even rows have no tap here. LLVM dropped that case where it found the number of taps as a divisor."""
+    layer = f"nn.ConvTranspose2d({channels}, 64, (3, 5), stride=(2, 3), padding=(1, 2), dilation=(2, 1))"
+    text = task_text("return self.c(a)", f"torch.empty(4, {channels}, 64, 64)", f"self.c = {layer}")
+    kernel = apply_rules(text, fuse="cuda", single=True, tiled=True).source
+    assert "taps0 = tl.where(phase0 == 0, 0, 3)" in kernel
+    assert "each0 = tl.where(phase0 == 0, 1, 3)" in kernel
+    assert "each1 = tl.where(phase1 == 0, 1, 2)" in kernel or "each1 = tl.where(phase1 == 0, 1, tl.where(" in kernel
+    assert not re.search(r"(%|//) taps", kernel)
+
+
 @pytest.mark.parametrize(
     ("forward", "sizes", "fires"),
     [

@@ -95,6 +95,8 @@ class ConvolutionKernel(TritonKernel):
         for dim, phases in enumerate(every):
             for label in ("taps", "first", "place"):
                 lines.append(f"{label}{dim} = {_choice([getattr(one, label) for one in phases], f'phase{dim}')}")
+            # LLVM takes a division by what may be zero as proof that it is not, also where the loop would not run.
+            lines.append(f"each{dim} = {_choice([max(1, one.taps) for one in phases], f'phase{dim}')}")
             scale = phases[0].scale
             lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
         channels = sizes[1] // found.groups
@@ -157,7 +159,7 @@ def _indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:
     lines, rest = [f"{name} = {text}"], name
     for dim in range(len(kernel) - 1, -1, -1):
         if kernel[dim] > 1:
-            lines += [f"{name}{dim} = {rest} % taps{dim}", f"{name}_{dim} = {rest} // taps{dim}"]
+            lines += [f"{name}{dim} = {rest} % each{dim}", f"{name}_{dim} = {rest} // each{dim}"]
             rest = f"{name}_{dim}"
         else:
             lines.append(f"{name}{dim} = 0")
