@@ -48,6 +48,15 @@ def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixtur
     assert "called" in captured.err
 
 
+def test_attention_whose_keys_serve_several_queries_is_printed_whole() -> None:
+    text = task_text(
+        "return F.scaled_dot_product_attention(a * 1.0, b, b, is_causal=True, enable_gqa=True)",
+        "torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)",
+    )
+    done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
 def test_in_place_operators_on_own_values_are_made_functional() -> None:
     text = task_text(
         "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y",

@@ -120,7 +120,7 @@ ORDERED: dict[Any, tuple[str, tuple[str, ...]]] = {
     aten.rms_norm: ("F.rms_norm", ("input", "normalized_shape", "weight", "eps=")),
     aten.scaled_dot_product_attention: (
         "F.scaled_dot_product_attention",
-        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
+        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale=", "enable_gqa="),
     ),
 }
 """Operators whose Python function has another order of arguments, or decides by itself about cuDNN."""
@@ -210,7 +210,7 @@ class Speller:
         for entry in order:
             keyword, equals, source = entry.partition("=")
             item = given.get(source or keyword)
-            if equals and (item is None or (keyword in ("is_causal", "dropout_p") and not item)):
+            if equals and (item is None or (keyword in ("is_causal", "dropout_p", "enable_gqa") and not item)):
                 continue
             parts.append(f"{keyword}={self.text(item)}" if equals else self.text(item))
         while parts and parts[-1] == "None":
