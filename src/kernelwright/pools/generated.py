@@ -20,6 +20,7 @@ from kernelwright.records import Evaluation, Label, Task
 KNOWN = frozenset(
     {
         "f2161b4c0e315e2b",  # _Recording, rewrites/wrappers.py
+        "004549274bd094b1",  # _Recording with direct copies, the same
         "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
         "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
         "25ee996d370bdd20",  # _FolderModules, tasks/bundling.py

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kernelwright.records import Candidate, Task
+from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
+from kernelwright.records.screened import Screened
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -19,6 +20,10 @@ from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
 _BY_NAME = {rule.name: rule for rule in RULES}
 _LOOKS_FASTER = 1.02
 """Estimate above which variants of a candidate are worth a look. Our choice."""
+_DIRECT = 2
+"""Best candidates with a CUDA graph that are tried with one that saves the launches of copies. Our choice."""
+_SHORT_US = 1000.0
+"""Latency of a call above which the launches of copies do not matter. Our choice."""
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -183,6 +188,12 @@ class BuiltinPolicy:
     def _plan(self, workshop: Workshop, context: Context) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
             yield recipe, None
+        # Calls of microseconds are launches; which copies to save is known once a graph is known to help.
+        looks: tuple[Screened | Evaluation, ...] = (*context.screened, *context.history)
+        long = {one.candidate_sha256 for one in looks if (one.candidate_us or 0.0) > _SHORT_US}
+        graphs = [one for one in _best(context) if one[0].wrapper in wrappers.DIRECT and one[1] not in long]
+        for recipe, sha256 in graphs[:_DIRECT]:
+            yield replace(recipe, wrapper=wrappers.DIRECT[str(recipe.wrapper)]), sha256
         for recipe, sha256 in _best(context):
             for derived in _derived(workshop, recipe):
                 yield derived, sha256

@@ -24,7 +24,7 @@ FRESH = """\
 """
 """How a replay answers: with copies, which the next replay does not overwrite."""
 
-_CUDA_GRAPH = '''
+_RECORDING = '''
 class _Recording:
     """A captured graph, the tensors it reads and writes, and where the module's state was."""
 
@@ -59,8 +59,95 @@ class _Recording:
         if isinstance(self.outputs, torch.Tensor):
             return self.outputs.clone()
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, self.outputs)
+'''
+
+_DIRECT_RECORDING = '''
+import ctypes
 
 
+class _Recording:
+    """A captured graph that copies from and to the caller's tensors, and where the module's state was.
+
+    Each call gives the graph's copies new addresses, which takes less time than launching copies around it.
+    """
+
+    def __init__(self, module, forward, inputs):
+        tables = [table for child in module.modules() for table in (child._parameters, child._buffers)]
+        self.slots = [(table, name) for table in tables for name in table if table[name] is not None]
+        self.addresses = self.places()
+        own = [item.clone() for item in inputs]
+        self.given = [torch.empty_like(item) for item in own]
+        # Warming up must leave no trace: running statistics and the random state are put back.
+        saved = [tensor.clone() for tensor in module.buffers()]
+        random_state = torch.cuda.get_rng_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                forward(*own)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(self.graph):
+            for static, item in zip(own, self.given):
+                static.copy_(item)
+            answer = forward(*own)
+            self.single = isinstance(answer, torch.Tensor)
+            self.leaves, self.form = torch.utils._pytree.tree_flatten(answer)
+            results = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+            self.results = [torch.empty_like(leaf).copy_(leaf) for leaf in results]
+        self.graph.instantiate()
+        self.own, self.copies = own, None
+        if hasattr(self.graph, "raw_cuda_graph_exec") and not any(item.is_complex() for item in own):
+            self.copies = self.found_copies()
+        for tensor, value in zip(module.buffers(), saved):
+            tensor.copy_(value)
+        torch.cuda.set_rng_state(random_state)
+
+    def found_copies(self):
+        """For each tensor of the caller a copy's parameters, which word is the address, and what sets it; or None."""
+        driver, context, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t()
+        graph, launched = (ctypes.c_void_p(item()) for item in (self.graph.raw_cuda_graph, self.graph.raw_cuda_graph_exec))
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+        driver.cuGraphGetNodes(graph, None, ctypes.byref(count))
+        nodes, found = (ctypes.c_void_p * count.value)(), {{}}
+        driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count))
+        for node in map(ctypes.c_void_p, nodes):
+            # CUDA_MEMCPY3D as 25 words: the seventh is the source, the eighteenth the destination.
+            kind, words = ctypes.c_int(), (ctypes.c_uint64 * 25)()
+            driver.cuGraphNodeGetType(node, ctypes.byref(kind))
+            if kind.value == 1 and driver.cuGraphMemcpyNodeGetParams(node, words) == 0:
+                found[6, words[6]] = found[17, words[17]] = node, words
+        wanted = [*((6, item.data_ptr()) for item in self.given), *((17, item.data_ptr()) for item in self.results)]
+        if not all(one in found for one in wanted):
+            return None
+        self.set = driver.cuGraphExecMemcpyNodeSetParams
+        copies = [(found[one][1], one[0], (launched, *found[one], context)) for one in wanted]
+        return None if any(self.set(*arguments) for _, _, arguments in copies) else copies
+
+    def places(self):
+        return [table[name].data_ptr() for table, name in self.slots]
+
+    def replay(self, inputs):
+        if self.copies is None or any(item.is_neg() for item in inputs):
+            inputs = [static.copy_(item) for static, item in zip(self.given, inputs)]
+        outputs = [torch.empty_like(item) for item in self.results]
+        if self.copies is not None:
+            for (words, place, arguments), tensor in zip(self.copies, (*inputs, *outputs)):
+                words[place] = tensor.data_ptr()
+                if self.set(*arguments):
+                    raise RuntimeError("the CUDA graph took no new address")
+        self.graph.replay()
+        if self.copies is None:
+            outputs = [item.clone() for item in self.results]
+        if self.single:
+            return outputs[0]
+        made = iter(outputs)
+        leaves = [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return torch.utils._pytree.tree_unflatten(leaves, self.form)
+'''
+"""The same where inputs and outputs are copied by nodes of the graph."""
+
+_REPLAYED = '''
 class {name}({base}):
     """`{base}.forward` replayed from a CUDA graph: inputs are copied in, outputs are copied out."""
 
@@ -75,6 +162,8 @@ class {name}({base}):
             recording = recordings[key] = _Recording(self, super().forward, inputs)
         return recording.replay(inputs)
 '''
+
+_CUDA_GRAPH = _RECORDING + "\n" + _REPLAYED
 
 _CUDNN = '''
 class {name}({base}):
@@ -153,6 +242,12 @@ WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "channels-last": ((_CHANNELS_LAST,), ""),
     "channels-last-cuda-graph": ((_CHANNELS_LAST, _SEARCHED_GRAPH), ""),
 }
+DIRECT = {name: name.replace("cuda-graph", "direct-cuda-graph") for name in WRAPPERS if name.endswith("cuda-graph")}
+"""Wrappers with a graph, and the same with a graph that copies from and to the caller's tensors itself."""
+WRAPPERS |= {
+    direct: (tuple(part.replace(_RECORDING, _DIRECT_RECORDING) for part in WRAPPERS[name][0]), WRAPPERS[name][1])
+    for name, direct in DIRECT.items()
+}
 """Name of a technique: templates of classes, each around the one before, and the options they pass to torch.compile."""
 
 ON_ANY_DEVICE = ("compile",)
@@ -160,7 +255,7 @@ ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune"
 WITH_CONVOLUTIONS = ("cudnn-cuda-graph", "compile-cudnn-cuda-graph", "cudnn-benchmark")
 WITH_CONVOLUTIONS_2D = ("channels-last-cuda-graph", "channels-last")
 """Their layout exists for tensors of rank 4 only."""
-KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D}
+KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D, DIRECT["channels-last-cuda-graph"]}
 """Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
 
 

@@ -1,0 +1,178 @@
+"""A CUDA graph that copies from and to the caller's tensors, on a driver and a capture of our own, which need no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernelwright.records.screened import Screened
+from kernelwright.rewrites import wrappers
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from tests.rewrites.samples import task_text
+from tests.rewrites.test_builtin import context
+
+REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x, y):\n        return torch.relu(x) + y\n"
+MEMCPY, KERNEL = 1, 0
+
+
+class Graph:
+    """What was captured: copies by address, and other operators with their results."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        assert keep_graph
+        self.nodes: list[Any] = []
+
+    def instantiate(self) -> None:
+        pass
+
+    def raw_cuda_graph(self) -> int:
+        return 1
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+    def replay(self) -> None:
+        for node in self.nodes:
+            if isinstance(node, list):
+                source, destination, size = node
+                ctypes.memmove(destination, source, size)
+            else:
+                operator, arguments, named, result = node
+                result.copy_(operator(*arguments, **named))
+
+
+class Capture(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default:
+            self.graph.nodes.append([args[1].data_ptr(), args[0].data_ptr(), args[0].nbytes])
+        elif "empty" not in str(func):
+            self.graph.nodes.append((func, args, kwargs or {}, result))
+        return result
+
+
+class Driver:
+    """The calls of libcuda that the wrapper makes."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses, self.graph, self.changes = refuses, Graph(True), 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        return 0
+
+    def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:
+        count._obj.value = len(self.graph.nodes)
+        for index in range(len(self.graph.nodes) if nodes else 0):
+            nodes[index] = index + 1
+        return 0
+
+    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:
+        copies = isinstance(self.graph.nodes[node.value - 1], list) and self.refuses != "type"
+        kind._obj.value = MEMCPY if copies else KERNEL
+        return 0
+
+    def cuGraphMemcpyNodeGetParams(self, node: Any, words: Any) -> int:
+        words[6], words[17], words[22] = self.graph.nodes[node.value - 1]
+        return 0
+
+    def cuGraphExecMemcpyNodeSetParams(self, graph: Any, node: Any, words: Any, context: Any) -> int:
+        if self.refuses == "set":
+            return 1
+        self.graph.nodes[node.value - 1] = [words[6], words[17], words[22]]
+        self.changes += 1
+        return 0
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, Driver]]]:
+    """Captures a module's `forward` as the wrapper does."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+    def record(forward: Callable[..., Any], inputs: list[torch.Tensor], refuses: str = "") -> tuple[Any, Driver]:
+        driver = Driver(refuses)
+
+        @contextlib.contextmanager
+        def capture(graph: Graph) -> Iterator[None]:
+            driver.graph = graph
+            with Capture(graph):
+                yield
+
+        monkeypatch.setattr(torch.cuda, "graph", capture)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+        space: dict[str, Any] = {}
+        exec(wrappers.wrap(REFERENCE, "direct-cuda-graph", ("direct-cuda-graph",)), space)
+        return space["_Recording"](torch.nn.Identity(), forward, inputs), driver
+
+    return record
+
+
+def inputs(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(5, 7, generator=generator), torch.randn(7, generator=generator)]
+
+
+@pytest.mark.parametrize(("refuses", "changes"), [("", 3), ("type", 0), ("set", 0)])
+def test_each_call_reads_its_inputs_and_writes_to_fresh_memory(recorded, refuses, changes):
+    """Where the driver refuses, by copies around the graph."""
+    recording, driver = recorded(lambda x, y: torch.relu(x) + y, inputs(0), refuses)
+    answers, before = [], driver.changes
+    for seed in (1, 2, 1):
+        given = inputs(seed)
+        answers.append((recording.replay(given), torch.relu(given[0]) + given[1]))
+        assert all(torch.equal(one, other) for one, other in zip(given, inputs(seed), strict=True))
+    assert all(torch.equal(found, wanted) for found, wanted in answers)
+    assert len({found.data_ptr() for found, _ in answers}) == 3
+    assert driver.changes - before == 3 * changes
+
+
+def test_nested_outputs_and_negated_views(recorded):
+    recording, _ = recorded(lambda x, y: {"sum": x + y, "count": 3, "more": (x * 2,)}, inputs(0))
+    x, y = inputs(1)
+    answer = recording.replay([torch._neg_view(x), y])
+    assert torch.equal(answer["sum"], y - x)
+    assert answer["count"] == 3
+    assert torch.equal(answer["more"][0], -2 * x)
+
+
+@pytest.mark.parametrize(("latency_us", "fires"), [(40.0, True), (4000.0, False)])
+def test_short_calls_with_a_graph_that_looks_good_are_tried_with_direct_copies(latency_us, fires):
+    task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
+    policy, given = BuiltinPolicy(), context(task, device="cuda")
+    first = policy.propose(given, 100)
+    assert not any("direct" in name for one in first for name in one.techniques)
+    looks = tuple(
+        Screened(
+            task="t",
+            task_sha256=given.task.sha256,
+            candidate_sha256=one.sha256,
+            correct=True,
+            estimate=1.5 if one.techniques[-1] == "cuda-graph" else 0.9,
+            candidate_us=latency_us,
+            policy="builtin",
+            techniques=one.techniques,
+        )
+        for one in first
+    )
+    more = policy.propose(replace(given, screened=looks), 100)
+    direct = [one for one in more if one.techniques[-1] == "direct-cuda-graph"]
+    assert len(direct) == (2 if fires else 0)
+    for one in direct:
+        assert one.parent in {look.candidate_sha256 for look in looks}
+        compile(one.source, "candidate", "exec")
