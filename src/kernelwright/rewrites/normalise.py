@@ -12,6 +12,10 @@ BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift
 """Operators that only matter to autograd or to the exporter: their result is their input."""
 
 
+class SharedStorageError(NotImplementedError):
+    """An operator writes to storage that another value shares."""
+
+
 def normalise(graph: fx.Graph) -> None:
     """Remove bookkeeping and turn in-place operators on intermediates into ordinary ones.
 
@@ -48,7 +52,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
             return
         raise NotImplementedError(f"{node.target} writes to {target.name}")
     if _shares_storage(target):
-        raise NotImplementedError(f"{node.target} writes to storage that another value shares")
+        raise SharedStorageError(f"{node.target} writes to storage that another value shares")
     name = cast(Any, node.target)._schema.name.split("::")[1]
     packet = getattr(aten, name.removesuffix("_"), None)
     overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None

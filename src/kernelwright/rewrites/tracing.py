@@ -18,13 +18,13 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from kernelwright.errors import InternalError
 from kernelwright.records import Task
 from kernelwright.rewrites.graph import contiguous_strides
-from kernelwright.rewrites.normalise import normalise
+from kernelwright.rewrites.normalise import SharedStorageError, normalise
 from kernelwright.rewrites.recurrent_shapes import without_steps
 from kernelwright.tasks import printing_aside
 
@@ -170,8 +170,22 @@ def _is_function_beside(model: nn.Module, item: Any) -> bool:
 
 
 def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:
+    try:
+        return _operators(model, _exported(model, inputs), signature)
+    except SharedStorageError as shared:
+        # The exporter's functional form is wordier than ours, so it is taken only where ours is not possible.
+        exported = _exported(model, inputs).run_decompositions({})
+        if any(spec.kind is not OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs):
+            raise UntraceableError(str(shared)) from shared
+        return _operators(model, exported, signature)
+
+
+def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
     with without_steps():
-        exported = torch.export.export(model, inputs, strict=False)
+        return torch.export.export(model, inputs, strict=False)
+
+
+def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signature: tuple[Input, ...]) -> OperatorGraph:
     graph = exported.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     if any(node.op in ("get_attr", "call_module", "call_method") for node in graph.nodes):
@@ -196,6 +210,8 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
         raise UntraceableError("it has no tensor input or parameter")
     try:
         normalise(graph)
+    except SharedStorageError:
+        raise
     except NotImplementedError as error:
         raise UntraceableError(str(error)) from error
     return OperatorGraph(graph=graph, mode=mode, output_spec=exported.call_spec.out_spec)
