@@ -192,6 +192,21 @@ def test_the_next_best_is_judged_only_where_its_estimate_is_clearly_above_what_w
     assert next_to_judge(found, {found[0].candidate_sha256: wide}, 3) is None
 
 
+@pytest.mark.parametrize(("text", "first"), [("torch.cuda.CUDAGraph()", 1), ("torch.compile(f)", 0)])
+def test_a_graph_is_not_put_first_for_a_host_that_was_busy_while_it_was_timed(text, first):
+    """The reference took twice its usual time beside the first candidate, whose estimate that raised if it is a graph."""
+    looks = [(2.0, 200.0), (1.75, 100.0), (1.4, 100.0)]
+    found = [
+        screened_of(
+            TASK, Candidate(source=f"{text}  # {number}"), correct=True, estimate=estimate, reference_us=reference_us
+        )
+        for number, (estimate, reference_us) in enumerate(looks)
+    ]
+    assert ranked(found)[0] == next_to_judge(found, {}, 1) == found[first]
+    measured = {found[first].candidate_sha256: accepted(1.4, found[first].source, speedup_high=1.42)}
+    assert next_to_judge(found, measured, 3) == (None if first else found[1])
+
+
 def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
     found = estimates(*[1.1 + number / 100 for number in range(20)])
     best = found[::-1]

@@ -10,6 +10,7 @@ by other numbers than the judge's: its first measurement is unbiased already. Wh
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,9 @@ CONFIRMATIONS_TRIED = 3
 _WORTH = 1.05
 """Estimate, in multiples of the upper end of what was judged, from which another candidate is judged. Our choice: single
 estimates are off by as much (results/2026-11-24-search-h200)."""
+_BUSY = 0.5
+"""Power of the reference's latency with which a CUDA graph's estimate grows while the host is busy. On an H200 a fit to 24
+graphs that were screened and judged gives 0.56; other candidates' estimates do not grow."""
 _TRIED = 3
 """Candidates that may be judged for each one wanted: those that the judge rejects do not count."""
 
@@ -96,11 +100,29 @@ def screened_of(task: Task, candidate: Candidate, **found: Any) -> Screened:
     )
 
 
-def ranked(screened: Sequence[Screened]) -> list[Screened]:
-    """Candidates that were right and timed, highest estimate first; the later of two looks at one counts."""
+def steady(screened: Sequence[Screened]) -> dict[str, float]:
+    """Estimates by the candidate's hash, those of CUDA graphs made independent of how busy the host was.
+
+    What else runs on the host slows the launches of the reference more than a graph's one launch. The reference's latency
+    in the same look, against the median of all looks at the task, says by how much.
+    """
     latest = {one.candidate_sha256: one for one in screened}
-    timed = [one for one in latest.values() if one.correct and one.estimate is not None]
-    return sorted(timed, key=lambda one: -(one.estimate or 0.0))
+    timed = {sha256: one for sha256, one in latest.items() if one.correct and one.estimate is not None}
+    references = [one.reference_us for one in timed.values() if one.reference_us]
+    usual_us = statistics.median(references) if references else 1.0
+    found = {}
+    for sha256, one in timed.items():
+        is_graph = "CUDAGraph(" in one.source
+        busy = one.reference_us / usual_us if is_graph and one.reference_us else 1.0
+        found[sha256] = (one.estimate or 0.0) / min(2.0, max(0.5, busy)) ** _BUSY
+    return found
+
+
+def ranked(screened: Sequence[Screened]) -> list[Screened]:
+    """Candidates that were right and timed, highest steady estimate first; the later of two looks at one counts."""
+    estimates = steady(screened)
+    latest = {one.candidate_sha256: one for one in screened if one.candidate_sha256 in estimates}
+    return sorted(latest.values(), key=lambda one: -estimates[one.candidate_sha256])
 
 
 def too_good(order: Sequence[Screened]) -> set[str]:
@@ -123,7 +145,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
         judged: First verdicts so far, by the candidate's hash.
         count: Candidates to judge at most; those rejected are replaced by the next best.
     """
-    order = ranked(screened)
+    order, estimates = ranked(screened), steady(screened)
     suspects = too_good(order)
     plausible = [one for one in order if (one.estimate or 0.0) * (1.0 + (one.spread or 0.0)) > 1.0]
     best = 0.0
@@ -133,7 +155,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     ):
         wanted = count
         for one in group[: _TRIED * count]:
-            if wanted == 0 or (one.estimate or 0.0) < _WORTH * best:
+            if wanted == 0 or estimates[one.candidate_sha256] < _WORTH * best:
                 break
             verdict = judged.get(one.candidate_sha256)
             if verdict is None:

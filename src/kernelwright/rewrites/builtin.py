@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -246,10 +246,11 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
 
 def _best(context: Context) -> Iterator[tuple[Recipe, str]]:
     """Recipes by this policy that were improvements or look like it, best first, and the hashes of their candidates."""
+    estimates = steady(context.screened)
     found = {
-        one.candidate_sha256: (one.estimate, one.techniques)
+        one.candidate_sha256: (estimates[one.candidate_sha256], one.techniques)
         for one in context.screened
-        if one.policy == BuiltinPolicy.name and one.estimate is not None and one.estimate > _LOOKS_FASTER
+        if one.policy == BuiltinPolicy.name and estimates.get(one.candidate_sha256, 0.0) > _LOOKS_FASTER
     }
     for item in context.history:
         if item.policy == BuiltinPolicy.name:
