@@ -39,10 +39,11 @@ def load_task(name_or_path: str, path: Path | None = None) -> Task:
     """
     suite, _, rest = name_or_path.partition("/")
     level = _LEVEL.match(rest)
-    if suite in SUITE_NAMES and level and not Path(name_or_path).exists():
+    if suite in SUITE_NAMES and rest and not Path(name_or_path).exists():
         if path is None and (what := _PLACES.get(suite)):
             raise TaskError(f"Wanted {what}, from which {name_or_path} is taken; found no path. Name it with --path.")
-        return chosen_tasks(load_suite(suite, path=path, levels=(int(level[1]),)), [name_or_path]).entries[0].task
+        loaded = load_suite(suite, path=path, levels=(int(level[1]),)) if level else load_suite(suite, path=path)
+        return chosen_tasks(loaded, [rest]).entries[0].task
     if path is not None:
         raise TaskError(
             f"Wanted an id such as kernelbench/level1/1 or cuda-l1/level1/1 beside --path; found {name_or_path!r}. "
