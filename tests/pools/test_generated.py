@@ -16,6 +16,7 @@ from kernelwright.tasks.builtin import builtin_task, builtin_tasks
 
 REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
 GRAPH = wrappers.wrap(REFERENCE, "cuda-graph", ("cuda-graph",))
+SEARCHED = wrappers.wrap(REFERENCE, "cudnn-cuda-graph", ("cudnn-cuda-graph",))
 DIRECT = wrappers.wrap(REFERENCE, "direct-cuda-graph", ("direct-cuda-graph",))
 FUSED = f"""import ctypes
 
@@ -61,7 +62,7 @@ def test_what_cannot_be_read_stays_as_it_is(text):
 
 
 @pytest.mark.parametrize(
-    "text", [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), BUNDLE + FUSED, FUSED + GRAPH, LAUNCH + DIRECT]
+    "text", [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), BUNDLE + FUSED, FUSED + SEARCHED, LAUNCH + DIRECT]
 )
 def test_generated_code_is_not_suspicious(text):
     assert not is_suspicious(text), guard.advice(text)
@@ -70,7 +71,7 @@ def test_generated_code_is_not_suspicious(text):
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
         monkeypatch.setattr("kernelwright.pools.generated.KNOWN", KNOWN - {one})
-        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values()])), one
+        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), SEARCHED])), one
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,12 @@ def test_every_known_definition_is_needed(monkeypatch):
     [
         (GRAPH, "self.graph.replay()", "pass"),
         (GRAPH, "static.copy_(item)", "pass"),
+        (SEARCHED, "thread.submit(run)", "thread.submit(keep)"),
+        (
+            SEARCHED,
+            "\nimport concurrent.futures\n",
+            "\nimport concurrent.futures\nconcurrent.futures.ThreadPoolExecutor = Keeper\n",
+        ),
         (DIRECT, "words[place] = tensor.data_ptr()", "pass"),
         (FUSED, "return ctypes.CDLL(path)", "return ctypes.CDLL('libc.so.6')"),
         (LAUNCH, "compiled.run(*self.grid, stream, *given, *tensors, *self.constants)", "pass"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from kernelwright.records.policy import Context
+from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.rules import RULES, Rule
@@ -61,7 +63,7 @@ def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> No
             assert "ModelNew" in names
         techniques = {name for candidate in found for name in candidate.techniques}
         assert "flip-transposed-convolution" in techniques
-        assert ("cuda-graph" in techniques) == ("channels-last" in techniques) == (device == "cuda")
+        assert ("cuda-graph" in techniques) == ("channels-last-cuda-graph" in techniques) == (device == "cuda")
 
 
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
@@ -144,7 +146,26 @@ def test_an_improvement_is_built_on() -> None:
 def test_wrappers_of_convolutions_are_proposed_where_they_apply(shape: str, layer: str, wanted: set[str]) -> None:
     task = task_text("return self.f(a)", f"torch.randn({shape})", f"self.f = {layer}")
     found = {name for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) for name in one.techniques}
-    assert found & {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D} == wanted
+    assert found & {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D} == wanted - {"channels-last"}
+
+
+@pytest.mark.parametrize(
+    ("estimate", "latency_us", "fires"), [(1.2, 50.0, False), (1.2, 5000.0, True), (0.5, 5000.0, False), (None, None, True)]
+)
+def test_a_wrapper_without_its_graph_is_tried_where_the_graph_failed_or_the_call_is_long(
+    estimate: float | None, latency_us: float | None, fires: bool
+) -> None:
+    task = task_text("return self.f(a) * 1 + 0", "torch.randn(2, 4, 8, 8)", "self.f = nn.Conv2d(4, 5, 3)")
+    given, policy = context(task, device="cuda"), BuiltinPolicy()
+    first = policy.propose(given, 100)
+    later = {("channels-last",), ("remove-noops", "compile"), ("remove-noops", "cudnn-benchmark")}
+    assert not later & {one.techniques for one in first}
+    assert {("compile",), ("cudnn-benchmark",)} <= {one.techniques for one in first}
+    found = {"correct": estimate is not None, "estimate": estimate, "candidate_us": latency_us}
+    plain = {"correct": True, "estimate": 1.0}
+    looks = tuple(screened_of(given.task, one, **(found if "graph" in one.techniques[-1] else plain)) for one in first)
+    more = {one.techniques for one in policy.propose(replace(given, screened=looks), 100)}
+    assert later & more == (later if fires else set())
 
 
 def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:

@@ -21,6 +21,7 @@ KNOWN = frozenset(
     {
         "f2161b4c0e315e2b",  # _Recording, rewrites/wrappers.py
         "004549274bd094b1",  # _Recording with direct copies, the same
+        "87c7d5e0e9f4a870",  # _beside, the same
         "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
         "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
         "25ee996d370bdd20",  # _FolderModules, tasks/bundling.py
@@ -36,7 +37,7 @@ _CALL = re.compile(
     r"_library\.fused_\d+\((?:ctypes\.c_void_p\(\w+\.data_ptr\(\)\), )*ctypes\.c_int64\((?:torch\.get_num_threads\(\)|1)\)\)"
 )
 """Call of a C++ kernel: addresses are passed on, and nothing is kept."""
-_SHARED = frozenset({"torch", "ctypes", "sys", "builtins", "subprocess", "os"})
+_SHARED = frozenset({"torch", "ctypes", "sys", "builtins", "subprocess", "os", "concurrent"})
 """Modules whose functions the definitions use."""
 
 
@@ -82,7 +83,9 @@ def _without_known(tree: ast.Module, source: str) -> ast.Module:
     if "_build" in known and bound["_library"] == bound["ctypes"] == 1 and "_library = _build()" in map(ast.unparse, body):
         body = [_without_calls(node) for node in body]
     used = {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
-    unused = [f"import {name}" for name in ("ctypes", "subprocess") if name not in used]
+    unused = [
+        f"import {name}" for name in ("ctypes", "subprocess", "concurrent.futures") if name.partition(".")[0] not in used
+    ]
     body = [node for node in body if not (isinstance(node, ast.Import) and ast.unparse(node) in unused)]
     return ast.Module(body, tree.type_ignores)
 

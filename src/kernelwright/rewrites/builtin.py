@@ -6,7 +6,7 @@ candidates so far. A record's techniques name its recipe, so the same history gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernelwright.records import Candidate, Evaluation, Task
@@ -24,6 +24,14 @@ _DIRECT = 2
 """Best candidates with a CUDA graph that are tried with one that saves the launches of copies. Our choice."""
 _SHORT_US = 1000.0
 """Latency of a call above which the launches of copies do not matter. Our choice."""
+_NEARLY = 0.9
+"""Estimate of a long call with a graph from which it is tried without. Our choice."""
+_GRAPH_OF = {
+    "compile": "compile-cuda-graph",
+    "cudnn-benchmark": "cudnn-cuda-graph",
+    "channels-last": "channels-last-cuda-graph",
+}
+"""Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -194,6 +202,8 @@ class BuiltinPolicy:
         graphs = [one for one in _best(context) if one[0].wrapper in wrappers.DIRECT and one[1] not in long]
         for recipe, sha256 in graphs[:_DIRECT]:
             yield replace(recipe, wrapper=wrappers.DIRECT[str(recipe.wrapper)]), sha256
+        for recipe in _without_graph(workshop, looks):
+            yield recipe, None
         for recipe, sha256 in _best(context):
             for derived in _derived(workshop, recipe):
                 yield derived, sha256
@@ -239,9 +249,26 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         for name in fired:
             yield Recipe(frozenset({name}))
     for name in workshop.wrappers():
-        yield Recipe(wrapper=name)
-        if built and name in wrappers.KEEPS_LAYOUT:
+        later = name in _GRAPH_OF and workshop.device.startswith("cuda")
+        if name in wrappers.KEEPS_LAYOUT or not later:
+            yield Recipe(wrapper=name)
+        if built and name in wrappers.KEEPS_LAYOUT and not later:
             yield replace(whole, wrapper=name)
+
+
+def _without_graph(workshop: Workshop, looks: Sequence[Screened | Evaluation]) -> Iterator[Recipe]:
+    """Wrappers without the graph that hindered: it failed, or its copies cost more than launches that a long call hides."""
+    whole = Recipe(frozenset(rule.name for rule in RULES if rule.always))
+    found = {one.techniques: one for one in looks if one.policy == BuiltinPolicy.name}
+    for name in workshop.wrappers() if workshop.device.startswith("cuda") else ():
+        for recipe in (Recipe(wrapper=name), whole) if name in _GRAPH_OF else ():
+            graph = workshop.build(replace(recipe, wrapper=_GRAPH_OF[name]))
+            look = found.get(graph.techniques) if graph else None
+            if look is None or (recipe is whole and name not in wrappers.KEEPS_LAYOUT):
+                continue
+            gain = look.estimate if isinstance(look, Screened) else look.speedup
+            if gain is None or (gain > _NEARLY and (look.candidate_us or 0.0) > _SHORT_US):
+                yield replace(recipe, wrapper=name)
 
 
 def _best(context: Context) -> Iterator[tuple[Recipe, str]]:
