@@ -284,6 +284,24 @@ def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: s
     assert not apply_rules(text, fuse="cuda", single=True).fired
 
 
+@pytest.mark.parametrize(
+    ("layer", "sizes", "tile"),
+    [
+        ("nn.Conv2d(32, 64, 3, padding=1)", "4, 32, 64, 64", "(64, 64, 32)"),
+        ("nn.Conv2d(3, 64, 3, padding=1)", "4, 3, 64, 64", "(64, 64, 32)"),
+        ("nn.Conv2d(32, 128, 3)", "4, 32, 65, 65", "(64, 128, 32)"),
+        ("nn.Conv2d(16, 64, 3, padding=1)", "4, 16, 64, 64", "(128, 64, 16)"),
+        ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", "(256, 32, 16)"),
+        ("nn.Conv3d(3, 64, 3, padding=1)", "4, 3, 16, 32, 32", "(128, 64, 16)"),
+    ],
+)
+def test_images_with_many_channels_begin_with_long_steps(layer: str, sizes: str, tile: str) -> None:
+    text = task_text("return self.c(a)", f"torch.empty({sizes})", f"self.c = {layer}")
+    source = apply_rules(text, fuse="cuda", single=True, tiled=True).source
+    assert re.search(r"'tile': \((\([^)]*\))", source)[1] == tile
+    assert ("'warps': (4, 8), 'stages': (2, 3, 4)" in source) == tile.endswith("32)")
+
+
 @pytest.mark.parametrize("channels", [8, 32])
 def test_no_tile_divides_by_a_number_of_taps_that_may_be_zero(channels: int) -> None:
     """Even rows have no tap here. LLVM dropped that case where it found the number of taps as a divisor."""

@@ -60,9 +60,11 @@ class ConvolutionKernel(TritonKernel):
         body.append("in_tile = in_points & in_channels")
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
         body += Statements(self, 0, "in_tile", masks).steps()
+        inputs = shape(found.source)[1] // found.groups
+        long_steps = rank == 2 and (inputs % 32 == 0 or inputs % LEAST_SUM > 0)
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
         lines = [
-            f"{knobs} = {self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0)!r}",
+            f"{knobs} = {self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0, long_steps=long_steps)!r}",
             f'{", ".join(declared)} = {knobs}["tile"][0]',
             "",
             "",
@@ -77,13 +79,17 @@ class ConvolutionKernel(TritonKernel):
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
 
     @staticmethod
-    def _choices(outputs: int, *, whole: bool) -> dict[str, tuple[Any, ...]]:
+    def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
         channels = max(16, min(128, 1 << (outputs - 1).bit_length()))
         # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
         points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
-        return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
+        if not long_steps or channels < 64:
+            return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
+        # On an H200 images want long steps, which volumes do not: 1.80 and 2.12 times eager, 1.09 and 0.99 with short ones.
+        tiles = ((max(64, points // 2), channels, 32), tiles[1], tiles[0], tiles[3])
+        return {"tile": tuple(dict.fromkeys(tiles)), "warps": (4, 8), "stages": (2, 3, 4)}
 
     def _products(self, found: Geometry, units: Sequence[int]) -> list[str]:
         """The tile's sums of products of inputs and weights, in `acc`."""
