@@ -14,8 +14,9 @@ from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
+from kernelwright.rewrites.normalise import UntraceableError
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
-from kernelwright.rewrites.tracing import Trace, UntraceableError, trace
+from kernelwright.rewrites.tracing import Trace, trace
 
 _BY_NAME = {rule.name: rule for rule in RULES}
 _LOOKS_FASTER = 1.02

@@ -19,9 +19,9 @@ from torch import fx
 
 from kernelwright.judge.check.guard import RESPELLED
 from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
-from kernelwright.rewrites.normalise import aliases_placeholder
+from kernelwright.rewrites.normalise import UntraceableError, aliases_placeholder
 from kernelwright.rewrites.spelling import Speller
-from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError
+from kernelwright.rewrites.tracing import OperatorGraph, Trace
 
 LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""

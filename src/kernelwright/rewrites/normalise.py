@@ -6,14 +6,19 @@ from typing import Any, cast
 
 from torch import fx
 
+from kernelwright.errors import InternalError
 from kernelwright.rewrites.graph import aten, is_call, is_mutable, is_tensor, value
 
 BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift_fresh_copy)
 """Operators that only matter to autograd or to the exporter: their result is their input."""
 
 
-class SharedStorageError(NotImplementedError):
-    """An operator writes to storage that another value shares."""
+class UntraceableError(InternalError):
+    """A task has no operator graph that could be printed as source. The policy then only wraps the module."""
+
+
+class SharedStorageError(UntraceableError):
+    """An operator writes to storage that another value shares: the exporter's functional form may still be printed."""
 
 
 def normalise(graph: fx.Graph) -> None:
@@ -22,7 +27,8 @@ def normalise(graph: fx.Graph) -> None:
     Only counters of buffers (`num_batches_tracked += 1`) stay in place, because they are seen from outside.
 
     Raises:
-        NotImplementedError: an operator writes to an input, a parameter or storage shared with another value.
+        SharedStorageError: an operator writes to storage that another value shares.
+        UntraceableError: an operator writes to an input or a parameter, or has no functional form.
     """
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -44,20 +50,20 @@ def normalise(graph: fx.Graph) -> None:
 def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
     target = node.args[0]
     if not is_tensor(target):
-        raise NotImplementedError(f"{node.target} writes to something that is no tensor")
+        raise UntraceableError(f"{node.target} writes to something that is no tensor")
     target = cast(fx.Node, target)
     if target.op == "placeholder":
         counts = target.meta.get("role") == "state" and is_call(node, aten.add_) and not node.users
         if counts and all(is_mutable(user) for user in target.users):
             return
-        raise NotImplementedError(f"{node.target} writes to {target.name}")
+        raise UntraceableError(f"{node.target} writes to {target.name}")
     if _shares_storage(target):
         raise SharedStorageError(f"{node.target} writes to storage that another value shares")
     name = cast(Any, node.target)._schema.name.split("::")[1]
     packet = getattr(aten, name.removesuffix("_"), None)
     overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None
     if overload is None or overload._schema.is_mutable:
-        raise NotImplementedError(f"{node.target} has no form that leaves its input alone")
+        raise UntraceableError(f"{node.target} has no form that leaves its input alone")
     nodes = list(graph.nodes)
     later = set(nodes[nodes.index(node) + 1 :])
     node.target = overload

@@ -21,19 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from kernelwright.errors import InternalError
 from kernelwright.records import Task
 from kernelwright.rewrites.graph import contiguous_strides
-from kernelwright.rewrites.normalise import SharedStorageError, normalise
+from kernelwright.rewrites.normalise import SharedStorageError, UntraceableError, normalise
 from kernelwright.rewrites.recurrent_shapes import without_steps
 from kernelwright.tasks import printing_aside
 
 LARGEST_CONSTANT = 64
 """Tensors made inside `forward` from literals are printed as literals up to this many elements."""
-
-
-class UntraceableError(InternalError):
-    """A task has no operator graph that could be printed as source. The policy then only wraps the module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +203,7 @@ def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signatu
             raise UntraceableError(f"it takes an input of kind {spec.kind}")
     if mode is None:
         raise UntraceableError("it has no tensor input or parameter")
-    try:
-        normalise(graph)
-    except SharedStorageError:
-        raise
-    except NotImplementedError as error:
-        raise UntraceableError(str(error)) from error
+    normalise(graph)
     return OperatorGraph(graph=graph, mode=mode, output_spec=exported.call_spec.out_spec)
 
 
