@@ -17,7 +17,7 @@ from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import next_of, tuning_pays
+from kernelwright.search.schedule import compiling_pays, next_of, tuning_pays
 from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
@@ -66,6 +66,20 @@ def test_an_autotuner_must_be_able_to_win():
     assert not tuning_pays([screened(COMPILED, 0.5)]), "the reference itself is ahead"
     at_the_roofline = screened(COMPILED, 2.0, candidate_us=10.5, least_us=10.0)
     assert not tuning_pays([at_the_roofline])
+
+
+def test_torch_compile_is_not_asked_again_where_it_was_slow_and_far_behind():
+    slow, quick = ({"elapsed_s": seconds} for seconds in (20.0, 19.0))
+    assert compiling_pays([screened(PLAIN, 2.0)]), "nothing tells how torch.compile does"
+    assert compiling_pays([screened(PLAIN, 2.0), screened(COMPILED, 1.0, **quick)])
+    assert compiling_pays([screened(PLAIN, 2.0), screened(COMPILED, 1.4, **slow)])
+    assert not compiling_pays([screened(PLAIN, 2.0), screened(COMPILED, 1.3, **slow)])
+    assert not compiling_pays([screened(COMPILED, 0.6, **slow)]), "the reference itself is ahead"
+    waiting = [Candidate(source=text) for text in (TUNED, COMPILED + "# another")]
+    behind = [screened(PLAIN, 2.0), screened(COMPILED, 1.3, **slow)]
+    assert next_of(waiting, [], behind[:1], lambda kind: True) is waiting[1]
+    assert next_of(waiting, [], behind, lambda kind: True) is None
+    assert next_of([*waiting, Candidate(source=TRITON)], [], behind, lambda kind: True).source == TRITON
 
 
 class Proposes:

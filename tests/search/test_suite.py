@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from kernelwright.judge import Settings
@@ -109,6 +111,49 @@ def test_without_the_baselines_that_were_asked_for_nothing_is_handed_out(tmp_pat
     assert [(one["speedup"], one["ahead"], one["baselines_measured"]) for one in result.tasks] == [(1.4, False, False)] * 2
     assert not (tmp_path / "optimized").exists()
     assert "| not measured yet | 1.40x (1.33 to 1.47) | - | no |" in (tmp_path / "table.md").read_text()
+
+
+LIMIT_S = 30
+"""Time after which a test that waits for ever has failed."""
+
+
+@pytest.mark.parametrize(("beside", "ahead"), [(1, True), (0, False)])
+def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, monkeypatch, beside, ahead):
+    asked = threading.Event()
+
+    class ScreensSlowly(Screens):
+        def __init__(self, devices, settings, policy):
+            assert devices == ["cuda:0"]
+
+        def screen(self, jobs, stop=None):
+            for job in jobs:
+                if job.task.id == "two" and ahead:
+                    assert asked.wait(LIMIT_S), "the judge waits for the last task"
+                yield from super().screen([job])
+
+    class JudgesAtOnce(Judges):
+        def evaluate(self, jobs, stop=None):
+            for job, found in super().evaluate(jobs):
+                asked.set()
+                yield job, found
+
+    monkeypatch.setattr(searching, "Searchers", ScreensSlowly)
+    monkeypatch.setattr(searching, "JudgePool", JudgesAtOnce)
+    monkeypatch.setattr(searching, "SCREENED_BESIDE", beside)
+    MEASURED.clear()
+    run, heard = RunDirectory(tmp_path), []
+    search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, heard.append)
+    search.work(SUITE, [])
+    assert {(task, name) for task, name, _ in MEASURED} == {(one.id, name) for one in TASKS for name in (str(LIES), "1.4")}
+    assert (next(event for event in heard if event.judged).screened < 8) == ahead
+
+
+def test_judges_are_as_many_as_the_cores_feed(monkeypatch):
+    counts = {}
+    for cores in (4, 16, 64):
+        monkeypatch.setattr(searching.os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        counts[cores] = searching._judges_per_gpu(1), searching._judges_per_gpu(4)
+    assert counts == {4: (6, 6), 16: (10, 6), 64: (10, 10)}
 
 
 class Killed(Exception):

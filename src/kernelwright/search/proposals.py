@@ -9,7 +9,7 @@ from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.records.screened import Screened
-from kernelwright.search.schedule import next_of
+from kernelwright.search.schedule import is_worth_its_compiler, next_of
 from kernelwright.search.tuning import variants
 
 
@@ -64,6 +64,11 @@ class Proposals:
         left = [*self._waiting, *(one for sha256, one in [*self._given.items()] if sha256 not in seen)]
         return bool(self._given) and all(compiles(one.source) >= kind for one in left)
 
+    def _may_stay(self, waiting: Candidate) -> bool:
+        """Whether a proposal that waits is no reason to leave the policy unasked: it comes last of all, or never."""
+        is_last = compiles(waiting.source) is Compiles.VARIANTS
+        return is_last or not is_worth_its_compiler(waiting, self.screened)
+
     def candidates(self, slots: int, takes: Callable[[Compiles], bool] | None = None) -> Iterator[Candidate | None]:
         """Candidates to look at, one after the other; None where the next depends on one that is being looked at.
 
@@ -77,7 +82,7 @@ class Proposals:
         while len(taken) < self._budget:
             seen = self._context.seen
             busy = [one for sha256, one in given.items() if sha256 not in seen]
-            if asked_at != self.done and all(takes and compiles(one.source) is Compiles.VARIANTS for one in waiting):
+            if asked_at != self.done and all(takes and self._may_stay(one) for one in waiting):
                 asked_at = self.done
                 self._tell("proposing", False)
                 most = self._budget - self.done + len(waiting)

@@ -18,6 +18,11 @@ from kernelwright.records.screened import Screened, ranked
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""
 _UNKNOWN_ROOM = 2.0
+_LONG_COMPILE_S = 20.0
+"""Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
+_FAR_BEHIND = 0.7
+"""Share of the best estimate below which torch.compile's are no reason to wait for it again. On 42 tasks that were screened
+beside judges no best estimate would have been lost; with 0.8 one (results/2026-11-24-search-h200)."""
 
 
 def room(screened: Sequence[Screened]) -> float:
@@ -27,6 +32,15 @@ def room(screened: Sequence[Screened]) -> float:
         return _UNKNOWN_ROOM
     differ = median(abs((one.estimate or 1.0) / (order[0].estimate or 1.0) - 1.0) for one in order)
     return max(1.0, order[0].candidate_us / order[0].least_us) * (1.0 + differ)
+
+
+def compiling_pays(screened: Sequence[Screened]) -> bool:
+    """Whether torch.compile may be asked once more: not where a look at it took long, and what it gave is far behind."""
+    compiled = [one for one in screened if compiles(one.source) is Compiles.INDUCTOR]
+    if all(one.elapsed_s < _LONG_COMPILE_S for one in compiled):
+        return True
+    best = max((one.estimate or 0.0 for one in compiled if one.correct), default=0.0)
+    return best >= _FAR_BEHIND * max([1.0, *(one.estimate or 0.0 for one in ranked(screened)[:1])])
 
 
 def tuning_pays(screened: Sequence[Screened]) -> bool:
@@ -43,6 +57,17 @@ def tuning_pays(screened: Sequence[Screened]) -> bool:
     return compiled is None or (compiled.estimate or 0.0) >= max(1.0, order[0].estimate or 0.0)
 
 
+def is_worth_its_compiler(candidate: Candidate, screened: Sequence[Screened]) -> bool:
+    """Whether a proposal may still win, given how long its compiler takes."""
+    match compiles(candidate.source):
+        case Compiles.VARIANTS:
+            return tuning_pays(screened)
+        case Compiles.INDUCTOR:
+            return compiling_pays(screened)
+        case _:
+            return True
+
+
 def next_of(
     waiting: Sequence[Candidate],
     busy: Sequence[Candidate],
@@ -57,10 +82,11 @@ def next_of(
         screened: Estimates of the task so far.
         takes: Whether a process is free for a candidate of a kind.
     """
+    worth = [one for one in waiting if is_worth_its_compiler(one, screened)]
     for kind in (Compiles.NOTHING, Compiles.CODE, Compiles.INDUCTOR):
-        fitting = [one for one in waiting if compiles(one.source) is kind]
+        fitting = [one for one in worth if compiles(one.source) is kind]
         if fitting and takes(kind):
             return fitting[0]
-    if all(compiles(one.source) is Compiles.VARIANTS for one in [*waiting, *busy]):
-        return next((one for one in waiting if takes(Compiles.VARIANTS) and tuning_pays(screened)), None)
+    if all(compiles(one.source) is Compiles.VARIANTS for one in [*worth, *busy]):
+        return next((one for one in worth if takes(Compiles.VARIANTS)), None)
     return None

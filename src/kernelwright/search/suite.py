@@ -6,6 +6,7 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -42,6 +43,14 @@ from kernelwright.tasks.entries import Suite, SuiteEntry
 
 DROP_INS = "optimized"
 """Folder of a run directory with the drop-ins that are handed out."""
+SCREENED_BESIDE = 4
+"""Tasks that may still be screened when the judge begins, on a GPU: the last ones are large networks, whose compilers leave
+the GPU and most cores idle. Our choice."""
+MOST_JUDGES_PER_GPU = 10
+"""Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
+takes (results/2026-11-24-search-h200)."""
+CORES_PER_JUDGE = 1.6
+"""Processor cores for each of these judges, whose candidates compile. Our choice."""
 FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""
 SCREENING_SHARE = 0.5
@@ -137,6 +146,7 @@ class SuiteSearch:
         self._keeping = threading.RLock()
         self._ended = threading.Event()
         self._screening_over = threading.Event()
+        self._judging_begins = threading.Event()
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -169,6 +179,7 @@ class SuiteSearch:
                 self._run.append(outcome)
                 if isinstance(outcome, Screened):
                     self._states[task.sha256].screened.append(outcome)
+                    self._note_screened()
                 elif outcome.policy != BASELINE_POLICY:
                     self._file(outcome)
                 if self.errors.pop(f"{task.id} {what}", None) is not None:
@@ -203,6 +214,12 @@ class SuiteSearch:
     def _is_screened(self, state: _TaskState) -> bool:
         return state.exhausted or len(state.screened) >= self._budget or (self._minutes is not None and state.is_settled)
 
+    def _note_screened(self) -> None:
+        """Let the judge begin on a GPU once few tasks are left to be screened."""
+        left = sum(not self._is_screened(state) for state in self._states.values())
+        if left == 0 or (left <= SCREENED_BESIDE and self._devices[0].startswith("cuda")):
+            self._judging_begins.set()
+
     # --- screening ------------------------------------------------------------------------------------------------
 
     def screen(self, searchers: Searchers) -> None:
@@ -222,15 +239,18 @@ class SuiteSearch:
                         return
                     if isinstance(found, KernelwrightError):
                         self._states[job.task.sha256].exhausted = True
+                        self._note_screened()
         except BaseException:
             self._ended.set()  # before the judge takes what was screened so far for all there is
             raise
         finally:
             self._screening_over.set()
+            self._judging_begins.set()
 
     def _round(self, limit: int, tunes: bool) -> Iterator[ScreenJob]:
         with self._keeping:
-            states = sorted(self._states.values(), key=lambda state: -room(state.screened))
+            # Long programs take longest: begun last, they would hold up the rest.
+            states = sorted(self._states.values(), key=lambda state: (-room(state.screened), -len(state.task.source)))
         for state in states:
             if not self._is_screened(state) and len(state.screened) < limit and (tunes or not state.tunes_next):
                 yield ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
@@ -246,27 +266,30 @@ class SuiteSearch:
                 state.tunes_next, state.exhausted = not job.tunes, job.tunes
                 done = sorted(one.task.sha256 for one in self._states.values() if one.exhausted)
                 self._run.write_json("exhausted.json", done)
+                self._note_screened()
 
     # --- judging --------------------------------------------------------------------------------------------------
 
     def judge(self, pool: JudgePool) -> None:
         """Judge what screened tasks are owed, the most promising first, until nothing is owed.
 
-        It waits until all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its processor so
-        busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
+        It waits until nearly all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its
+        processor so busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
         """
-        self._screening_over.wait()
+        self._judging_begins.wait()
         at_work: set[tuple[str, str]] = set()
         failed: set[str] = set()
 
         def owed() -> Iterator[Job | None]:
             while not self._ended.is_set():
                 with self._keeping:
+                    is_over = self._screening_over.is_set()
                     states = sorted(self._states.values(), key=lambda state: -state.best)
                     jobs = [
                         Job(state.task, one.candidate(), self._settings_for(state, one))
                         for state in states
                         if state.task.sha256 not in failed
+                        and (is_over or self._is_screened(state))
                         and (one := state.owed(self._count)) is not None
                         and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
@@ -275,8 +298,10 @@ class SuiteSearch:
                     yield jobs[0]
                 elif at_work:
                     yield None
-                else:
+                elif is_over or self._is_late():
                     return
+                else:
+                    self._screening_over.wait(_POLL_S)
 
         for job, found in pool.evaluate(owed(), self._is_late):
             at_work.discard((job.task.sha256, job.candidate.sha256))
@@ -315,8 +340,8 @@ class SuiteSearch:
                 self._keep(state.task, error)
 
     def measure(self, suite: Suite, baselines: Sequence[str], pool: JudgePool) -> None:
-        """Measure the baselines that are owed, once all tasks are screened."""
-        self._screening_over.wait()
+        """Measure the baselines that are owed, once nearly all tasks are screened."""
+        self._judging_begins.wait()
         owed = owed_in(self._run, replace(suite, entries=_without_candidates(suite)), baselines, self._settings).rotations
         for rotation, found in pool.rotate(owed, self._is_late):
             for index, baseline in enumerate(rotation.baselines):
@@ -326,7 +351,7 @@ class SuiteSearch:
     def work(self, suite: Suite, baselines: Sequence[str]) -> None:
         """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""
         on_gpu = self._devices[0].startswith("cuda")
-        count = JUDGES_PER_GPU if on_gpu else 1
+        count = _judges_per_gpu(len(self._devices)) if on_gpu else 1
         searchers = Searchers(self._devices, self._settings, policy=self._policy.name)
         pools = [JudgePool(self._devices, self._settings, count)]
         # On a processor baselines wait for the candidates: judges beside one another only wait.
@@ -346,6 +371,7 @@ class SuiteSearch:
             parts.append(lambda: self.screen(searchers))
         else:
             self._screening_over.set()
+            self._judging_begins.set()
         if on_gpu:
             parts.append(lambda: self.measure(suite, baselines, pools[1]))
         with ThreadPoolExecutor(len(parts)) as threads:
@@ -435,6 +461,12 @@ def search_suite(
     result = summarise(run, search.winners(suite), search.errors)
     search.hand_out(result.tasks)
     return result
+
+
+def _judges_per_gpu(gpus: int) -> int:
+    """As many as the cores feed, at least as many as beside other work."""
+    fed = int(len(os.sched_getaffinity(0)) / gpus / CORES_PER_JUDGE)
+    return max(JUDGES_PER_GPU, min(MOST_JUDGES_PER_GPU, fed))
 
 
 def _without_candidates(suite: Suite) -> tuple[SuiteEntry, ...]:

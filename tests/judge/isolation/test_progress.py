@@ -84,7 +84,13 @@ def test_other_processes_are_no_progress(looks, name):
 
 @pytest.mark.parametrize(
     "path",
-    ["/p/torch/_dynamo/convert_frame.py", "/p/triton/compiler/compiler.py", "/p/triton/backends/nvidia/compiler.py"],
+    [
+        "/p/torch/_dynamo/convert_frame.py",
+        "/p/torch/_inductor/scheduler.py",
+        "/p/torch/_inductor/codegen/simd.py",
+        "/p/triton/compiler/compiler.py",
+        "/p/triton/backends/nvidia/compiler.py",
+    ],
 )
 def test_a_compiler_in_the_workers_own_process_is_progress_while_it_computes(looks, path):
     above = frames(("/p/contextlib.py", 3, "inner"), (path, 100, "compile"), ("/tmp/x/candidate.py", 12, "forward"))
@@ -92,6 +98,22 @@ def test_a_compiler_in_the_workers_own_process_is_progress_while_it_computes(loo
     assert looks.watch.compiled_s == 10.0
     assert not looks.look(25.0, {7: ("python3", 1.1)}, above)
     assert looks.look(26.0, {7: ("python3", 1.1)}, above), "it waits for something"
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_compiler_in_any_of_the_workers_threads_is_progress(looks, at):
+    threads = [frames(("/p/threading.py", 3, "wait"), ("/tmp/x/candidate.py", 12, "forward"))]
+    threads.insert(at, frames(("/p/torch/_dynamo/convert_frame.py", 100, "compile"), ("/tmp/x/candidate.py", 9, "capture")))
+    assert not looks.look(10.0, {7: ("python3", 9.0)}, "".join(threads))
+    assert not looks.look(25.0, {7: ("python3", 9.1)})
+    assert looks.look(26.0, {7: ("python3", 9.1)})
+
+
+def test_results_of_a_compiler_that_run_in_two_threads_are_no_progress(looks):
+    running = frames(("/p/torch/_inductor/runtime/triton_heuristics.py", 3, "run"), ("/tmp/x/candidate.py", 12, "forward"))
+    assert not looks.look(10.0, {7: ("python3", 9.0)}, running + running)
+    assert looks.look(16.0, {7: ("python3", 15.0)}, running + running)
+    assert looks.watch.detail() == "no compiler was at work; it was last seen in candidate.py, line 12, in forward"
 
 
 def test_what_was_written_before_is_not_read_again(looks):

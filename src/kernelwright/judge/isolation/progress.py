@@ -19,10 +19,14 @@ _COMPILERS = re.compile(
 )
 """Names of processes as the kernel knows them."""
 _LIBRARIES = re.compile(
-    r"/torch/(_dynamo/(convert_frame|symbolic_convert)|jit/(_script|frontend)|cuda/_utils)\.py|/triton/(compiler|backends)/"
+    r"/torch/(_dynamo/(convert_frame|symbolic_convert)|_inductor/(graph|scheduler|lowering)|jit/(_script|frontend)|cuda/_utils)\.py"
+    r"|/torch/_inductor/codegen/|/triton/(compiler|backends)/"
     r"|/numba/core/|/cupy/cuda/compiler\.py|/cutlass/base_dsl/|/tilelang/|/tvm/"
 )
-"""Python files that are on the stack while a compiler works in the worker's own process, and not while its result runs."""
+"""Python files that are on the stack while a compiler works in the worker's own process, and not while its result runs.
+
+Inductor's own are among them: an account ends after a hundred frames, and its recursion over a large graph is deeper.
+"""
 _FRAME = re.compile(r'^  File "([^"\n]{1,4096})", line (\d{1,9}|\?\?\?) in (.{1,200})$', re.MULTILINE)
 _DUMP = "(most recent call first)"
 _DUMP_BYTES_MAX = 1 << 16
@@ -87,19 +91,19 @@ class CompilerWatch:
         return worked_s >= least_s or (self._in_library() and own_s >= least_s)
 
     def _in_library(self) -> bool:
-        """Whether the worker's latest account has a compiler above the candidate's own code."""
+        """Whether a thread of the worker's latest account has a compiler above the candidate's own code."""
         size = os.fstat(self._stack).st_size
         start = max(self._read_from, size - _DUMP_BYTES_MAX)
         self._read_from = size
         text = os.pread(self._stack, size - start, start).decode("utf-8", "replace")
-        frames = _FRAME.findall(text.rpartition(_DUMP)[2])
         self._where = ""
-        for path, line, function in frames:
-            if _LIBRARIES.search(path):
-                return True
-            if path.endswith("/candidate.py"):
-                self._where = f"; it was last seen in candidate.py, line {line}, in {function}"
-                break
+        for thread in text.split(_DUMP)[1:]:
+            for path, line, function in _FRAME.findall(thread):
+                if _LIBRARIES.search(path):
+                    return True
+                if path.endswith("/candidate.py"):
+                    self._where = f"; it was last seen in candidate.py, line {line}, in {function}"
+                    break
         return False
 
 

@@ -104,6 +104,6 @@ def prepare_directories(private: Path, build: Path) -> None:
         **COMPILER_ENVIRONMENT,
     }
     stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
     tempfile.tempdir = None  # some module imported before the fork may have asked for it already
     os.chdir(private)
