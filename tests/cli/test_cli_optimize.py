@@ -11,7 +11,8 @@ import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
 from kernelwright.errors import CandidateError, PolicyError, UsageError
-from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Verdict
+from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
+from kernelwright.records.screened import screened_of
 from kernelwright.tasks.suites import load_suite
 
 TASK = """import torch
@@ -45,6 +46,9 @@ def evaluation(**changes: object) -> Evaluation:
         "techniques": ("diagonal-operand",),
     }
     return Evaluation.model_validate(values | changes)
+
+
+ESTIMATE = screened_of(Task(id="task", source=TASK), Candidate(source="#"), correct=True, estimate=1.2)
 
 
 @pytest.fixture
@@ -173,18 +177,26 @@ def test_a_budget_of_nothing_is_refused_and_leaves_nothing(place):
     assert not (place / "run").exists()
 
 
-def test_an_interrupt_says_what_is_kept_and_how_to_go_on(place, search, capsys):
+@pytest.mark.parametrize(
+    ("records", "kept"),
+    [
+        ([evaluation()], "1 finished evaluations are"),
+        ([ESTIMATE, ESTIMATE, evaluation()], "2 estimates and 1 finished evaluations are"),
+        ([ESTIMATE, ESTIMATE], "2 estimates and 0 finished evaluations are"),
+    ],
+)
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(place, search, capsys, records, kept):
     def interrupted(task, *, out, **_):
-        RunDirectory(out).append(evaluation())
+        run = RunDirectory(out)
+        for record in records:
+            run.append(record)
         raise KeyboardInterrupt
 
     search(interrupted)
     assert optimize() == 130
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines()[-1] == (
-        "interrupted: 1 finished evaluations are in run; the same command with --out run goes on"
-    )
+    assert captured.err.splitlines()[-1] == f"interrupted: {kept} in run; the same command with --out run goes on"
 
 
 def test_a_failing_policy_is_infrastructure(place, search, capsys):

@@ -274,5 +274,7 @@ def kept_in(path: Path) -> str:
 
     if not path.is_dir() or RunDirectory(path).holds_only_what_was_asked:
         return "nothing was judged yet"
-    count = sum(1 for _ in RunDirectory(path).evaluations())
-    return f"{count} finished evaluations are in {path}; the same command with --out {path} goes on"
+    run = RunDirectory(path)
+    screened, judged = sum(1 for _ in run.screened()), sum(1 for _ in run.evaluations())
+    estimates = f"{screened} estimates and " if screened else ""
+    return f"{estimates}{judged} finished evaluations are in {path}; the same command with --out {path} goes on"
