@@ -72,6 +72,7 @@ class SearchOptions(TypedDict, total=False):
     on_event: Callable[[SearchEvent], None] | None
     seed: int
     evaluator: Evaluator | None
+    baselines: Sequence[str] | None
 
 
 @overload
@@ -97,6 +98,7 @@ def optimize(
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
     evaluator: Evaluator | None = None,
+    baselines: Sequence[str] | None = None,
 ) -> OptimizeResult | ModelResult:
     """Search for a verified faster version of a model or a task, and confirm it by an independent re-measurement.
 
@@ -106,14 +108,11 @@ def optimize(
 
         result = kernelwright.optimize("scale.py", out="scale-run", budget=12)
         if result.best is not None:
-            print(result.best.speedup_low, result.run / "optimized.py")
+            print(result.best.speedup_low, result.beside, result.drop_in)
 
-    Proposals of the policy `builtin` are screened: a quick look, which a candidate could fool, estimates each. The judge
-    then takes the best few. Those of other policies are judged one by one.
-
-    Writes `screened.jsonl`, `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement
-    was confirmed, `optimized.py` into `out`. Every record is on disk before its policy hears of it: killed at any moment and
-    called again with the same arguments, it goes on where it was.
+    Writes records, `report.html` and, where a confirmed improvement is certainly ahead of the best baseline measured,
+    `optimized.py` into `out`; other improvements over eager are in `not_ahead.py`. Every record is on disk before its policy
+    hears of it: killed at any moment and called again with the same arguments, it goes on where it was.
 
     Args:
         task: A model in memory, a record, a Python file in KernelBench's format or the id of a built-in task.
@@ -123,11 +122,12 @@ def optimize(
         policy: Who proposes candidates: `builtin`, or a policy such as one of `contrastive.model_policy.policy_for_run`.
         device: `auto` (for a model where it is), `cpu`, `cuda` or `cuda:N`.
         budget: Proposals to look at for each form of inputs, those already in `out` included.
-        judged: Screened candidates that the judge takes; those that look too good come on top.
+        judged: Candidates of `builtin` that the judge takes, screened ones; those that look too good come on top.
         settings: Of the judge.
         on_event: Told about progress.
         seed: Of the policy.
         evaluator: Who judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
+        baselines: Names as of `bench`, to measure beside. By default torch.compile and a CUDA graph on a GPU, none on a CPU.
 
     Returns:
         The run directory, the confirming evaluation of the best candidate (None when nothing was confirmed to be faster)
@@ -156,6 +156,7 @@ def optimize(
             on_event=on_event,
             seed=seed,
             evaluator=evaluator,
+            baselines=baselines,
         )
 
     if not isinstance(task, Task | str | Path):

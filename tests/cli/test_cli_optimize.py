@@ -10,9 +10,11 @@ import pytest
 import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
-from kernelwright.errors import CandidateError, PolicyError, UsageError
+from kernelwright.errors import CandidateError, DeviceError, PolicyError, UsageError
+from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.screened import screened_of
+from kernelwright.search.beside import Beside, chosen_baselines
 from kernelwright.tasks.suites import load_suite
 
 TASK = """import torch
@@ -76,8 +78,9 @@ def optimize(*arguments: str) -> int:
 def found(best: Evaluation | None, tell: bool = False):
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
-    def search(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes):
+    def search(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes, baselines):
         assert tune is None
+        assert baselines is None
         assert zygotes.plain.process.poll() is None, "they import torch while the command does"
         assert judged == 3
         assert (task.source, policy.name, device, budget) == (TASK, "builtin", "cpu", 5)
@@ -99,6 +102,8 @@ def test_what_was_found_is_one_json_object(place, search, capsys):
         "evaluations": 1,
         "screened": 0,
         "best": {"speedup": 2.0, "speedup_low": 1.9, "source": "class ModelNew: pass"},
+        "beside": None,
+        "drop_in": None,
     }
     assert "1/5  improvement  2x [1.9, 2.1], noise floor 1.00%  diagonal-operand" in captured.err
     assert "\x1b[31m" not in captured.err
@@ -112,13 +117,62 @@ def test_finding_nothing_is_a_result(place, search, capsys):
     assert "none: no improvement was confirmed" in capsys.readouterr().out
 
 
+def test_baselines_are_named_and_what_is_not_ahead_of_them_is_no_drop_in(place, search, capsys):
+    from kernelwright.search.optimize import NOT_AHEAD, OptimizeResult
+
+    def searched(task, *, out, baselines, **_):
+        assert baselines == ["compile", "cudagraph-fresh"]
+        beside = Beside(
+            baselines={"compile": 1.95, "cudagraph-fresh": 0.9},
+            best="compile",
+            speedup=1.026,
+            low=0.95,
+            high=1.1,
+            is_ahead=False,
+        )
+        return OptimizeResult(out, evaluation(), 1, beside=beside, drop_in=out / NOT_AHEAD)
+
+    search(searched)
+    assert optimize("--baselines", "compile, cudagraph-fresh") == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = (
+        "baselines    compile 1.95x, cudagraph-fresh 0.90x; not certainly ahead of the fastest, compile: 1.026x [0.95, 1.1]"
+    )
+    assert said in lines
+    assert "not ahead    run/not_ahead.py" in lines
+    assert not any(line.startswith("drop-in") for line in lines)
+
+
+def test_baselines_that_there_are_not_are_refused(place, capsys):
+    assert optimize("--baselines", "compiled") == 2
+    assert "Wanted baselines from eager, compile" in capsys.readouterr().err
+    assert optimize("--baselines", "cudnn") == 3
+    assert "Wanted a GPU for the baseline cudnn" in capsys.readouterr().err
+    assert optimize("--baselines", "compile", "--check-only") == 2
+    assert "found others. Name eager alone" in capsys.readouterr().err
+    assert not (place / "run").exists()
+
+
 class Judges:
-    """An evaluator with one verdict for each call."""
+    """An evaluator with one verdict for each call, and baselines all as fast as is said."""
 
     slots = 1
 
-    def __init__(self, *speedups: float) -> None:
+    def __init__(self, *speedups: float, compiled: float | None = None) -> None:
         self.speedups = list(speedups)
+        self.compiled = compiled
+
+    def rotate(self, rotations, stop=None):
+        for job in rotations:
+            if self.compiled is None:
+                yield job, DeviceError("no memory")
+                continue
+            found = []
+            for one in job.baselines:
+                values = {"speedup": self.compiled, "speedup_low": self.compiled - 0.1, "speedup_high": self.compiled + 0.1}
+                hashes = {"task_sha256": job.task.sha256, "candidate_sha256": one.sha256, "reference_us": 10.0}
+                found.append(evaluation(policy="baseline", techniques=one.techniques, **values, **hashes))
+            yield job, found
 
     def evaluate(self, jobs, stop=None):
         for job in jobs:
@@ -153,6 +207,7 @@ def test_a_search_says_what_lasts_and_goes_on_where_it_was(place):
 
     settings = {"policy": OneIdea(), "device": "cpu", "out": "run", "on_event": hear}
     lost = kernelwright.optimize("task.py", **settings, evaluator=Judges(2.0, 1.0))
+    assert (lost.beside, lost.drop_in) == (None, None)
     assert (lost.best, lost.evaluations) == (None, 1)
     lost_words = "the improvement of diagonal-operand did not hold when measured again"
     assert said == ["the policy has nothing more to try", lost_words]
@@ -160,6 +215,53 @@ def test_a_search_says_what_lasts_and_goes_on_where_it_was(place):
     again = kernelwright.optimize("task.py", **settings, evaluator=Judges())
     assert (again.best, again.evaluations) == (None, 1)
     assert said[0] == "resuming after 1 proposals"
+
+
+@pytest.mark.parametrize(("compiled", "name"), [(1.5, "optimized.py"), (1.9, "not_ahead.py"), (None, "not_ahead.py")])
+def test_a_drop_in_is_handed_out_only_where_it_is_certainly_ahead_of_the_baselines_asked_for(place, compiled, name):
+    said = []
+    settings = {"policy": OneIdea(), "device": "cpu", "out": "run", "on_event": lambda event: said.append(event.message)}
+    judges = Judges(2.0, 2.0, compiled=compiled)
+    result = kernelwright.optimize("task.py", **settings, evaluator=judges, baselines=["eager", "compile"])
+    assert result.best is not None
+    assert result.drop_in == Path("run") / name
+    assert result.is_handed_out == (name == "optimized.py")
+    assert sorted(path.name for path in place.glob("run/*.py")) == [name]
+    text = (place / "run" / name).read_text()
+    assert f"from {name.removesuffix('.py')} import ModelNew" in text
+    if compiled is None:
+        assert result.beside is None
+        assert "baselines could not be measured: no memory" in said
+        return
+    assert result.beside is not None
+    assert (result.beside.baselines, result.beside.best) == ({"compile": compiled}, "compile")
+    assert (result.beside.low, result.beside.high) == (1.9 / (compiled + 0.1), 2.1 / (compiled - 0.1))
+    assert f"Baselines over eager: compile {compiled:.3f}x. Over the best of them, compile, this is" in text
+    # What is on record is not measured again.
+    assert kernelwright.optimize("task.py", **settings, evaluator=Judges(), baselines=["compile"]) == result
+
+
+def test_on_a_gpu_torch_compile_and_a_graph_are_measured_unless_others_are_named():
+    timed = Settings()
+    assert chosen_baselines(None, "cuda:0", timed, None) == ["compile", "cudagraph-fresh"]
+    assert chosen_baselines(None, "cpu", timed, None) == []
+    assert chosen_baselines(None, "cuda:0", Settings(timed=False), None) == []
+    assert chosen_baselines(["eager"], "cuda:0", timed, None) == []
+    assert chosen_baselines(["cudnn"], "cuda:0", timed, None) == ["cudnn"]
+
+
+def test_baselines_take_an_evaluator_that_measures_them_together(place):
+    class OnlyJudges:
+        slots = 1
+
+        def evaluate(self, jobs, stop=None):
+            return iter(())
+
+        def close(self, *, at_once=False):
+            pass
+
+    with pytest.raises(UsageError, match="an evaluator such as JudgePool"):
+        kernelwright.optimize("task.py", out="run", policy=OneIdea(), evaluator=OnlyJudges(), baselines=["compile"])
 
 
 def test_a_candidate_that_is_not_there_is_an_error_of_its_own(place):

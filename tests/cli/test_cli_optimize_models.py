@@ -89,7 +89,7 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["kind"], seen["options"] = kind, options
         return Silent()
 
-    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes):
+    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes, baselines):
         assert zygotes is None, "nothing is screened"
         from kernelwright.records.policy import Context
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kernelwright.search.suite import SuiteEvent
     from kernelwright.tasks.entries import Suite
 
-BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn"
-
 
 @click.command("bench", short_help="Judge a suite's candidates and baselines, or search its tasks, in one run.")
 @click.argument("suite")
@@ -37,7 +35,7 @@ BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fres
 @click.option(
     "--baselines",
     metavar="LIST",
-    help=f"Of {BASELINES}. By default eager,compile; with --check-only eager, which is not timed then.",
+    help=f"Of {options.BASELINES}. By default eager,compile; with --check-only eager, which is not timed then.",
 )
 @click.option(
     "--candidates",
@@ -103,15 +101,15 @@ def command(
     if settings.strict_fp32 and strict_fp32_too:
         raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     by_default = "eager,compile" if settings.timed else "eager"
-    wanted = _words(by_default if baselines is None else baselines, "baselines")
+    wanted = options.words(by_default if baselines is None else baselines, "baselines")
     if not settings.timed and set(wanted) - {"eager"}:
         raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
-    chosen_levels = [_level(word) for word in _words(levels, "levels")]
+    chosen_levels = [_level(word) for word in options.words(levels, "levels")]
 
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
-    loaded = _narrowed(loaded, _words(",".join(only), "tasks") if only else None, candidates, limit)
+    loaded = _narrowed(loaded, options.words(",".join(only), "tasks") if only else None, candidates, limit)
     options.resolve_device(device, say)
     with (
         results_only(),
@@ -211,13 +209,6 @@ def _show_search(status: Status, event: SuiteEvent) -> None:
     status.update(
         f"{event.settled} of {event.tasks} tasks, {event.screened} screened, {event.judged} judged{best}{errors}{left}"
     )
-
-
-def _words(text: str, what: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise click.UsageError(f"wanted a comma-separated list of {what}, found nothing.")
-    return words
 
 
 def _level(word: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kernelwright.judge.isolation.zygote import Zygotes
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
+    from kernelwright.search.beside import Beside
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
     help="Proposals to look at, those already in DIR included.",
 )
 @options.judge_option
+@click.option(
+    "--baselines",
+    metavar="LIST",
+    help=f"To measure beside, of {options.BASELINES}; by default compile,cudagraph-fresh on a GPU, eager alone on a CPU.",
+)
 @options.out_option
 @click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
 @click.option(
@@ -77,6 +84,7 @@ def command(
     policy: str,
     budget: int,
     judged: int,
+    baselines: str | None,
     out: Path | None,
     then_sass: bool,
     sass_agent: str,
@@ -89,12 +97,14 @@ def command(
     Proposals of the policy builtin are screened: a quick look estimates each. The judge then takes the best few, and the
     winner is measured once more. Those of a language model are judged one by one.
 
-    Writes optimized.py (where an improvement was confirmed), report.html, evaluations.jsonl, screened.jsonl, config.json
-    and environment.json into DIR. Interrupt it at any moment: the same command resumes.
+    Writes optimized.py (where an improvement was confirmed that is certainly ahead of the best baseline measured),
+    report.html, evaluations.jsonl, screened.jsonl, config.json and environment.json into DIR. Interrupt it at any moment:
+    the same command resumes.
     """
     options.require_together("--then-sass", then_sass, "sass_agent", "sass_budget")
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
+    wanted = None if baselines is None else options.words(baselines, "baselines")
 
     with contextlib.ExitStack() as stack:
         zygotes = None
@@ -126,6 +136,7 @@ def command(
                 on_event=_Progress(status, budget),
                 tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
                 zygotes=zygotes,
+                baselines=wanted,
             )
     if as_json:
         emit_json(as_contract(result, loaded.id, chosen))
@@ -184,7 +195,7 @@ def screened_line(found: Screened) -> str:
 
 def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any]:
     """The object that `--json` prints; its keys are a contract with scripts."""
-    best = result.best
+    best, beside = result.best, result.beside
     return {
         "task": task,
         "device": device,
@@ -192,6 +203,8 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
         "evaluations": result.evaluations,
         "screened": result.screened,
         "best": None if best is None else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
+        "beside": None if beside is None else asdict(beside),
+        "drop_in": None if result.drop_in is None else str(result.drop_in),
     }
 
 
@@ -205,12 +218,21 @@ def in_words(result: OptimizeResult) -> str:
     else:
         lines.append(f"best         {evaluation_line(result.best)}")
         lines += [f"label        {label}: {LABELS[label]}" for label in result.best.labels]
-        lines.append(f"drop-in      {result.run / 'optimized.py'}")
+        if result.beside is not None:
+            lines.append(f"baselines    {beside_in_words(result.beside)}")
+        lines.append(f"{'drop-in      ' if result.is_handed_out else 'not ahead    '}{result.drop_in}")
     if result.screened:
         lines.append(f"screened     {result.screened}")
     lines.append(f"evaluations  {result.evaluations}")
     lines.append(f"report       {result.run / 'report.html'}")
     return "\n".join(lines)
+
+
+def beside_in_words(beside: Beside) -> str:
+    """How a winner stands against the baselines, in one line."""
+    others = ", ".join(f"{name} {speedup:.2f}x" for name, speedup in beside.baselines.items())
+    how = "ahead" if beside.is_ahead else "not certainly ahead"
+    return f"{others}; {how} of the fastest, {beside.best}: {format_speedup(beside.speedup, beside.low, beside.high)}"
 
 
 def near_miss_in_words(found: Evaluation, command: list[str]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn"
 DEVICE_DIGITS = 3
 
 
@@ -50,6 +51,14 @@ class NamedPath(click.Path):
         if isinstance(value, str) and not has_text_name(value):
             self.fail("wanted a path that is UTF-8 text, found other bytes in it. Rename the file.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def words(text: str, what: str) -> list[str]:
+    """Words of a comma-separated list; refuses a list of none."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise click.UsageError(f"wanted a comma-separated list of {what}, found nothing.")
+    return found
 
 
 def device_option(function: Function) -> Function:

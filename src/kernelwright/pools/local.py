@@ -175,7 +175,10 @@ class JudgePool:
     def close(self, *, at_once: bool = False) -> None:
         """Drop jobs that have not begun; end the processes once theirs are done, or now."""
         with self._changed:
+            dropped = [entry for entry in self._jobs if entry is not None]
             self._jobs.clear()
+        for work, future in dropped:  # somebody waits for them
+            future.set_result(InfrastructureError(f"Wanted an evaluation of {work.task.id}; the pool was closed before."))
         self._put(*(None for _ in self._threads))
         if at_once:
             self._closing = True

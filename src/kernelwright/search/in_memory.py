@@ -47,6 +47,7 @@ class ModelResult:
             if search.best is not None:
                 only_wraps = "; it only wraps the model" if Label.WRAPPER_ONLY in search.best.labels else ""
                 lines.append(f"  {inputs}: {_speedup(search.best)}{only_wraps}")
+                lines += [f"    {search.beside}"] if search.beside is not None else []
                 continue
             lines.append(f"  {inputs}: nothing was confirmed to be faster, so the model's own forward runs")
             if search.near_miss is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kernelwright
 from kernelwright.deploy.drop_in import drop_in
@@ -38,9 +39,14 @@ from kernelwright.records.screened import (
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search import then_sass
+from kernelwright.search.beside import BaselinesBeside, Beside, chosen_baselines, standing
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.then_sass import Tune, is_composed
 
+DROP_IN = "optimized.py"
+"""File of a run directory with the drop-in that is handed out."""
+NOT_AHEAD = "not_ahead.py"
+"""The same for a confirmed improvement over eager that is not certainly ahead of the best baseline."""
 NEAR_MISS = "near_miss.py"
 """File of a run directory with the source of what was nearly an improvement."""
 _POLL_S = 0.2
@@ -93,6 +99,15 @@ class OptimizeResult:
     """Estimates in the run directory."""
     near_miss: Evaluation | None = None
     """Where nothing was confirmed: what came nearest, with its source in `near_miss.py`."""
+    beside: Beside | None = None
+    """How the best stands against the best baseline; None where nothing was confirmed, or eager alone was measured."""
+    drop_in: Path | None = None
+    """The confirmed code: `optimized.py`, or `not_ahead.py` where it is not certainly ahead of the baselines asked for."""
+
+    @property
+    def is_handed_out(self) -> bool:
+        """Whether an improvement was confirmed that is certainly ahead of every baseline asked for."""
+        return self.drop_in is not None and self.drop_in.name == DROP_IN
 
 
 def optimize(
@@ -109,11 +124,13 @@ def optimize(
     tune: Tune | None = None,
     evaluator: Evaluator | None = None,
     zygotes: Zygotes | None = None,
+    baselines: Sequence[str] | None = None,
 ) -> OptimizeResult:
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
     Writes `screened.jsonl`, `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement
-    was confirmed, `optimized.py` into `out`. Run again with the same `out`, it goes on where it was.
+    was confirmed that is certainly ahead of the best baseline measured, `optimized.py` into `out`. Run again with the same
+    `out`, it goes on where it was.
 
     Args:
         task: Task to speed up.
@@ -129,50 +146,78 @@ def optimize(
         tune: Plays the assembly game on the winner's Triton kernels (`then_sass.play_with`); None leaves them as they are.
         evaluator: Pool of judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
         zygotes: What screening forks from, which stays open; by default it starts its own.
+        baselines: Names from `ALL_BASELINES` to measure beside; by default `ON_GPUS` on a GPU, and none on a CPU.
 
     Raises:
-        UsageError: `out` belongs to another task, device, policy or other settings.
+        UsageError: `out` belongs to another task, device, policy or other settings; an unknown baseline.
         TaskError, InfrastructureError: the task does not work, or this machine cannot judge it.
     """
     settings = settings or Settings()
     resolved = resolve_device(device)
     if tune is not None:
         then_sass.needs_gpu(str(resolved))
+    wanted = chosen_baselines(baselines, str(resolved), settings, evaluator)
     run = RunDirectory(out)
-    config = {
-        "kind": "optimize",
-        "task": task.id,
-        "task_sha256": task.sha256,
-        "task_source": task.source,
-        "policy": policy.name,
-        "device": str(resolved),
-        "seed": seed,
-        "settings": settings.model_dump(mode="json"),
-        "kernelwright": kernelwright.__version__,
-    }
-    run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=str(resolved))
+    asked = {"policy": policy.name, "device": str(resolved), "seed": seed, "baselines": ["eager", *wanted]}
+    _claim(run, task, asked | {"settings": settings.model_dump(mode="json")})
     tell = on_event or (lambda event: None)
     search = TaskSearch(run, task, policy, str(resolved), budget, seed, tell)
     if search.done:
         tell(SearchEvent(f"resuming after {search.done} proposals", lasting=True))
     per_device = JUDGES_PER_GPU if resolved.type == "cuda" else 1
     with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(BaselinesBeside(run, task, wanted, settings))
         # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
-        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=1))
+        ready = min(per_device, 1 + beside.are_owed)
+        pool = evaluator or stack.enter_context(JudgePool([str(resolved)], settings, per_device, ready=ready))
+        if per_device > 1:
+            beside.begin(pool)
         # Without times there is nothing to choose the best few by.
         if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged, zygotes):
             search.judge_all(pool)
         best = confirm(run, pool, task, tell)
         if best is not None and tune is not None:
             best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
+        beside.end(pool, lambda text, lasting: tell(SearchEvent(text, lasting=lasting)))
+    return _hand_out(run, task, best, bool(wanted), len(search.screened))
+
+
+def _claim(run: RunDirectory, task: Task, asked: dict[str, Any]) -> None:
+    """Take a run directory for this search; raises UsageError where it belongs to another."""
+    config = {
+        "kind": "optimize",
+        "task": task.id,
+        "task_sha256": task.sha256,
+        "task_source": task.source,
+        **asked,
+        "kernelwright": kernelwright.__version__,
+    }
+    run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=asked["device"])
+
+
+def _hand_out(run: RunDirectory, task: Task, best: Evaluation | None, has_baselines: bool, screened: int) -> OptimizeResult:
+    """Write what was confirmed, or what came nearest, and the report; files of an earlier end go."""
+    for name in (DROP_IN, NOT_AHEAD, NEAR_MISS):
+        (run.path / name).unlink(missing_ok=True)
+    found = standing(run, task, best) if best is not None else None
+    path: Path | None = None
     if best is not None:
-        run.write_text("optimized.py", drop_in(task, best, run))
+        path = run.path / (DROP_IN if not has_baselines or (found is not None and found.is_ahead) else NOT_AHEAD)
+        beside = str(found) if found is not None else ""
+        run.write_text(path.name, drop_in(task, best, run, module=path.stem, beside=beside))
     nearest = nearest_miss(run, task) if best is None else None
-    (run.path / NEAR_MISS).unlink(missing_ok=True)
     if nearest is not None:
         run.write_text(NEAR_MISS, nearest.source)
     write_report(run, run.path / "report.html")
-    return OptimizeResult(run.path, best, len(history_of(run, task)), len(search.screened), nearest)
+    return OptimizeResult(
+        run.path,
+        best,
+        len(history_of(run, task)),
+        screened,
+        nearest,
+        beside=found,
+        drop_in=path,
+    )
 
 
 def nearest_miss(run: RunDirectory, task: Task) -> Evaluation | None:

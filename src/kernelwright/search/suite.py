@@ -36,6 +36,7 @@ from kernelwright.records.screened import (
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
+from kernelwright.search.beside import beside_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLED_ROOM, room
 from kernelwright.search.searchers import ScreenJob, Searchers
@@ -396,15 +397,11 @@ class SuiteSearch:
         for line in lines:
             state = states[line["task"]]
             best = confirmed_best(state.confirmed.values())
-            if best is not None and line["ahead"]:
-                low, high = line["vs_best_baseline_interval"]
-                beside = (
-                    f"Best baseline measured: {line['best_baseline']}, {line['best_baseline_speedup']:.3f}x eager; this "
-                    f"file is {line['vs_best_baseline']:.3f}x as fast ({low:.3f} to {high:.3f})."
-                )
+            beside = beside_of(line)
+            if best is not None and beside is not None and beside.is_ahead:
                 (self._run.path / DROP_INS).mkdir(exist_ok=True)
                 name = re.sub(r"\W+", "_", state.task.id)
-                text = drop_in(state.task, best, self._run, module=name, beside=beside)
+                text = drop_in(state.task, best, self._run, module=name, beside=str(beside))
                 self._run.write_text(f"{DROP_INS}/{name}.py", text)
 
     def winners(self, suite: Suite) -> Suite:
