@@ -14,7 +14,8 @@ from kernelwright.errors import CandidateError, DeviceError, PolicyError, UsageE
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.screened import screened_of
-from kernelwright.search.beside import Beside, chosen_baselines
+from kernelwright.report.standing import Beside
+from kernelwright.search.beside import chosen_baselines
 from kernelwright.tasks.suites import load_suite
 
 TASK = """import torch

@@ -221,6 +221,18 @@ def test_a_search_says_whether_its_best_was_confirmed(tmp_path):
     assert "Nothing held when it was measured again" in page_of(tmp_path / "2", [winner, failed]).text
 
 
+@pytest.mark.parametrize(("compiled", "said"), [(1.5, "certainly ahead"), (1.99, "not certainly ahead")])
+def test_a_search_says_how_its_best_stands_against_the_baselines(tmp_path, compiled, said):
+    winner = accepted("a", 2.0).model_copy(update={"confirms": True})
+    page = page_of(tmp_path, [winner, accepted("c", compiled, policy="baseline", techniques=("compile",))])
+    assert (
+        f"Baselines over eager: compile {compiled:.3f}×. Over the fastest, compile, the best is {2 / compiled:.3f}×"
+        in page.text
+    )
+    assert f"]: {said}." in page.text
+    assert "Baselines over eager" not in page_of(tmp_path / "without", [winner]).text
+
+
 def test_tasks_of_a_bench_are_compared_with_where_they_are_recorded(tmp_path):
     run = write_run(tmp_path, [accepted("a", 2.0)])
     run.write_json("config.json", {"kind": "bench", "tasks": ["diag_matmul"]})

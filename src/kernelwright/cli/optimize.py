@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernelwright.judge.isolation.zygote import Zygotes
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
-    from kernelwright.search.beside import Beside
+    from kernelwright.report.standing import Beside
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 

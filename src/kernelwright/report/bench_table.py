@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import standings
+from kernelwright.report.standing import Beside, beside_of, standings
 from kernelwright.report.table import OVERWRITING, TaskResult, baseline_table, bench_table, tally
 
 ENTRIES = "entries.json"
@@ -46,6 +46,13 @@ def task_results(
         _result(entry, found.get(entry.task_sha256, []), run_is_strict, failed.get(entry.task, ())) for entry in entries
     ]
     return [replace(result, never_best=never_best) for result in results]
+
+
+def beside_winner(run: RunDirectory, winner: Evaluation) -> Beside | None:
+    """How a search's winner stands against the baselines of its run; None where none but eager was measured."""
+    entry = BenchEntry(winner.task, winner.task_sha256, None, winner.candidate_sha256)
+    (line,) = standings(run, task_results(run, [entry], {}))
+    return beside_of(line) if line["baselines"] else None
 
 
 def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, Any]:

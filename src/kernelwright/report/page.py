@@ -21,19 +21,21 @@ from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_o
 from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.records.scoring import log_ratios
 from kernelwright.report import charts, differences
+from kernelwright.report.bench_table import beside_winner
 from kernelwright.report.html import asset, fill, flattened, write_page
 from kernelwright.report.rows import (
     ACCEPTED,
     IMPROVEMENT,
     REJECTED,
     EvaluationRow,
+    Group,
     candidates,
     groups_of,
     matrix,
     rows_of,
 )
 from kernelwright.report.screened import screened_section, time_spent
-from kernelwright.report.standing import task_table
+from kernelwright.report.standing import Beside, task_table
 from kernelwright.report.words import near_miss
 
 LONG_KEYS = ("task_source", "tasks")
@@ -93,6 +95,7 @@ def render(run: RunDirectory) -> str:
         counts={state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)},
         superseded=len(judged) - len(standing),
         baselines=len(rows) - len(judged),
+        beside=_beside(run, config, groups),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
         matrix=matrix(groups),
@@ -106,6 +109,13 @@ def render(run: RunDirectory) -> str:
         config=flattened({key: value for key, value in config.items() if key not in LONG_KEYS}),
         data=_script_json(_details(rows, _references(config, run.read_json("tasks.json")))),
     )
+
+
+def _beside(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) -> Beside | None:
+    """How the winner of a search for one task stands against its baselines."""
+    if config.get("kind") != "optimize" or len(groups) != 1 or groups[0].best is None:
+        return None
+    return beside_winner(run, groups[0].best.evaluation)
 
 
 def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[EvaluationRow]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -25,6 +26,45 @@ class TaskOutcome(StrEnum):
     """The judge still owes verdicts on what was screened: there are estimates and no result."""
     UNTOUCHED = "untouched"
     """Nothing was screened or judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """How a winner stands against the baselines that were measured beside it."""
+
+    baselines: dict[str, float]
+    """Speedup of each over eager; without those that failed."""
+    best: str
+    """The fastest of them that keeps a drop-in's contract; `eager` where none is faster."""
+    speedup: float
+    """Of the winner over that baseline."""
+    low: float
+    high: float
+    """Ends of its 95 % interval."""
+    is_ahead: bool
+    """Whether the whole interval lies above 1."""
+
+    def __str__(self) -> str:
+        others = ", ".join(f"{name} {speedup:.3f}x" for name, speedup in self.baselines.items())
+        return (
+            f"Baselines over eager: {others or 'none measured'}. Over the best of them, {self.best}, this is "
+            f"{self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})."
+        )
+
+
+def beside_of(line: Mapping[str, Any]) -> Beside | None:
+    """From one task's line of `table.json`; None without a winner, or where baselines that were asked for are missing."""
+    if line["vs_best_baseline_interval"] is None or not line["baselines_measured"]:
+        return None
+    low, high = line["vs_best_baseline_interval"]
+    return Beside(
+        baselines=line["baselines"],
+        best=line["best_baseline"],
+        speedup=line["vs_best_baseline"],
+        low=low,
+        high=high,
+        is_ahead=line["ahead"],
+    )
 
 
 def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str, Any]]:

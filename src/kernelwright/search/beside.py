@@ -1,69 +1,20 @@
-"""Measures stock baselines beside the search of one task, and says how a winner stands against the best of them."""
+"""Measures stock baselines beside the search of one task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.report.bench_table import BenchEntry, task_results
-from kernelwright.report.standing import standings
 from kernelwright.search.bench import RotatingEvaluator, owed_in, require_baselines
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
 """Baselines of a search on a GPU where none are named: those that keep a drop-in's contract for any program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """How a winner stands against the baselines that were measured beside it."""
-
-    baselines: dict[str, float]
-    """Speedup of each over eager; without those that failed."""
-    best: str
-    """The fastest of them that keeps a drop-in's contract; `eager` where none is faster."""
-    speedup: float
-    """Of the winner over that baseline."""
-    low: float
-    high: float
-    """Ends of its 95 % interval."""
-    is_ahead: bool
-    """Whether the whole interval lies above 1."""
-
-    def __str__(self) -> str:
-        others = ", ".join(f"{name} {speedup:.3f}x" for name, speedup in self.baselines.items())
-        return (
-            f"Baselines over eager: {others or 'none measured'}. Over the best of them, {self.best}, this is "
-            f"{self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})."
-        )
-
-
-def beside_of(line: Mapping[str, Any]) -> Beside | None:
-    """From one task's line of `table.json`; None without a winner, or where baselines that were asked for are missing."""
-    if line["vs_best_baseline_interval"] is None or not line["baselines_measured"]:
-        return None
-    low, high = line["vs_best_baseline_interval"]
-    return Beside(
-        baselines=line["baselines"],
-        best=line["best_baseline"],
-        speedup=line["vs_best_baseline"],
-        low=low,
-        high=high,
-        is_ahead=line["ahead"],
-    )
-
-
-def standing(run: RunDirectory, task: Task, winner: Evaluation) -> Beside | None:
-    """How a search's winner stands against the baselines of its run; None where none but eager was measured."""
-    results = task_results(run, [BenchEntry(task.id, task.sha256, None, winner.candidate_sha256)], {})
-    (line,) = standings(run, results)
-    return beside_of(line) if line["baselines"] else None
 
 
 def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Evaluator | None) -> list[str]:

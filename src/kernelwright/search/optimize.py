@@ -36,10 +36,12 @@ from kernelwright.records.screened import (
     next_to_judge,
     ranked,
 )
+from kernelwright.report.bench_table import beside_winner
 from kernelwright.report.page import write_report
 from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import Beside
 from kernelwright.search import then_sass
-from kernelwright.search.beside import BaselinesBeside, Beside, chosen_baselines, standing
+from kernelwright.search.beside import BaselinesBeside, chosen_baselines
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.then_sass import Tune, is_composed
 
@@ -199,7 +201,7 @@ def _hand_out(run: RunDirectory, task: Task, best: Evaluation | None, has_baseli
     """Write what was confirmed, or what came nearest, and the report; files of an earlier end go."""
     for name in (DROP_IN, NOT_AHEAD, NEAR_MISS):
         (run.path / name).unlink(missing_ok=True)
-    found = standing(run, task, best) if best is not None else None
+    found = beside_winner(run, best) if best is not None else None
     path: Path | None = None
     if best is not None:
         path = run.path / (DROP_IN if not has_baselines or (found is not None and found.is_ahead) else NOT_AHEAD)

@@ -34,9 +34,9 @@ from kernelwright.records.screened import (
     ranked,
 )
 from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import beside_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
-from kernelwright.search.beside import beside_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLED_ROOM, room
 from kernelwright.search.searchers import ScreenJob, Searchers
