@@ -74,6 +74,11 @@ x = torch.cumsum(a * b, 1) + 1, torch.cumprod(a * 0.01 + 1, 1), torch.cumsum(a.f
 y = torch.cat((zeros, torch.cumsum(a.narrow(1, 0, 599), 1)), 1), torch.cumsum(torch.cat((zeros, a), 1)[:-1], 1)
 return x, y, a.masked_fill(b, 3.0) * 2
 """
+LOSSES = """
+x = F.smooth_l1_loss(a, b), F.smooth_l1_loss(a, b, beta=0.3, reduction='sum'), F.huber_loss(a, b, delta=0.7)
+y = F.mse_loss(a, b), F.l1_loss(a * 2, b), F.kl_div(a, b.relu(), reduction='batchmean'), F.kl_div(a, b, log_target=True)
+return x, y, F.cross_entropy(a, self.t), F.triplet_margin_loss(a, b, a - b), F.cosine_similarity(a, b)
+"""
 CONVOLUTIONS = """
 x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b), self.c5(d)
 return x, self.t1(c), self.t5(c), self.t6(b), self.t2(a).tanh() + self.s[:1], self.t3(b), self.t4(d) + self.c6(d)
@@ -83,6 +88,7 @@ self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
 self.r = nn.Parameter(torch.randn(37))
 self.s = nn.Parameter(torch.randn(6, 1, 1))
+self.t = nn.Parameter(torch.arange(70) % 37, requires_grad=False)
 self.g = nn.GroupNorm(2, 6)
 self.i = nn.InstanceNorm2d(6, affine=True)
 self.b = nn.BatchNorm2d(6)
@@ -118,10 +124,13 @@ GPU_CASES = {
         "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
     "scans": (SCANS, "torch.randn(5, 600), torch.randn(5, 600) > 0"),
+    "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
-ALONE = ("windows", "scans", "convolutions")
+ALONE = ("windows", "scans", "convolutions", "losses")
 """Cases of operators that are kernels of their own."""
+RULES = {"losses": ("write-out-row-losses",)}
+"""Rules that come before a case's kernels."""
 TILED = ("tiled-convolution",)
 
 
@@ -136,10 +145,10 @@ def own_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("name", exhaustive_but(CASES, "rows"))
+@pytest.mark.parametrize("name", exhaustive_but([*CASES, "losses"], "rows"))
 def test_cpp_agrees_with_eager(name: str) -> None:
-    done = apply_rules(sample(name), fuse="cpu")
-    assert done.fired == ("fuse-chains-cpp",)
+    done = apply_rules(sample(name), *RULES.get(name, ()), fuse="cpu", single=name in ALONE)
+    assert done.fired == (*RULES.get(name, ()), "fuse-all-cpp" if name in ALONE else "fuse-chains-cpp")
     assert "torch.softmax" not in done.source.split("class ModelNew")[1]
     compare(done.reference, done.source, 2e-6)
 
@@ -202,10 +211,13 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     monkeypatch.setattr(groups, "SMALLEST", 256)
     monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
-    done = apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True)
-    assert ("row = row * " in done.source) == (name in ("rows", "short", "groups")), "several rows are one program's"
+    done = apply_rules(sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True)
+    assert ("row = row * " in done.source) == (name in ("rows", "short", "groups", "losses")), (
+        "several rows are one program's"
+    )
     fused = "fuse-all-triton" if name in ALONE else "fuse-chains-triton"
     assert done.fired == (
+        *RULES.get(name, ()),
         fused,
         *(("split-rows",) if name in ("long", "whole") else TILED if name == "convolutions" else ()),
     )
@@ -459,7 +471,8 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     from triton.compiler import ASTSource
 
     path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True).source)
+    rules = RULES.get(name, ())
+    path.write_text(apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True).source)
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None

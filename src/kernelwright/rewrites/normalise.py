@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, cast
 
 from torch import fx
@@ -36,6 +37,8 @@ def normalise(graph: fx.Graph) -> None:
         if is_call(node, *BOOKKEEPING):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is operator.getitem and is_call(node.args[0], aten.broadcast_tensors):
+            _drop_broadcast(node)
         elif str(node.target).startswith("aten._assert"):
             graph.erase_node(node)
         elif is_mutable(node):
@@ -45,6 +48,17 @@ def normalise(graph: fx.Graph) -> None:
             _scalars(node)
     _record_contract(graph)
     graph.lint()
+
+
+def _drop_broadcast(pick: fx.Node) -> None:
+    """Read what was broadcast together with others directly where its shape did not change."""
+    together = cast(fx.Node, pick.args[0])
+    source = cast(Any, together.args[0])[pick.args[1]]
+    if value(source).shape == value(pick).shape:
+        pick.replace_all_uses_with(source)
+        pick.graph.erase_node(pick)
+        if not together.users:
+            pick.graph.erase_node(together)
 
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> None:

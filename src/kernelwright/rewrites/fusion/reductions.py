@@ -23,6 +23,8 @@ from kernelwright.rewrites.graph import (
     value,
 )
 
+MEAN, SUM = 1, 2
+"""Values of the argument `reduction` of PyTorch's losses."""
 ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
 
 
@@ -154,6 +156,39 @@ def _variance(program: LoopProgram, node: fx.Node, x: Operand) -> int:
     return add("div", add("sum", add("mul", centred, centred)), freedom)
 
 
+def _loss(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """The mean or sum over all elements of a loss of each."""
+    given, add = arguments(node), program.add
+    if int(given["reduction"]) not in (MEAN, SUM):
+        raise UnsupportedError("a loss that is not reduced")
+    x, wanted = get(node.args[0]), get(node.args[1])
+    apart = add("sub", x, wanted)
+    if is_call(node, aten.mse_loss):
+        each = add("mul", apart, apart)
+    elif is_call(node, aten.l1_loss):
+        each = add("abs", apart)
+    elif is_call(node, aten.kl_div):
+        if given["log_target"]:
+            each = add("mul", add("exp", wanted), add("sub", wanted, x))
+        else:
+            entropy = add("where", add("eq", wanted, 0.0), 0.0, add("mul", wanted, add("log", wanted)))
+            each = add("sub", entropy, add("mul", wanted, x))
+    else:
+        # Below `beta` half the square over `beta`, above it the distance less `beta / 2`; of Huber's times `beta`.
+        is_huber = is_call(node, aten.huber_loss)
+        beta = float(given["delta" if is_huber else "beta"])
+        if beta <= 0:
+            raise UnsupportedError("a distance without a square near zero")
+        distance = add("abs", apart)
+        near = add("minimum", distance, beta)
+        each = add("mul", near, add("sub", distance, add("mul", near, 0.5)))
+        each = each if is_huber or beta == 1.0 else add("div", each, beta)
+    total = add("sum", each)
+    return add("div", total, float(program.count())) if int(given["reduction"]) == MEAN else total
+
+
+LOSSES = (aten.mse_loss, aten.l1_loss, aten.smooth_l1_loss, aten.huber_loss, aten.kl_div)
+
 ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys(
         (
@@ -164,6 +199,7 @@ ROW_OPERATORS: dict[Any, Lowering] = {
     ),
     **dict.fromkeys(ADAPTIVE_POOLS, _reduction),
     **dict.fromkeys((aten.layer_norm, aten.group_norm, aten.instance_norm, aten.rms_norm), _norm),
+    **dict.fromkeys(LOSSES, _loss),
 }
 """Lowering of each operator that reduces rows into steps."""
 
@@ -235,6 +271,8 @@ def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
         return int(given["num_groups"]), tuple(range(2, rank + 1))
     if is_call(node, aten.instance_norm):
         return (1, tuple(range(2, rank))) if given["running_mean"] is None and given["use_input_stats"] else None
+    if is_call(node, *LOSSES):
+        return (1, tuple(range(rank))) if rank else None
     if is_call(node, *ADAPTIVE_POOLS):
         pooled = shape(node)[2:]
         return (1, tuple(range(2, rank))) if rank == len(shape(node)) and all(size == 1 for size in pooled) else None
