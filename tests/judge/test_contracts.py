@@ -6,10 +6,10 @@ import pytest
 
 from kernelwright.errors import UsageError
 from kernelwright.judge import Settings
-from kernelwright.judge.hints import HINTS
 from kernelwright.pools.service.protocol import SettingsRequest
 from kernelwright.pools.service.queue import resolve
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
+from kernelwright.records.hints import HINTS
 from kernelwright.report.bench_table import BenchEntry, _result
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task

@@ -22,7 +22,6 @@ from kernelwright.judge.check.check import CheckResult, check_candidate, check_l
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
-from kernelwright.judge.hints import with_hint
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
@@ -36,6 +35,7 @@ from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.judge.timing.rotation import NotTimed, Rotated, rotate
 from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
+from kernelwright.records.hints import with_hint
 from kernelwright.records.scoring import Score
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 

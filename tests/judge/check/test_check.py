@@ -86,7 +86,10 @@ def judged(one, inputs=OWN):
 
 
 def posed(one, inputs=OWN):
-    return one.pose(inputs, 0, None, None, None, None, False).question
+    """The question before the answer to it is judged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Examiner, "judge", lambda self, posed, answer, reason: posed)
+        return judged(one, inputs)
 
 
 # --- which of several equal elements ----------------------------------------------------------------

@@ -16,6 +16,7 @@ from kernelwright.errors import DeviceError
 from kernelwright.judge.schedules.contained import (
     ContainedLauncher,
     Plan,
+    Ready,
     ScheduleFailedError,
     ScheduleFailure,
     _timed,
@@ -106,10 +107,11 @@ def test_a_defect_of_the_launcher_is_not_blamed_on_the_schedule(child):
 
 def test_an_answer_of_another_form_is_a_defect_of_ours(monkeypatch):
     launcher = ContainedLauncher(SPEC, b"original", fake_launcher)
-    monkeypatch.setattr(ContainedLauncher, "_ask", lambda self, request: 5)
-    with pytest.raises(DeviceError, match="wanted timings"):
+    launcher._ready = Ready(GPU, 1.0)
+    monkeypatch.setattr(ContainedLauncher, "_answer", lambda self, *asked: 5)
+    with pytest.raises(DeviceError, match="wanted ScheduleSamples"):
         launcher.time(b"same", PLAN)
-    with pytest.raises(DeviceError, match="wanted a comparison"):
+    with pytest.raises(DeviceError, match=r"wanted str \| None"):
         launcher.compare(b"same", [1])
 
 

@@ -88,11 +88,11 @@ def fill(
     series_us=None,
 ):
     samples = run._samples[name]
-    samples.clocks += [CallClocks(inner_us, inner_us + harness_us, inner_us, idle_us)] * calls
+    samples.clocks += [CallClocks(inner_us, inner_us + harness_us, idle_us)] * calls
     samples.idle_us += [idle_us] * calls
     samples.quiet_us += [quiet_us] * calls
     outer_us = (inner_us if series_us is None else series_us) + audited_us
-    samples.series += [CallClocks(outer_us - audited_us, outer_us, 0.0, 0.0)] * 5
+    samples.series += [CallClocks(outer_us - audited_us, outer_us, 0.0)] * 5
 
 
 def filled(trial=None, helpers_us=0.0, **candidate):
@@ -261,7 +261,7 @@ class WarmedSide(OddSide):
     def timed_call(self, inputs, flush, *, seed, hold, repeats):
         self.story.append((self.name, repeats))
         answer = super().call(super().place(inputs, 0), seed=seed)
-        answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0, 0.0)
+        answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0)
         self.latency_us = self.takes_us
         return answer
 

@@ -241,7 +241,7 @@ class VacuityGate:
 
     def __init__(self) -> None:
         self._sets = 0
-        self._passed: dict[str, int] = {}
+        self._passing: set[str] = set()
         self._earlier: list[torch.Tensor] | None = None
 
     def observe(self, truth: list[torch.Tensor], inputs: Sequence[torch.Tensor], allowed: Distance) -> None:
@@ -250,27 +250,25 @@ class VacuityGate:
         if self._earlier is not None:
             for made, other in zip(tried, self._earlier, strict=True):
                 made["other-output"] = other
+        passing: set[str] = set()
         for name in set.intersection(*(set(made) for made in tried)) if tried else ():
-            if self._has_passed_all(name):
-                self._count(name, apart([made[name] for made in tried], truth).within(allowed))
+            if self._has_passed_all(name) and apart([made[name] for made in tried], truth).within(allowed):
+                passing.add(name)
         # Integers that nothing settles, such as indices of equal elements, may go unchecked beside other outputs.
         integers = [index for index, t in enumerate(truth) if not is_inexact(t)]
         for index in integers if len(truth) > 1 else ():
             for trivial, output in tried[index].items():
                 name = f"{trivial} for output {index}"
-                if self._has_passed_all(name):
-                    self._count(name, distance(output, truth[index]).within(allowed.of(index)))
+                if self._has_passed_all(name) and distance(output, truth[index]).within(allowed.of(index)):
+                    passing.add(name)
+        self._passing, self._earlier = passing, truth
         self._sets += 1
-        self._earlier = truth
 
     def _has_passed_all(self, name: str) -> bool:
         # The other input's output cannot be tried on the first.
-        return self._passed.get(name, 0) == self._sets - name.startswith("other-output")
-
-    def _count(self, name: str, passed: bool) -> None:
-        self._passed[name] = self._passed.get(name, 0) + passed
+        return name in self._passing or self._sets == name.startswith("other-output")
 
     @property
     def passing(self) -> tuple[str, ...]:
         """Names of the trivial outputs that passed every set."""
-        return tuple(sorted(name for name, count in self._passed.items() if count and self._has_passed_all(name)))
+        return tuple(sorted(self._passing))

@@ -86,52 +86,43 @@ class Examiner:
             RejectionError, WorkerError: the candidate's answer is wrong, or there is none.
             OutOfDomainError: the reference has no usable answer.
         """
-        with self.trial.gate(shared=True):
-            posed = self.pose(inputs, slot, state, training, draws, base, hold)
-            answer = self.call(self.candidate, posed.question.inputs, slot=slot, seed=posed.seed, hold=hold)
-            posed = self.judge(posed, answer, reason)
-        if reason is None:
-            self.earlier_truth = posed.question.truth
-        return posed
-
-    def pose(
-        self,
-        inputs: InputSet,
-        slot: int,
-        state: State | None,
-        training: bool | None,
-        draws: bool | None,
-        base: list[Any] | None,
-        hold: bool,
-    ) -> PosedQuestion:
-        """Draw inputs (or vary those of `base`), find the truth, run the reference and set the tolerance; see `ask`."""
         facts = self.trial.facts
         state = self.trial.state if state is None else state
         training = facts.oracle.training if training is None else training
-        drawn = facts.draw(inputs, base)
-        if facts.stochastic if draws is None else draws:
-            # A float64 truth would be of other random draws, and so far away that everything would be allowed.
-            seed, truth = secret_seed(), None
-        else:
-            # Before the reference is called: where there is no truth, its answer stands for it.
-            seed, truth = None, self.bounds.truth(drawn, state, training)
+        with self.trial.gate(shared=True):
+            drawn = facts.draw(inputs, base)
+            if facts.stochastic if draws is None else draws:
+                # A float64 truth would be of other random draws, and so far away that everything would be allowed.
+                seed, truth = secret_seed(), None
+            else:
+                # Before the reference is called: where there is no truth, its answer stands for it.
+                seed, truth = None, self.bounds.truth(drawn, state, training)
+            reference = self._reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
+            question = self.bounds.around(drawn, state, training, truth, reference.outputs)
+            if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
+                raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
+            self.tolerances[inputs] = question.between
+            self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
+            answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
+            posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
+        if reason is None:
+            self.earlier_truth = question.truth
+        return posed
+
+    def _reference_answer(self, inputs: InputSet, drawn: list[Any], **how: Any) -> CallOutput:
+        """The reference's answer to inputs that were drawn for a set; see `call`."""
         try:
-            reference = self.call(self.reference, drawn, slot=slot, seed=seed, hold=hold)
+            found = self.call(self.reference, drawn, **how)
         except TaskError as error:
             if inputs is INPUT_SETS[0]:
                 raise
             raise OutOfDomainError(str(error)) from error
-        if reference.described.strange:
+        if found.described.strange:
             raise TaskError(
                 f"Wanted plain tensors, numbers, lists, tuples or dicts from the reference's forward; "
-                f"found {listed(reference.described.strange, 3)}. Make it plain, as by tuple(...) or .clone()."
+                f"found {listed(found.described.strange, 3)}. Make it plain, as by tuple(...) or .clone()."
             )
-        question = self.bounds.around(drawn, state, training, truth, reference.outputs)
-        if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
-            raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
-        self.tolerances[inputs] = question.between
-        self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
-        return PosedQuestion(inputs, question, reference, seed)
+        return found
 
     def call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> CallOutput:
         """One call of one side on inputs in a slot."""

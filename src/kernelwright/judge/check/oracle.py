@@ -6,7 +6,7 @@ import contextlib
 import copy
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -122,7 +122,7 @@ class Oracle:
     def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
         """Outputs in float64 with the inputs of convolutions and cuDNN's recurrent networks rounded to TF32, which is
         PyTorch's default for cuDNN; None where the reference has neither. Raises as `truth`."""
-        with _TF32InCudnn() as rounding:
+        with _OtherArguments(_tf32_in_cudnn) as rounding:
             outputs = self.truth(inputs, state, training=training)
         return outputs if rounding.happened else None
 
@@ -132,7 +132,7 @@ class Oracle:
         """
         with (
             torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False),
-            _NormsWithChannelsLast() as layout,
+            _OtherArguments(_norms_with_channels_last) as layout,
         ):
             outputs = self.own_precision(inputs, state, training=training, seed=self._seed)
         return outputs if layout.happened else None
@@ -191,7 +191,12 @@ class Oracle:
         Parameters and batch-norm statistics are drawn anew; other buffers (masks, tables, counters) stay, since a
         module may rely on what it built.
         """
-        return self.tied({key: self._redraw(key, value, generator) for key, value in self.initial_state.items()})
+        return self.tied(
+            {
+                key: self._drawn(key, value, generator) if is_inexact(value) and self._is_redrawn(key) else value.clone()
+                for key, value in self.initial_state.items()
+            }
+        )
 
     def tied(self, state: State) -> State:
         """The same with one value under all names of one parameter: otherwise the order of loading would decide."""
@@ -221,11 +226,6 @@ class Oracle:
 
     def _is_redrawn(self, key: str) -> bool:
         return key in self.parameter_names or key.rpartition(".")[2] in ("running_mean", "running_var")
-
-    def _redraw(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        if not is_inexact(value) or not self._is_redrawn(key):
-            return value.clone()
-        return self._drawn(key, value, generator)
 
     def _drawn(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         leaf = key.rpartition(".")[2]
@@ -258,31 +258,27 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _OtherArguments(_DispatchMode):
-    """Some of PyTorch's operators get other arguments than they were called with."""
+    """Some of PyTorch's operators get other arguments than they were called with: those that a rule gives them, which
+    gives None for the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._rule = rule
         self.happened = False
 
-    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Other arguments for an operator; None where it keeps its own."""
-        raise NotImplementedError
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        other = self.other(func, args)
+        other = self._rule(func, args)
         self.happened |= other is not None
         return func(*(args if other is None else other), **(kwargs or {}))
 
 
-class _TF32InCudnn(_OtherArguments):
+def _tf32_in_cudnn(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Inputs of convolutions and of cuDNN's recurrent networks are rounded to TF32; sums and hidden states stay exact."""
-
-    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if func is _aten.convolution.default:
-            return (*map(_in_tf32, args[:2]), *args[2:])
-        if func is _aten._cudnn_rnn.default:
-            return recurrent_in_tf32(args)
-        return None
+    if func is _aten.convolution.default:
+        return (*map(_in_tf32, args[:2]), *args[2:])
+    if func is _aten._cudnn_rnn.default:
+        return recurrent_in_tf32(args)
+    return None
 
 
 _NORMS = frozenset(
@@ -298,13 +294,11 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by the number of dimensions."""
 
 
-class _NormsWithChannelsLast(_OtherArguments):
+def _norms_with_channels_last(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Inputs of normalisations of images lie with channels last in memory."""
-
-    def other(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
-            return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
-        return None
+    if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
+        return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
+    return None
 
 
 _SUMMING = re.compile(r"sum|mean|var|std|norm|loss|kl_div|prod|mm|mv|dot|conv|softmax|cum|avg_pool|cdist|attention|einsum")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, distance, f
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.oracle import OutOfDomainError, State
-from kernelwright.judge.check.trial import RejectionError
+from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
@@ -22,24 +23,20 @@ def check_buffers(examiner: Examiner) -> None:
     trial, facts = examiner.trial, examiner.trial.facts
     if not facts.oracle.initial_state or not trial.reloads_state:
         return
-    inputs, seed = facts.draw(), facts.call_seed()
-    states = []
-    with trial.gate(shared=True):
-        for side in examiner.sides:
-            side.load_state(facts.weights)
-            examiner.call(side, inputs, slot=0, seed=seed)
-            states.append(side.read_state())
+    inputs = facts.draw()
+    reference, candidate = _states_after(examiner, [(inputs, facts.call_seed())])
     rounding: dict[str, Distance] | None = None
-    for key, wanted in states[0].items():
+    for key, wanted in reference.items():
         is_parameter = key in facts.oracle.parameter_names
         limit = Distance(0.0, 0.0) if is_parameter else _buffer_limit(wanted.dtype)
-        if distance(states[1][key], wanted.double() if wanted.is_floating_point() else wanted).within(limit):
+        found = distance(candidate[key], wanted.double() if wanted.is_floating_point() else wanted)
+        if found.within(limit):
             continue
         if not is_parameter and wanted.is_floating_point():
             if rounding is None:
                 with trial.gate(shared=True):
-                    rounding = _rounding_of_buffers(examiner, inputs, states[0])
-            if distance(states[1][key], wanted.double()).within(limit + rounding.get(key, limit)):
+                    rounding = _rounding_of_buffers(examiner, inputs, reference)
+            if found.within(limit + rounding.get(key, limit)):
                 continue
         what = "parameter" if is_parameter else "buffer"
         trial.findings.miss(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
@@ -54,18 +51,26 @@ def check_moved_buffers(examiner: Examiner, mode: str, draws: bool) -> None:
     if not facts.has_buffers or not trial.reloads_state:
         return
     calls = [(facts.draw(), secret_seed() if draws else None) for _ in range(_SEVERAL)]
+    miss_moved_buffers(trial, *_states_after(examiner, calls), f"after {_SEVERAL} calls in {mode} mode")
+
+
+def _states_after(examiner: Examiner, calls: Sequence[tuple[list[Any], int | None]]) -> tuple[State, State]:
+    """States of the reference and the candidate after these calls, from the same weights."""
     states = []
-    with trial.gate(shared=True):
+    with examiner.trial.gate(shared=True):
         for side in examiner.sides:
-            side.load_state(facts.weights)
+            side.load_state(examiner.trial.facts.weights)
             for inputs, seed in calls:
                 examiner.call(side, inputs, slot=0, seed=seed)
             states.append(side.read_state())
-    wanted, found = states
-    for key in sorted(wanted.keys() - facts.oracle.parameter_names):
-        if not buffer_has_kept_up(found[key], wanted[key], facts.weights[key]):
-            detail = f"buffer `{key}` differs from the reference's after {_SEVERAL} calls in {mode} mode"
-            trial.findings.miss(Reason.BUFFER_MISMATCH, detail)
+    return states[0], states[1]
+
+
+def miss_moved_buffers(trial: Trial, wanted: State, found: State, when: str) -> None:
+    """Note buffers that have not moved from the trial's weights as the reference's have (`wanted`)."""
+    for key in sorted(wanted.keys() - trial.facts.oracle.parameter_names):
+        if not buffer_has_kept_up(found[key], wanted[key], trial.facts.weights[key]):
+            trial.findings.miss(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's {when}")
 
 
 def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:

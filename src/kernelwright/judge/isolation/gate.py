@@ -63,10 +63,7 @@ class DeviceGate:
 
     def __init__(self, device: torch.device, unstoppable_limit_s: float | None = None) -> None:
         self._device = device
-        folder, name = Path(tempfile.gettempdir()), _name(device)
-        self._path, self._turn, self._suspects = (
-            folder / f"kernelwright-{name}{what}.lock" for what in ("", ".gate-turn", ".gate-suspects")
-        )
+        self._path, self._turn, self._suspects = (lock_path(device, what) for what in ("", "gate-turn", "gate-suspects"))
         self._unstoppable_limit_s = unstoppable_limit_s
         self.alone = False
         """Whether this evaluation has the device alone now."""
@@ -205,8 +202,7 @@ class DeviceMemory:
     """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough."""
 
     def __init__(self, device: torch.device) -> None:
-        folder, name = Path(tempfile.gettempdir()), _name(device)
-        self._memory, self._turn = (folder / f"kernelwright-{name}.{what}.lock" for what in ("memory", "turn"))
+        self._memory, self._turn = (lock_path(device, what) for what in ("memory", "turn"))
 
     @contextlib.contextmanager
     def __call__(self, *, alone: bool = False) -> Iterator[None]:
@@ -221,7 +217,7 @@ class DeviceMemory:
 
 def lock_path(device: torch.device, what: str) -> Path:
     """A lock file of a device for all processes of this machine."""
-    return Path(tempfile.gettempdir()) / f"kernelwright-{_name(device)}.{what}.lock"
+    return Path(tempfile.gettempdir(), ".".join(filter(None, (f"kernelwright-{_name(device)}", what, "lock"))))
 
 
 def _name(device: torch.device) -> str:

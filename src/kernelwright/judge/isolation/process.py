@@ -81,8 +81,6 @@ class CallClocks:
     """Time that the worker claims, by CUDA events or its monotonic clock around the module's call."""
     outer_us: float
     """Time by the parent's clock from sending the request to receiving the answer."""
-    busy_us: float
-    """Processor time of the worker's process inside that window."""
     idle_us: float
     """Processor time of the worker's process between the previous answer and this request."""
 
@@ -237,7 +235,7 @@ class Worker:
             raise self._death(op) from None
         if answer.get("nonce") != nonce:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
-        cpu_after = self._cpu_us()
+        cpu_after_us = self._cpu_us()
         if self._still:
             self.pause()
         outer_us = (stop_ns - start_ns) / 1e3 - stopped_s * 1e6
@@ -247,11 +245,11 @@ class Worker:
         if "error" in answer:
             raise self._raised(op, answer["error"] if isinstance(answer["error"], dict) else {})
         idle = 0.0 if self._answered_cpu_us is None else cpu_before - self._answered_cpu_us
-        self._answered_cpu_us = cpu_after
+        self._answered_cpu_us = cpu_after_us
         inner = answer.get("inner_us", 0.0)
         if not isinstance(inner, int | float) or not 0 <= inner < 1e12:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer's latency is not a time")
-        return answer, CallClocks(float(inner), outer_us, cpu_after - cpu_before, idle)
+        return answer, CallClocks(float(inner), outer_us, idle)
 
     def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float, float]:
         """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
@@ -404,14 +402,8 @@ class Worker:
 
 def _of_the_process(settings: Settings) -> dict[str, Any]:
     """The part of a worker's configuration that holds as long as its process."""
-    return {
-        "threads": settings.threads or len(os.sched_getaffinity(0)),
-        "strict_fp32": settings.strict_fp32,
-        "memory_limit_bytes": settings.memory_limit_bytes,
-        "device_memory_limit_bytes": settings.device_memory_limit_bytes,
-        "process_limit": settings.process_limit,
-        "file_limit_bytes": settings.file_limit_bytes,
-    }
+    chosen = {"strict_fp32", "process_limit", "memory_limit_bytes", "device_memory_limit_bytes", "file_limit_bytes"}
+    return settings.model_dump(include=chosen) | {"threads": settings.threads or len(os.sched_getaffinity(0))}
 
 
 def _process_clock(pid: int) -> int:

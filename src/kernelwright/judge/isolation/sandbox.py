@@ -238,12 +238,10 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
         program.append((_JEQ, 0, len(body), number))
         program.extend(body)
 
-    for numbers in _DENIED.values():
-        if numbers[index] >= 0:
-            when(numbers[index], (_RET, 0, 0, deny))
-    for numbers in _IGNORED.values():
-        if numbers[index] >= 0:
-            when(numbers[index], (_RET, 0, 0, _errno_action(0)))
+    for calls, answer in ((_DENIED, deny), (_IGNORED, _errno_action(0))):
+        for numbers in calls.values():
+            if numbers[index] >= 0:
+                when(numbers[index], (_RET, 0, 0, answer))
     flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
     when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _errno_action(0)))
     # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.

@@ -159,13 +159,11 @@ class Side:
     def _place_state(self, state: State) -> None:
         for key, spec in self._shapes.state:
             spec.view(self.worker.arenas["state"].memory).copy_(state[key])
-        self._settle()
 
     def read_state(self) -> State:
         """The module's state as it is now."""
         memory = self.worker.arenas["state"].memory
         self.worker.arenas["state"].poison()
-        self._settle()
         self._ask("save_state", self._settings.run_limit_s, state=self._state_json())
         return {key: spec.view(memory).clone() for key, spec in self._shapes.state}
 
@@ -241,7 +239,6 @@ class Side:
 
         With `hold` the worker keeps the outputs for `recopy`.
         """
-        self._settle()
         answer, clocks = self._exchange("call", self._limit_s(), layout=layout, seed=seed)
         if self._called:
             self.calls_us.append(clocks.outer_us)
@@ -271,7 +268,6 @@ class Side:
         """
         placed = [pair for pairs in self._placed.values() for pair in pairs]
         self._take_away([view for view, _ in placed])
-        self._settle()
         self._ask("hold", self._settings.run_limit_s, views=self._holds_views)
         self._holds_views = not self._holds_views
         for view, tensor in placed:
@@ -297,7 +293,6 @@ class Side:
         """Calls on at most `TaskShapes.series_calls` inputs under one request; each answer carries the clocks of all."""
         layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
-        self._settle()
         self._latest = None  # its inputs may be overwritten now
         answer, clocks = self._exchange("series", self._limit_s(len(draws)), layouts=layouts, seeds=seeds)
         intact = self._intact()
@@ -319,7 +314,6 @@ class Side:
     def recopy(self, index: int) -> list[torch.Tensor]:
         """The output of an earlier held call, as it is in the worker's memory now."""
         self._poison_outputs()
-        self._settle()
         self._ask("recopy", self._settings.run_limit_s, index=index)
         return self._read_outputs(self._shapes.outputs)
 
@@ -355,6 +349,8 @@ class Side:
         return reply
 
     def _exchange(self, op: str, timeout_s: float, **fields: Any) -> tuple[dict[str, Any], CallClocks]:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the worker must see all that was written before it was asked
         try:
             return self.worker.exchange(op, timeout_s, **fields)
         except WorkerError as failure:
@@ -366,10 +362,6 @@ class Side:
                     "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes."
                 ) from failure
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def _without_overlap(tensor: torch.Tensor) -> torch.Tensor:

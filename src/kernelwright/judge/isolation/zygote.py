@@ -134,35 +134,28 @@ class Zygote:
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
         self._has_forked = True
-        try:
-            with self._turn:
-                self._channel.send({"spawn": config, "files": len(files)})
-                self._channel.send_files(files)
-                answer = self._channel.receive(time.monotonic() + 120)
-        except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
-            raise self._gone(error) from error
-        return int(answer["pid"])
+        return int(self._ask({"spawn": config, "files": len(files)}, 120.0, files)["pid"])
 
     def end(self, pid: int, grace_s: float = 0.0) -> Ending:
         """Kill a worker with its whole session, if it still lives after `grace_s`, and say how it ended."""
-        try:
-            with self._turn:
-                self._channel.send({"end": pid, "grace_s": grace_s})
-                answer = self._channel.receive(time.monotonic() + 60)
-        except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
-            raise self._gone(error) from error
-        return Ending(**answer)
+        return Ending(**self._ask({"end": pid, "grace_s": grace_s}, 60.0))
 
     def import_compiler(self, device_type: str) -> None:
         """Import torch.compile's compiler once for all workers, before the first of them. Does not wait for it."""
         with self._turn:
             self._channel.send({"import_compiler": device_type})
 
-    def _gone(self, error: Exception) -> SandboxError:
-        return SandboxError(
-            f"Wanted a worker from the process that forks them; it is gone ({error}, exit status {self.process.poll()}). "
-            "Is there memory left? Try again."
-        )
+    def _ask(self, request: dict[str, Any], limit_s: float, files: list[int] | None = None) -> dict[str, Any]:
+        try:
+            with self._turn:
+                self._channel.send(request)
+                self._channel.send_files(files or [])
+                return self._channel.receive(time.monotonic() + limit_s)
+        except (ChannelClosedError, ChannelTimeoutError, OSError) as error:
+            raise SandboxError(
+                "Wanted a worker from the process that forks them; it is gone "
+                f"({error}, exit status {self.process.poll()}). Is there memory left? Try again."
+            ) from error
 
     def close(self) -> None:
         """End the zygote; workers still alive die with it."""

@@ -172,10 +172,8 @@ class ContainedLauncher:
             ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
-        answer = self._ask(_TimeIt(cubin, plan))
-        if not isinstance(answer, ScheduleSamples):
-            raise DeviceError(f"wanted timings from the process that runs schedules, found {answer!r}; report this")
-        return answer
+        found: ScheduleSamples = self._ask(_TimeIt(cubin, plan), ScheduleSamples)
+        return found
 
     def compare(self, cubin: bytes, seeds: Sequence[int]) -> str | None:
         """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None.
@@ -184,10 +182,8 @@ class ContainedLauncher:
             ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
-        answer = self._ask(_CompareIt(cubin, tuple(seeds)))
-        if answer is not None and not isinstance(answer, str):
-            raise DeviceError(f"wanted a comparison from the process that runs schedules, found {answer!r}; report this")
-        return answer
+        found: str | None = self._ask(_CompareIt(cubin, tuple(seeds)), str | None)
+        return found
 
     def close(self) -> None:
         """End the process."""
@@ -218,41 +214,38 @@ class ContainedLauncher:
             raise DeviceError(f"wanted the original of {self.spec.name} to run, found: {found}; check its launch spec")
         self._ready = answer
 
-    def _ask(self, request: _TimeIt | _CompareIt) -> Any:
+    def _ask(self, request: _TimeIt | _CompareIt, kind: Any) -> Any:
+        """The child's answer, which must be of this kind."""
         self.ready()
         try:
-            self._connection.send(request)
             waits = isinstance(request, _TimeIt) and TURNS_VARIABLE in os.environ
-            answer = self._answer(_TURN_TIMEOUT_S if waits else self.limit_s)
+            answer = self._answer(_TURN_TIMEOUT_S if waits else self.limit_s, request)
             if isinstance(answer, _Begun):
                 answer = self._answer(self.limit_s)
-        except (BrokenPipeError, ConnectionResetError):
-            failed = ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._exit_status()}")
-            self._replace()
-            raise failed from None
+            if isinstance(answer, _Faulted):
+                raise ScheduleFailedError(ScheduleFailure.FAULT, answer.name)
         except ScheduleFailedError:
             self._replace()
             raise
-        if isinstance(answer, _Faulted):
-            self._replace()
-            raise ScheduleFailedError(ScheduleFailure.FAULT, answer.name)
         if isinstance(answer, DeviceError):
             self._stop()
             raise answer
+        if not isinstance(answer, kind):
+            wanted = getattr(kind, "__name__", kind)
+            raise DeviceError(f"wanted {wanted} from the process that runs schedules, found {answer!r}; report this")
         return answer
 
-    def _answer(self, limit_s: float) -> Any:
-        if not self._connection.poll(limit_s):
-            raise ScheduleFailedError(ScheduleFailure.HANG, f"no answer within {limit_s:g} s")
+    def _answer(self, limit_s: float, request: _TimeIt | _CompareIt | None = None) -> Any:
+        """The next answer, after sending this request."""
         try:
+            if request is not None:
+                self._connection.send(request)
+            if not self._connection.poll(limit_s):
+                raise ScheduleFailedError(ScheduleFailure.HANG, f"no answer within {limit_s:g} s")
             return self._connection.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._exit_status()}") from error
-
-    def _exit_status(self) -> int | None:
-        self._process.join(_STOP_TIMEOUT_S)
-        status: int | None = self._process.exitcode
-        return status
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._process.join(_STOP_TIMEOUT_S)
+            raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._process.exitcode}") from error
 
     def _replace(self) -> None:
         """End the process; the next request starts another, which runs the original first."""

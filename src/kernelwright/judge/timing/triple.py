@@ -23,7 +23,7 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
-from kernelwright.judge.check.weights import buffer_has_kept_up
+from kernelwright.judge.check.weights import miss_moved_buffers
 from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
@@ -247,10 +247,7 @@ class ProcessTriple:
         if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):
             return
         wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
-        for key in sorted(wanted.keys() - trial.facts.oracle.parameter_names):
-            if not buffer_has_kept_up(found[key], wanted[key], trial.facts.weights[key]):
-                detail = f"buffer `{key}` differs from the reference's after the timed calls"
-                trial.findings.miss(Reason.BUFFER_MISMATCH, detail)
+        miss_moved_buffers(trial, wanted, found, "after the timed calls")
 
     def verify_process(self) -> None:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
