@@ -32,11 +32,12 @@ from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightEr
 from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.zygote import Zygote, Zygotes, signal_each
+from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import on_core, timing_core
 from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
 from kernelwright.pools.local import spread
+from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
 

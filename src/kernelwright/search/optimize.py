@@ -19,11 +19,11 @@ import kernelwright
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
-from kernelwright.judge.isolation.zygote import Zygotes
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
 from kernelwright.pools.screening import ScreeningPool
+from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (

@@ -91,7 +91,7 @@ def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, 
     assert op in order
     for at, asked in enumerate(order):
         if device != "cpu" and isinstance(asked, str):
-            assert at and order[at - 1] == ("waited", "cuda"), f"before `{asked}`"
+            assert order[:at][-1:] == [("waited", "cuda")], f"before `{asked}`"
 
 
 def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_time_counted(tmp_path):

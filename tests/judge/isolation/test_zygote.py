@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import gc
 import os
 import select
@@ -425,20 +424,6 @@ def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
     monkeypatch.setattr(sleepy.process, "wait", impatient)
     sleepy.close()
     assert sleepy.process.returncode == -signal.SIGKILL
-
-
-def test_for_a_gpu_the_compiler_is_imported_from_the_beginning(only_sleeps, monkeypatch):
-    asked = []
-    monkeypatch.setattr(Zygote, "import_compiler", lambda self, device_type: asked.append(device_type))
-    for device_type, at_once in (("cuda", True), ("cpu", False)):
-        with contextlib.closing(zygote.Zygotes(device_type)) as both:
-            assert asked == [device_type] * at_once
-            assert both.compiling() is both.compiling() is not both.plain
-            assert asked == [device_type]
-            both.keep_off(max(os.sched_getaffinity(0)))
-            for one in (both.plain, both.compiling()):
-                assert max(os.sched_getaffinity(0)) not in os.sched_getaffinity(one.process.pid)
-        asked.clear()
 
 
 def test_what_has_forked_nothing_yet_is_ended_at_once(only_sleeps):
