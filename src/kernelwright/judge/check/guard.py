@@ -121,12 +121,10 @@ def _code_only(source: str) -> str:
         tree = parse(source)
     except PARSE_ERRORS:
         return source
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
-            first = body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                body[0] = ast.Pass()
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in (one for one in ast.walk(tree) if isinstance(one, documented)):
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
     try:
         text = ast.unparse(tree)
     except PARSE_ERRORS:  # it takes three frames for each term of a sum, and writes no integer of 4,300 digits

@@ -215,7 +215,7 @@ class Oracle:
             if key in self.parameter_names and is_inexact(value) and 0 < (size := _size(value)) < _HARDLY_SEEN
         }
         return larger | {
-            key: _some_flipped(value, generator) if value.dtype == torch.bool else self._drawn(key, value, generator)
+            key: self._drawn(key, value, generator)
             for key, value in self.initial_state.items()
             if (is_inexact(value) or value.dtype == torch.bool)
             and value.numel()
@@ -228,6 +228,8 @@ class Oracle:
         return key in self.parameter_names or key.rpartition(".")[2] in ("running_mean", "running_var")
 
     def _drawn(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        if value.dtype == torch.bool:
+            return value ^ (torch.rand(value.shape, generator=generator, device=value.device) < 0.25)
         leaf = key.rpartition(".")[2]
         factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         if leaf == "running_var":
@@ -375,10 +377,6 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def _widened(module: torch.nn.Module) -> torch.nn.Module:
     """A module's own `double` leaves complex parameters as they are."""
     return module._apply(_wide)  # type: ignore[no-any-return, no-untyped-call]  # what `double` and `to` do, too
-
-
-def _some_flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x ^ (torch.rand(x.shape, generator=generator, device=x.device) < 0.25)
 
 
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
