@@ -9,7 +9,7 @@ from kernelwright.judge import Settings
 from kernelwright.pools.service.protocol import SettingsRequest
 from kernelwright.pools.service.queue import resolve
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
-from kernelwright.records.hints import HINTS
+from kernelwright.records.models import HINTS
 from kernelwright.report.bench_table import BenchEntry, _result
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task

@@ -35,7 +35,7 @@ from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.judge.timing.rotation import NotTimed, Rotated, rotate
 from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
-from kernelwright.records.hints import with_hint
+from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
