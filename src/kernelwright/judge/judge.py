@@ -212,9 +212,10 @@ class Judge:
             except (RejectionError, WorkerError) as failure:
                 draft.failure = failure.reason
                 ended.append((failure.reason, failure.detail))
-                findings.rejection = findings.rejection or failure
-        if findings.rejection is not None:
-            draft.reject(findings.rejection)
+                draft.reject(findings.rejection or failure)
+            else:
+                if findings.rejection is not None:
+                    draft.reject(findings.rejection)
         draft.contract, draft.contracts = settings.contract, findings.kept(draft.failure)
         if findings.missing:
             findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}

@@ -248,15 +248,14 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     which takes three seconds."""
 
     def __init_subclass__(cls) -> None:
-        plain = cls.__dict__.get("__torch_dispatch__")
+        plain = cls.__dict__["__torch_dispatch__"]
         super().__init_subclass__()  # type: ignore[no-untyped-call]
-        if plain is not None:
-            uncompiled = cls.__torch_dispatch__
+        uncompiled: Any = cls.__torch_dispatch__
 
-            def dispatch(self: Any, *args: Any, **named: Any) -> Any:
-                return (uncompiled if "torch._dynamo" in sys.modules else plain)(self, *args, **named)
+        def dispatch(self: Any, *args: Any, **named: Any) -> Any:
+            return (uncompiled if "torch._dynamo" in sys.modules else plain)(self, *args, **named)
 
-            cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 class _OtherArguments(_DispatchMode):

@@ -66,8 +66,8 @@ class CheckFindings:
         self.checks: dict[str, Any] = {}
         self.missing: dict[Reason, str] = {}
         """What a drop-in keeps and this candidate does not, though it may keep the contract `kernelbench`; in words."""
-        self.rejection: RejectionError | WorkerError | None = None
-        """The first of these that decides the verdict, or what ended the check."""
+        self.rejection: RejectionError | None = None
+        """The first of these that decides the verdict."""
         self.reference_reuses_output = False
         """Whether an output of the reference was seen in the memory of an earlier one."""
 
