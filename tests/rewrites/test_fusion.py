@@ -284,9 +284,12 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
         ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", True),
         ("nn.ConvTranspose2d(32, 64, 3, stride=2, dilation=2)", "4, 32, 32, 32", True),
         ("nn.ConvTranspose2d(256, 16, 3)", "4, 256, 64, 64", False),
+        ("nn.Conv3d(3, 64, (3, 5, 7))", "2, 3, 32, 32, 32", True),
+        ("nn.Conv3d(3, 8, 3)", "2, 3, 64, 64, 64", False),
+        ("nn.ConvTranspose3d(32, 32, (3, 5, 7), stride=2, groups=4)", "2, 32, 12, 24, 48", True),
     ],
 )
-def test_convolutions_become_tiles_where_memory_limits_them(layer: str, sizes: str, fires: bool) -> None:
+def test_convolutions_become_tiles_where_they_may_be_faster_than_cudnn(layer: str, sizes: str, fires: bool) -> None:
     text = task_text("return self.c(a)", f"torch.empty({sizes})", f"self.c = {layer}")
     done = apply_rules(text, fuse="cuda", single=True, tiled=True)
     assert done.fired == (("fuse-all-triton", *TILED) if fires else ())

@@ -215,9 +215,11 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     always = frozenset(rule.name for rule in RULES if rule.always)
     whole = Recipe(always)
     for technique in products.techniques_on(workshop.device):
-        # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands.
-        yield replace(whole, fuse="all", product=technique)
-        yield replace(whole, fuse="all", product=technique, wrapper="cuda-graph")
+        # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands. A rule that
+        # leaves out half of a product by blocks of it leaves no product to split, and gains less.
+        split = Recipe(always - {"triangle-of-product"}, fuse="all", product=technique)
+        yield split
+        yield replace(split, wrapper="cuda-graph")
     if workshop.device.startswith("cuda"):
         # A kernel that also computes what follows saves reading and writing the convolution's result.
         yield replace(whole, fuse="all", tiled=True)
