@@ -29,6 +29,8 @@ MEASURED = []
 class Screens:
     """Searchers that estimate four candidates of each task, the last of which has an autotuner."""
 
+    at_once = 1
+
     def __init__(self, devices, settings, policy):
         assert (devices, policy) == (["cpu"], "builtin")
 
@@ -48,6 +50,8 @@ class Screens:
 
 class Judges:
     """A pool whose verdicts are the estimates, but for one that it rejects."""
+
+    slots = 1
 
     def __init__(self, devices, settings, per_device):
         pass

@@ -80,6 +80,11 @@ class Searchers:
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
 
+    @property
+    def at_once(self) -> int:
+        """Tasks that are screened at once, on all devices together."""
+        return len(self._members)
+
     def screen(
         self, jobs: Iterable[ScreenJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[ScreenJob, Screened | KernelwrightError | None]]:

@@ -44,9 +44,11 @@ from kernelwright.tasks.entries import Suite, SuiteEntry
 
 DROP_INS = "optimized"
 """Folder of a run directory with the drop-ins that are handed out."""
-SCREENED_BESIDE = 4
-"""Tasks that may still be screened when the judge begins, on a GPU: the last ones are large networks, whose compilers leave
-the GPU and most cores idle. Our choice."""
+SCREENED_BESIDE = 0.5
+"""Tasks that may still be screened when the judge begins, on a GPU, as a share of those that can be screened at once: the
+last ones are large networks, whose compilers leave the GPU and most cores idle. Our choice."""
+JUDGED_BESIDE = 0.5
+"""Share of the judges that work until all is screened. Our choice."""
 MOST_JUDGES_PER_GPU = 10
 """Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
 takes (results/2026-11-24-search-h200)."""
@@ -148,6 +150,8 @@ class SuiteSearch:
         self._ended = threading.Event()
         self._screening_over = threading.Event()
         self._judging_begins = threading.Event()
+        self._at_once = 1
+        """Tasks that are screened at once."""
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -216,9 +220,9 @@ class SuiteSearch:
         return state.exhausted or len(state.screened) >= self._budget or (self._minutes is not None and state.is_settled)
 
     def _note_screened(self) -> None:
-        """Let the judge begin on a GPU once few tasks are left to be screened."""
+        """Let the judge begin on a GPU once many of the processes that screen have nothing left to do."""
         left = sum(not self._is_screened(state) for state in self._states.values())
-        if left == 0 or (left <= SCREENED_BESIDE and self._devices[0].startswith("cuda")):
+        if left == 0 or (left <= SCREENED_BESIDE * self._at_once and self._devices[0].startswith("cuda")):
             self._judging_begins.set()
 
     # --- screening ------------------------------------------------------------------------------------------------
@@ -294,7 +298,9 @@ class SuiteSearch:
                         and (one := state.owed(self._count)) is not None
                         and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
-                if jobs:
+                if at_work and not is_over and len(at_work) >= JUDGED_BESIDE * pool.slots:
+                    yield None
+                elif jobs:
                     at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))
                     yield jobs[0]
                 elif at_work:
@@ -354,6 +360,7 @@ class SuiteSearch:
         on_gpu = self._devices[0].startswith("cuda")
         count = _judges_per_gpu(len(self._devices)) if on_gpu else 1
         searchers = Searchers(self._devices, self._settings, policy=self._policy.name)
+        self._at_once = searchers.at_once
         pools = [JudgePool(self._devices, self._settings, count)]
         # On a processor baselines wait for the candidates: judges beside one another only wait.
         pools += [JudgePool(self._devices, self._settings, max(1, count // 3))] if on_gpu else []
