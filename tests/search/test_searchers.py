@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
@@ -24,3 +24,42 @@ def test_estimates_come_one_by_one_then_the_end_of_each_task_or_its_error():
         assert list(searchers.screen([], lambda: False)) == []
         spent = ScreenJob(TASK, 1, tuple(estimates))
         assert list(searchers.screen([spent])) == [(spent, None)]
+
+
+class _Connection:
+    """A process whose estimates are nothing, and whose device is full at the first look at `large`."""
+
+    def __init__(self, taken):
+        self._taken = taken
+
+    def send(self, job):
+        self._job = job
+        self._taken.append((job.task.id, job.budget, job.is_last_try))
+
+    def recv(self):
+        return DeviceError("full") if self._job.task.id == "large" and not self._job.is_last_try else None
+
+    def close(self):
+        pass
+
+
+def test_a_job_may_wait_for_another_and_a_full_device_is_tried_again(monkeypatch):
+    taken, ended = [], []
+    monkeypatch.setattr(Searchers, "_start", lambda self, member: _Connection(taken))
+    tasks = {name: Task(id=name, source=TASK.source) for name in ("first", "large", "second")}
+
+    def jobs():
+        yield ScreenJob(tasks["first"], 1)
+        yield ScreenJob(tasks["large"], 1)
+        while ("first", 1) not in ended or ("large", 1) not in ended:
+            yield None
+        yield ScreenJob(tasks["second"], 2)
+
+    with Searchers(["cpu"], Settings.quick(), at_once=2) as searchers:
+        assert searchers.at_once == 2
+        for job, found in searchers.screen(jobs()):
+            assert found is None
+            ended.append((job.task.id, job.budget))
+    assert sorted(ended) == [("first", 1), ("large", 1), ("second", 2)]
+    assert taken[-1] == ("second", 2, False)
+    assert sorted(taken[:-1]) == [("first", 1, False), ("large", 1, False), ("large", 1, True)]

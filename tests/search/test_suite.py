@@ -35,7 +35,7 @@ class Screens:
         assert (devices, policy) == (["cpu"], "builtin")
 
     def screen(self, jobs, stop=None):
-        for job in jobs:
+        for job in filter(None, jobs):
             JOBS.append((job.task.id, job.budget, job.tunes))
             known = {found.candidate_sha256 for found in job.earlier}
             for speedup in ESTIMATES[: job.budget if job.tunes else min(job.budget, 3)]:
@@ -143,7 +143,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
 
     monkeypatch.setattr(searching, "Searchers", ScreensSlowly)
     monkeypatch.setattr(searching, "JudgePool", JudgesAtOnce)
-    monkeypatch.setattr(searching, "SCREENED_BESIDE", beside)
+    monkeypatch.setattr(searching, "SCREENED_BESIDE", float(beside))
     MEASURED.clear()
     run, heard = RunDirectory(tmp_path), []
     search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, heard.append)
@@ -224,6 +224,25 @@ def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):
     assert [
         (name, budget, tunes) for budget, tunes in ((2, False), (4, False), (6, True)) for name in ("one", "two")
     ] == JOBS
+    assert len(list(RunDirectory(tmp_path).screened())) == 8
+
+
+def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path, monkeypatch):
+    class TwoAtOnce(Screens):
+        def screen(self, jobs, stop=None):
+            slow = next(jobs)
+            assert (slow.task.id, slow.budget) == ("one", 2)
+            for budget, tunes in ((2, False), (4, False), (6, True)):
+                quick = next(jobs)
+                assert (quick.task.id, quick.budget, quick.tunes) == ("two", budget, tunes)
+                yield from super().screen([quick])
+            assert next(jobs) is None, "what is left is at work"
+            yield from super().screen([slow])
+            yield from super().screen(jobs)
+
+    monkeypatch.setattr(searching, "FIRST_LOOK", 2)
+    monkeypatch.setattr(searching, "Searchers", TwoAtOnce)
+    search(tmp_path, budget=6, judged=1, minutes=5.0)
     assert len(list(RunDirectory(tmp_path).screened())) == 8
 
 

@@ -35,6 +35,7 @@ SEARCHERS_PER_GPU = 16
 """Most tasks that are screened at once on a GPU, one for each core: one is timed while the others trace, compile and start.
 Each holds half a GiB of the GPU for its context alone. Our choice."""
 SEARCHERS_PER_CPU = 1
+_ASK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +87,34 @@ class Searchers:
         return len(self._members)
 
     def screen(
-        self, jobs: Iterable[ScreenJob], stop: Callable[[], bool] | None = None
+        self, jobs: Iterable[ScreenJob | None], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[ScreenJob, Screened | KernelwrightError | None]]:
         """Estimates as they are made, in any order; None says that a job is done, an error that it cannot be.
 
-        `stop` is asked before each job; True leaves it and all that follow undone. One thread may call this at a time.
+        None among the jobs says that the next one depends on one at work. `stop` is asked before each job; True leaves it
+        and all that follow undone. One thread may call this at a time.
         """
         waiting, lock = iter(jobs), threading.Lock()
         again: list[ScreenJob] = []
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
 
         def take() -> ScreenJob | None:
-            with lock:
-                if self._closing.is_set() or (stop is not None and stop()):
-                    return None
-                return next(waiting, None) or (again.pop() if again else None)
+            while True:
+                with lock:
+                    if self._closing.is_set() or (stop is not None and stop()):
+                        return None
+                    for job in waiting:
+                        if job is not None:
+                            return job
+                        break
+                    else:
+                        return again.pop() if again else None
+                    if again:
+                        return again.pop()
+                self._closing.wait(_ASK_AGAIN_S)
 
         def put_off(job: ScreenJob) -> bool:
-            """Try a job once more, after all others, when fewer tasks share the device's memory."""
+            """Try a job once more, when no other waits and fewer tasks share the device's memory."""
             with lock:
                 if job.is_last_try:
                     return False

@@ -91,6 +91,8 @@ class _TaskState:
     """Budget of the latest round of screening that ended."""
     before: float = 1.0
     """Best estimate before that round."""
+    at_work: bool = False
+    """Whether it is being screened."""
     tunes_next: bool = False
     """Whether only proposals with an autotuner are left to be screened."""
     exhausted: bool = False
@@ -228,23 +230,22 @@ class SuiteSearch:
     # --- screening ------------------------------------------------------------------------------------------------
 
     def screen(self, searchers: Searchers) -> None:
-        """Screen in rounds: a first look at every task, then more for those with the most room, autotuners last of all."""
+        """Screen a first few proposals of every task, then more for those with the most room, autotuners last of all."""
+        self._note_screened()
         try:
-            # Without a limit of time all tasks get the whole budget at once.
-            limits = range(FIRST_LOOK, self._budget + FIRST_LOOK, FIRST_LOOK) if self._minutes else []
-            rounds = [*((min(limit, self._budget), False) for limit in limits), (self._budget, True)]
-            for limit, tunes in rounds:
-                for job, found in searchers.screen(self._round(limit, tunes), lambda: self._is_late(SCREENING_SHARE)):
-                    if found is None:
-                        self._end_round(self._states[job.task.sha256], job)
-                        continue
-                    self._keep(job.task, found)
-                    if self._is_late(SCREENING_SHARE):
-                        searchers.close()  # in the middle of tasks, too: the judge needs the rest of the time
-                        return
-                    if isinstance(found, KernelwrightError):
-                        self._states[job.task.sha256].exhausted = True
-                        self._note_screened()
+            for job, found in searchers.screen(self._jobs(), lambda: self._is_late(SCREENING_SHARE)):
+                if found is None:
+                    self._end_round(self._states[job.task.sha256], job)
+                    continue
+                self._keep(job.task, found)
+                if self._is_late(SCREENING_SHARE):
+                    searchers.close()  # in the middle of tasks, too: the judge needs the rest of the time
+                    return
+                if isinstance(found, KernelwrightError):
+                    with self._keeping:
+                        state = self._states[job.task.sha256]
+                        state.exhausted, state.at_work = True, False
+                    self._note_screened()
         except BaseException:
             self._ended.set()  # before the judge takes what was screened so far for all there is
             raise
@@ -252,16 +253,40 @@ class SuiteSearch:
             self._screening_over.set()
             self._judging_begins.set()
 
-    def _round(self, limit: int, tunes: bool) -> Iterator[ScreenJob]:
-        with self._keeping:
-            # Long programs take longest: begun last, they would hold up the rest.
-            states = sorted(self._states.values(), key=lambda state: (-room(state.screened), -len(state.task.source)))
-        for state in states:
-            if not self._is_screened(state) and len(state.screened) < limit and (tunes or not state.tunes_next):
-                yield ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
+    def _jobs(self) -> Iterator[ScreenJob | None]:
+        """The next round of the task that has had the fewest, and of those the one with the most room; None while all that
+        need more are at work.
+
+        A task does not wait for others to end a round: two H200s were idle for a third of the screening of 50 tasks when it
+        did (results/2026-11-25-race-h200).
+        """
+        while True:
+            with self._keeping:
+                states = self._states.values()
+                waiting = [
+                    (tunes, limit, -room(state.screened), -len(state.task.source), state)
+                    for state in states
+                    if not state.at_work and not self._is_screened(state)
+                    for limit, tunes in [self._next_round(state)]
+                ]
+                if not waiting and not any(state.at_work for state in states):
+                    return
+                if waiting:
+                    # Long programs take longest: begun last, they would hold up the rest.
+                    tunes, limit, *_, state = min(waiting, key=lambda one: one[:4])
+                    state.at_work = True
+                    job = ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
+            yield job if waiting else None
+
+    def _next_round(self, state: _TaskState) -> tuple[int, bool]:
+        """Proposals of a task that its next round ends with, and whether those with an autotuner count."""
+        if self._minutes is None or state.tunes_next:
+            return self._budget, True  # without a limit of time all tasks get the whole budget at once
+        return min((len(state.screened) // FIRST_LOOK + 1) * FIRST_LOOK, self._budget), False
 
     def _end_round(self, state: _TaskState, job: ScreenJob) -> None:
         with self._keeping:
+            state.at_work = False
             if self._ended.is_set():
                 return
             earlier = ranked(state.screened[: state.looked_at])
@@ -271,7 +296,7 @@ class SuiteSearch:
                 state.tunes_next, state.exhausted = not job.tunes, job.tunes
                 done = sorted(one.task.sha256 for one in self._states.values() if one.exhausted)
                 self._run.write_json("exhausted.json", done)
-                self._note_screened()
+            self._note_screened()
 
     # --- judging --------------------------------------------------------------------------------------------------
 
