@@ -52,7 +52,7 @@ JUDGED_BESIDE = 0.5
 MOST_JUDGES_PER_GPU = 10
 """Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
 takes (results/2026-11-24-search-h200)."""
-CORES_PER_JUDGE = 1.6
+CORES_PER_JUDGE = 2.0
 """Processor cores for each of these judges, whose candidates compile. Our choice."""
 FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""

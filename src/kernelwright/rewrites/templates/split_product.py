@@ -32,9 +32,10 @@ CUDA_SOURCES = tuple(Path(__file__).with_name(name) for name in ("split_operands
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
 time at best for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
-LEAST_BREADTH = 160
+LEAST_BREADTH = 96
 """Least `m * n / (m + n)` of products whose operands exceed the L2 cache. Splitting and reading halves moves 16 bytes for
-each value of both operands; at 3 TB/s and SGEMM's 50 TFLOP/s that alone takes SGEMM's time where the breadth is 133."""
+each value of both operands; at 4.2 TB/s and SGEMM's 50 TFLOP/s that alone takes SGEMM's time where the breadth is 95. At 128
+the whole takes 0.66 of SGEMM's time on an H200 (256 x 256 x 131072, results/2026-11-23-split-products-h200)."""
 L2_BYTES = 50 << 20
 """Of an H100 or H200."""
 LEAST_SIDE = 32
