@@ -7,7 +7,7 @@ A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or 
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
 without the sources of what was only screened. With --page the part of that page between two marks is written anew; a page
 that does not exist is made. A line for each task and the numbers of each level are printed. Runs of CUDA-L1's shapes have
-plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`.
+plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a RUN_DIR is told with its numbers.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
@@ -41,7 +41,8 @@ from kernelwright.report.standing import TaskOutcome, standings
 
 THEIRS = "cuda-l1"
 """Policy of the kernels that CUDA-L1 released."""
-PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "table.json")
+NOTES = "notes.md"
+PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "table.json", NOTES)
 MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
 NEAR = 1.02
 """Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
@@ -121,8 +122,8 @@ def ours(line: Line) -> float:
 
 
 def against_best(line: Line) -> float:
-    """What the user gets, as a multiple of the best baseline."""
-    return ours(line) / line["best_baseline_speedup"]
+    """What the user gets, as a multiple of the best baseline; 1 where the winner is that baseline."""
+    return line["vs_best_baseline"] if line["speedup"] else 1.0 / line["best_baseline_speedup"]
 
 
 def is_behind(line: Line) -> bool:
@@ -167,7 +168,7 @@ def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[st
         "behind_best_baseline": behind,
         # Where theirs fails its user takes the best baseline.
         "geomean_vs_cuda_l1": geomean(
-            ours(line) / (released[line["task"]] or line["best_baseline_speedup"]) for line in beside
+            ours(line) / theirs if (theirs := released[line["task"]]) else against_best(line) for line in beside
         ),
         "tasks_vs_cuda_l1": len(beside),
         "median_roofline_share": middle(shares),
@@ -309,11 +310,19 @@ def conditions(runs: Sequence[Run], folder: str) -> str:
     )
 
 
+def notes_of(run: Run) -> str:
+    """What its `notes.md` says, a paragraph of how it was made; nothing without one."""
+    path = run.path / NOTES
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
 def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
     """Numbers, wins, losses, tasks without winner and techniques of one group."""
     name, rows = GROUPS[group], summary[f"{group}rows"]
     counted = sorted(filter(is_counted, rows), key=against_best)
-    text = [f"## {name[0].upper()}{name[1:]}", "", conditions(runs, folder), "", *headline(summary, group), ""]
+    text = [f"## {name[0].upper()}{name[1:]}", "", conditions(runs, folder), ""]
+    text += [line for run in runs if (told := notes_of(run)) for line in (told, "")]
+    text += [*headline(summary, group), ""]
     if left := summary[f"{group}screened_only"] + summary[f"{group}untouched"]:
         text += [
             f"**{left} of {len(rows)} tasks are not decided.** The judge takes the best estimates first, so that the "

@@ -238,3 +238,25 @@ def test_a_suite_without_candidates_has_a_table_of_its_baselines_alone() -> None
     assert "Speedups of the solved" not in text
     assert "| cudnn | 2 | 1.75x | 3.00x |" in text
     assert baseline_table([TaskResult("a", 1, {"eager": 8.0}, None)]) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "techniques", "ratio", "interval", "ahead"),
+    [
+        ("builtin", ("cudnn-benchmark",), 1.0, (1.0, 1.0), False),
+        ("builtin", ("compile",), 1.0, (1.0, 1.0), False),
+        ("builtin", ("cuda-graph",), 2.0, (3.9 / 2.1, 4.2 / 1.9), True),  # that baseline was not measured
+        ("builtin", ("cudnn-benchmark", "pool-first"), 2.0, (3.9 / 2.1, 4.2 / 1.9), True),
+        ("api", ("cudnn-benchmark",), 2.0, (3.9 / 2.1, 4.2 / 1.9), True),
+    ],
+)
+def test_a_winner_that_is_a_baseline_is_not_ahead_of_it(policy, techniques, ratio, interval, ahead) -> None:
+    winner = accepted(4.0, low=3.9).model_copy(update={"policy": policy, "techniques": techniques})
+    latencies_us = {"eager": 100.0, "compile": 80.0, "cudnn": 50.0}
+    result = TaskResult("x", 1, latencies_us, winner, intervals={"compile": (1.2, 1.3), "cudnn": (1.9, 2.1)})
+    assert result.best == "cudnn"
+    assert result.speedup(BEST) == pytest.approx(ratio)
+    assert result.interval(BEST) == pytest.approx(interval)
+    assert (result.is_ahead(BEST), result.is_ahead("eager")) == (ahead, True)
+    assert result.speedup() == 4.0
+    assert row(bench_table([result]), None, BEST).ahead == ahead

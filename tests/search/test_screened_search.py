@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, RunDirectory
+from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.screened import is_clear, is_named, next_to_confirm, next_to_judge, ranked, screened_of, too_good
+from kernelwright.rewrites.wrappers import WRAPPERS
 from kernelwright.search.optimize import optimize
 from tests.pools.test_screening import DIES, TASK, WRONG
 from tests.samples import accepted, module, rejected
@@ -233,3 +234,11 @@ def test_a_winner_is_measured_again_unless_something_better_stands():
     assert next_to_confirm(judged, {}) == winner
     assert next_to_confirm(judged, stands) is None
     assert next_to_confirm({named.candidate_sha256: named}, {winner.candidate_sha256: winner}) == named
+
+
+@pytest.mark.parametrize("name", sorted(WRAPPERS))
+def test_a_graph_is_known_by_its_technique_where_the_text_was_not_published(name):
+    parts, _ = WRAPPERS[name]
+    task = Task(id="t", source="#")
+    published = screened_of(task, Candidate(source="", techniques=(name,)), correct=True)
+    assert published.replays_graph == any("CUDAGraph(" in part for part in parts)

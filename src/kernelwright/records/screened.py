@@ -80,6 +80,12 @@ class Screened(BaseModel):
         """Whether it claims less time than moving the inputs and outputs takes."""
         return self.candidate_us is not None and self.least_us is not None and self.candidate_us < self.least_us
 
+    @property
+    def replays_graph(self) -> bool:
+        """Whether it replays a CUDA graph, by its text or, where that was not published, by its techniques."""
+        named = any("cuda-graph" in name or name == "compile-max-autotune" for name in self.techniques)
+        return named or "CUDAGraph(" in self.source
+
     def candidate(self) -> Candidate:
         """The candidate that was looked at, for the judge."""
         return Candidate(source=self.source, policy=self.policy, techniques=self.techniques, parent=self.parent)
@@ -112,8 +118,7 @@ def steady(screened: Sequence[Screened]) -> dict[str, float]:
     usual_us = statistics.median(references) if references else 1.0
     found = {}
     for sha256, one in timed.items():
-        is_graph = "CUDAGraph(" in one.source
-        busy = one.reference_us / usual_us if is_graph and one.reference_us else 1.0
+        busy = one.reference_us / usual_us if one.replays_graph and one.reference_us else 1.0
         found[sha256] = (one.estimate or 0.0) / min(2.0, max(0.5, busy)) ** _BUSY
     return found
 

@@ -28,6 +28,9 @@ BEST = "best"
 OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
 """Baselines whose outputs the next call overwrites: no drop-ins, so none of them is the best."""
 
+STOCK = {"compile": "compile", "cuda-graph": "cudagraph-fresh", "cudnn-benchmark": "cudnn"}
+"""Techniques of the built-in policy, and the baseline that a candidate by one of them alone is."""
+
 CANDIDATE = "candidate"
 """Name of the candidate beside the names of baselines."""
 
@@ -94,6 +97,19 @@ class TaskResult:
         found = {name: us for name, us in self.baselines_us().items() if name not in self.never_best}
         return min(found, key=lambda name: (found[name], name != REFERENCE), default=REFERENCE)
 
+    @property
+    def stock(self) -> str | None:
+        """The measured baseline that the candidate itself is; None for code of its own.
+
+        The two are one program, measured twice, and may still differ: cuDNN's search found an algorithm of half the speed
+        when other processes held the GPU's memory (results/kernelbench-h200, level 1, 66).
+        """
+        found = self.evaluation
+        if found is None or found.policy != "builtin" or len(found.techniques) != 1:
+            return None
+        name = STOCK.get(found.techniques[0])
+        return name if name in self.latencies_us else None
+
     def runs(self, baseline: str) -> bool:
         """True when the task can be compared with a baseline."""
         return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
@@ -110,12 +126,20 @@ class TaskResult:
         """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.
 
         It is the paired speedup against the reference, times the ratio of the two baselines' latencies, so
-        that each ratio is between numbers of one harness.
+        that each ratio is between numbers of one harness. A candidate that is itself a baseline is as fast as that one, and
+        no faster than the best.
         """
         if self.evaluation is None or not self.evaluation.accepted or self.evaluation.speedup is None:
             return None
         gain = self.gain(baseline)
-        return self.evaluation.speedup / gain if gain is not None else None
+        return self._level(baseline, self.evaluation.speedup / gain) if gain is not None else None
+
+    def _level(self, baseline: str, ratio: float) -> float:
+        """A ratio to a baseline, for a candidate that may be a baseline itself."""
+        name = self.best if baseline == BEST else baseline
+        if self.stock is None or (baseline != BEST and name != self.stock):
+            return ratio
+        return 1.0 if name == self.stock else min(ratio, 1.0)
 
     def interval(self, baseline: str = REFERENCE) -> tuple[float, float] | None:
         """Interval of `speedup`, as wide as the candidate's and the baseline's together; None where one is not known."""
@@ -124,7 +148,9 @@ class TaskResult:
             return None
         name = self.best if baseline == BEST else baseline
         other = (1.0, 1.0) if name == REFERENCE else self.intervals.get(name)
-        return (found.speedup_low / other[1], found.speedup_high / other[0]) if other else None
+        if other is None:
+            return None
+        return self._level(baseline, found.speedup_low / other[1]), self._level(baseline, found.speedup_high / other[0])
 
     def is_ahead(self, baseline: str) -> bool:
         """True when the candidate is certainly faster: an improvement whose interval lies above the baseline's."""
