@@ -7,7 +7,8 @@ A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or 
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
 without the sources of what was only screened. With --page the part of that page between two marks is written anew; a page
 that does not exist is made. A line for each task and the numbers of each level are printed. Runs of CUDA-L1's shapes have
-plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a RUN_DIR is told with its numbers.
+plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a RUN_DIR is told with its
+numbers.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the

@@ -14,6 +14,7 @@
     │   └── SourcesRefusedError           2  the service judges built-in tasks only
     ├── InfrastructureError               3  this machine cannot do what was asked
     │   ├── DeviceError                   3  no such device, or it stopped answering
+    │   │   ├── CrowdedError              3  others hold the GPU's memory
     │   │   └── CudaError                 3  a call of the CUDA driver failed
     │   ├── ToolchainError                3  a compiler or disassembler is missing or failed
     │   │   ├── CompilerMissingError      3  a compiler is not installed
@@ -114,6 +115,10 @@ class InfrastructureError(KernelwrightError):
 
 class DeviceError(InfrastructureError):
     """The device asked for is absent, busy beyond patience, or stopped answering."""
+
+
+class CrowdedError(DeviceError):
+    """A GPU's memory does not suffice beside what others hold of it."""
 
 
 class CudaError(DeviceError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import gc
 import os
 import tempfile
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import kernelwright.judge
-from kernelwright.errors import DeviceError, TaskError
+from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings, resolve_device
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
@@ -1002,6 +1003,38 @@ def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatc
     assert accepted is (device != "cpu")
     assert len(answers) == (1 if device == "cpu" else 2)
     assert ways == ([] if device == "cpu" else [False, True])
+
+
+@pytest.mark.parametrize(("alone", "ways"), [(False, [False]), (True, [True]), (None, [False, True])])
+@pytest.mark.parametrize("found", ["error", "verdict"])
+def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(judge, monkeypatch, alone, ways, found):
+    entered = []
+
+    def attempt():
+        if entered == [False] and found == "error":
+            raise DeviceError("no memory")
+        return "full" if entered == [False] else "found"
+
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: entered.append(alone) or contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    asked = functools.partial(judge._with_memory, attempt, lambda one: one == "full", alone)
+    if alone is False:
+        with pytest.raises(CrowdedError, match="found too little"):
+            asked()
+    else:
+        assert asked() == "found"
+    assert entered == ways
+
+
+def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(judge, monkeypatch):
+    def crowded(attempt, ran_out, alone):
+        assert alone is False
+        raise CrowdedError("too little")
+
+    monkeypatch.setattr(judge, "_with_memory", crowded)
+    with pytest.raises(CrowdedError):
+        judge.rotate(RELU, [candidate(), candidate()], alone=False)
 
 
 def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(judge, monkeypatch):

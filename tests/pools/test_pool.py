@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.pools import local as pool
 from kernelwright.pools.local import Job, JudgePool, RotationJob
@@ -41,8 +41,9 @@ class FakeMember:
     def __init__(self, device, settings):
         self.started.append(device)
 
-    def do(self, one):
-        return self.act(one)
+    def do(self, one, alone):
+        self.asked.append((one.task.id, alone))
+        return self.act(one) if not self.crowded or alone or one.task.id not in self.crowded else CrowdedError("too little")
 
     def kill(self):
         self.ended.append(-9)
@@ -54,7 +55,7 @@ class FakeMember:
 
 @pytest.fixture
 def member(monkeypatch):
-    made = type("Member", (FakeMember,), {"started": [], "ended": []})
+    made = type("Member", (FakeMember,), {"started": [], "ended": [], "asked": [], "crowded": ()})
     monkeypatch.setattr(pool, "_JudgeProcess", made)
     return made
 
@@ -106,6 +107,44 @@ def test_a_job_goes_to_a_process_that_waits_before_another_is_started(member):
         member.act = staticmethod(lambda one: both.wait(60) is None or [evaluation(one.task)])
         assert len(list(judges.evaluate([job(1), job(2)]))) == 2
         assert member.started == ["cpu"] * 2
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_where_all_jobs_need_the_memory_alone_they_have_it_in_turn(member, monkeypatch, slots):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    member.crowded = ("0", "1", "2")
+    found = run([job(number) for number in range(3)], ("cpu",), slots)
+    assert {name: outcome.task for name, outcome in found.items()} == {str(number): str(number) for number in range(3)}
+    assert sorted(member.asked) == [(str(number), alone) for number in range(3) for alone in (False, True)]
+
+
+@pytest.mark.parametrize("slots", [3, 4])
+def test_a_job_that_needs_the_memory_alone_waits_until_nothing_else_is_left(member, monkeypatch, slots):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.2)
+    member.crowded = ("1", "2")
+    at_work, most = [], []
+
+    def act(one):
+        at_work.append(one.task.id)
+        most.append((one.task.id, len(at_work)))
+        at_work.remove(one.task.id)
+        return [evaluation(one.task)]
+
+    member.act = staticmethod(act)
+    found = run([job(number) for number in range(6)], ("cpu",), slots)
+    assert {name: outcome.task for name, outcome in found.items()} == {str(number): str(number) for number in range(6)}
+    assert sorted(member.asked[-2:]) == [("1", True), ("2", True)], "they come last, alone"
+    assert sorted(member.asked[:-2]) == [(str(number), False) for number in range(6)], "each was tried beside others once"
+    assert [(name, 1) for name in ("1", "2")] == sorted(one for one in most if one[0] in member.crowded)
+
+
+def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_closed(member):
+    member.crowded = ("1",)
+    with JudgePool(["cpu"], SETTINGS) as judges:
+        waiting = judges._submit(job(1))
+        while not judges._crowded:
+            threading.Event().wait(0.01)
+    assert "closed" in str(waiting.result(60))
 
 
 def test_a_device_has_cores_of_its_own(member):
@@ -196,27 +235,28 @@ class FakeJudge:
         self.closed = False
         self.seen = []
 
-    def evaluate(self, task, candidate, settings=None):
-        self.seen.append(settings)
+    def evaluate(self, task, candidate, settings=None, alone=None):
+        self.seen.append((settings, alone))
         if task.id == "broken":
             raise TaskError("Wanted another task.")
         return evaluation(task)
 
-    def rotate(self, task, baselines, settings=None):
-        self.seen.append(settings)
+    def rotate(self, task, baselines, settings=None, alone=None):
+        self.seen.append((settings, alone))
         return [evaluation(task) for _ in baselines]
 
     def close(self):
         self.closed = True
 
 
-def sent(one):
+def sent(one, alone=False):
     together = isinstance(one, RotationJob)
     return (
         together,
         one.task.model_dump_json(),
         [each.model_dump_json() for each in (one.baselines if together else (one.candidate,))],
         one.settings and one.settings.model_dump_json(),
+        alone,
     )
 
 
@@ -227,8 +267,8 @@ def test_an_evaluation_or_an_error_comes_back():
     error = pool._do(judge, "cuda:3", *sent(job("broken")))
     assert (type(error), str(error)) == (TaskError, "Wanted another task.")
     pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
-    assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS)))) == 2
-    assert judge.seen == [None, None, SETTINGS, SETTINGS]
+    assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS), True))) == 2
+    assert judge.seen == [(None, False), (None, False), (SETTINGS, False), (SETTINGS, True)]
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -317,14 +357,14 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
 def test_a_real_member_judges_dies_and_is_ended():
     member = pool._JudgeProcess("cpu", SETTINGS)
     try:
-        (found,) = member.do(Job(RELU, candidate()))
+        (found,) = member.do(Job(RELU, candidate()), False)
         assert found.accepted, found.detail
-        broken = member.do(Job(Task(id="t", source="def ("), candidate()))
+        broken = member.do(Job(Task(id="t", source="def ("), candidate()), False)
         assert isinstance(broken, KernelwrightError)
         assert isinstance(broken, TaskError)
         os.kill(member._process.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
-            member.do(Job(RELU, candidate()))
+            member.do(Job(RELU, candidate()), False)
     finally:
         assert member.end() == -signal.SIGKILL
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from kernelwright.errors import DeviceError
+from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.gpu.device_state import device_state
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
@@ -143,29 +143,42 @@ class Judge:
         self._workers.close()
         self._zygote.close()
 
-    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
-        """Judge one candidate, with other settings than the judge's own where given.
+    def evaluate(
+        self, task: Task, candidate: Candidate, *, settings: Settings | None = None, alone: bool | None = None
+    ) -> Evaluation:
+        """Judge one candidate.
+
+        Args:
+            task: The task.
+            candidate: The candidate.
+            settings: Settings in place of the judge's own.
+            alone: Whether a GPU's memory is for this evaluation alone, for which it waits. By default only where it does not
+                suffice beside others.
 
         Raises:
             TaskError: the reference itself does not work.
+            CrowdedError: it does not suffice, and `alone` is False.
             InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
         """
         started = time.monotonic()
         began = _now()
         settings = settings or self.settings
         draft = self._with_memory(
-            lambda: self._draft(task, candidate, settings), lambda draft: draft.failure is Reason.OUT_OF_MEMORY
+            lambda: self._draft(task, candidate, settings), lambda draft: draft.failure is Reason.OUT_OF_MEMORY, alone
         )
         return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
-    def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool]) -> T:
+    def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
         """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it."""
         if self.device.type != "cuda":
             return attempt()
-        with contextlib.suppress(DeviceError), self._memory():
-            found = self._undisturbed(attempt)
-            if not ran_out(found):
-                return found
+        if not alone:
+            with contextlib.suppress(DeviceError), self._memory():
+                found = self._undisturbed(attempt)
+                if not ran_out(found):
+                    return found
+        if alone is False:
+            raise CrowdedError(f"Wanted memory of {self.device} beside other evaluations; found too little. Try it alone.")
         with self._memory(alone=True):
             torch.cuda.reset_peak_memory_stats(self.device)
             try:
@@ -223,7 +236,14 @@ class Judge:
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         return draft
 
-    def rotate(self, task: Task, baselines: Sequence[Candidate], *, settings: Settings | None = None) -> list[Evaluation]:
+    def rotate(
+        self,
+        task: Task,
+        baselines: Sequence[Candidate],
+        *,
+        settings: Settings | None = None,
+        alone: bool | None = None,
+    ) -> list[Evaluation]:
         """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
 
         Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
@@ -234,9 +254,11 @@ class Judge:
             baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
                 process that has served one of them may serve another.
             settings: Settings in place of the judge's own.
+            alone: As for `evaluate`.
 
         Raises:
             TaskError: the reference itself does not work.
+            CrowdedError: as `evaluate`.
             InfrastructureError: this machine failed.
         """
         started = time.monotonic()
@@ -254,7 +276,9 @@ class Judge:
 
         found = None
         try:
-            found = self._with_memory(attempt, ran_out)
+            found = self._with_memory(attempt, ran_out, alone)
+        except CrowdedError:
+            raise
         except DeviceError:
             if len(baselines) == 1:
                 raise
@@ -264,7 +288,7 @@ class Judge:
             return [
                 record
                 for part in (baselines[:middle], baselines[middle:])
-                for record in self.rotate(task, part, settings=settings)
+                for record in self.rotate(task, part, settings=settings, alone=alone)
             ]
         records = []
         for baseline in baselines:
