@@ -138,6 +138,24 @@ def test_a_job_that_needs_the_memory_alone_waits_until_nothing_else_is_left(memb
     assert [(name, 1) for name in ("1", "2")] == sorted(one for one in most if one[0] in member.crowded)
 
 
+def test_what_has_to_be_alone_waits_for_another_pool_on_the_device_too(member, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    member.crowded = ("1",)
+    may_end = threading.Event()
+    member.act = staticmethod(lambda one: may_end.wait(60) is None or [evaluation(one.task)])
+    with JudgePool(["cpu"], SETTINGS) as judges, JudgePool(["cpu"], SETTINGS, beside=judges) as rotating:
+        busy, crowded = judges._submit(job(0)), rotating._submit(job(1))
+        while not rotating._crowded:
+            threading.Event().wait(0.01)
+        assert not crowded.done()
+        with judges._changed:
+            assert judges._changed is rotating._changed
+            assert not judges._changed.wait_for(lambda: ("1", True) in member.asked, timeout=5 * pool._QUIET_S)
+        may_end.set()
+        assert [found.task for future in (busy, crowded) for found in future.result(60)] == ["0", "1"]
+    assert member.asked[-1] == ("1", True)
+
+
 def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_closed(member):
     member.crowded = ("1",)
     with JudgePool(["cpu"], SETTINGS) as judges:

@@ -53,7 +53,7 @@ class Judges:
 
     slots = 1
 
-    def __init__(self, devices, settings, per_device):
+    def __init__(self, devices, settings, per_device, beside=None):
         pass
 
     def evaluate(self, jobs, stop=None):

@@ -107,6 +107,7 @@ class JudgePool:
         cores: Processor cores that a device's judges and their workers may use, so that compiling for one device does not
             disturb timing on another. By default all.
         ready: Slots whose processes start now rather than with their first job.
+        beside: Another pool on the same devices. What has to be alone waits until neither has anything else to do.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class JudgePool:
         per_device: int = 1,
         cores: Mapping[str, frozenset[int]] | None = None,
         ready: int = 0,
+        beside: JudgePool | None = None,
     ) -> None:
         if not devices:
             raise DeviceError("Wanted at least one device to judge on; found none.")
@@ -130,8 +132,11 @@ class JudgePool:
         """Slots that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
         """Slots of each device that do one."""
-        self._changed = threading.Condition()
-        """Guards the four fields above."""
+        self._pools: list[JudgePool] = beside._pools if beside else []
+        """All pools that share the devices."""
+        self._pools.append(self)
+        self._changed: threading.Condition = beside._changed if beside else threading.Condition()
+        """Guards the four fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -177,8 +182,8 @@ class JudgePool:
             return len(self._jobs) > (0 if started else self._started)
 
         def is_quiet() -> bool:
-            able = started or not self._started
-            return able and bool(self._crowded) and not self._jobs and not self._at_work[device]
+            able = bool(self._crowded) and (started or not self._started)
+            return able and not any(pool._jobs or pool._at_work[device] for pool in self._pools)
 
         with self._changed:
             while not has_one():

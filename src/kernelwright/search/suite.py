@@ -388,7 +388,7 @@ class SuiteSearch:
         self._at_once = searchers.at_once
         pools = [JudgePool(self._devices, self._settings, count)]
         # On a processor baselines wait for the candidates: judges beside one another only wait.
-        pools += [JudgePool(self._devices, self._settings, max(1, count // 3))] if on_gpu else []
+        pools += [JudgePool(self._devices, self._settings, max(1, count // 3), beside=pools[0])] if on_gpu else []
         screens = look_of(self._policy) == "screened" and self._settings.timed
 
         def judge_then_measure() -> None:
