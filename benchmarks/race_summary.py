@@ -254,7 +254,8 @@ def headline(summary: Mapping[str, Any], group: str) -> list[str]:
         "geomean_vs_best_baseline_filled": "geomean over it, 1.0 without a winner",
         "geomean_best_baseline_vs_eager": "geomean of the best baseline over eager",
         "floor_vs_best_baseline": "geomean over the best baseline, all tasks, undecided ones as the reference",
-        "geomean_vs_cuda_l1": "geomean over CUDA-L1's own kernels",
+        "tasks_vs_cuda_l1": "tasks beside CUDA-L1's own kernels",
+        "geomean_vs_cuda_l1": "geomean over these",
         "median_roofline_share": "median share of memory's speed",
         "screened_only_estimates": "estimates of what is screened only, no result",
     }  # fmt: skip
