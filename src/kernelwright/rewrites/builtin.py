@@ -23,6 +23,9 @@ _LOOKS_FASTER = 1.02
 """Estimate above which variants of a candidate are worth a look. Our choice."""
 _DIRECT = 2
 """Best candidates with a CUDA graph that are tried with one that saves the launches of copies. Our choice."""
+_DIRECT_US = 100.0
+"""Latency of a call with a graph above which it is not tried: on two H200s it was ahead of the other one in 21 of 41 looks
+below, and in 8 of 27 above (results/kernelbench-h200)."""
 _SHORT_US = 1000.0
 """Latency of a call above which the launches of copies do not matter. Our choice."""
 _NEARLY = 0.9
@@ -199,7 +202,7 @@ class BuiltinPolicy:
             yield recipe, None
         # Calls of microseconds are launches; which copies to save is known once a graph is known to help.
         looks: tuple[Screened | Evaluation, ...] = (*context.screened, *context.history)
-        long = {one.candidate_sha256 for one in looks if (one.candidate_us or 0.0) > _SHORT_US}
+        long = {one.candidate_sha256 for one in looks if (one.candidate_us or 0.0) > _DIRECT_US}
         graphs = [one for one in _best(context) if one[0].wrapper in wrappers.DIRECT and one[1] not in long]
         for recipe, sha256 in graphs[:_DIRECT]:
             yield replace(recipe, wrapper=wrappers.DIRECT[str(recipe.wrapper)]), sha256
