@@ -10,7 +10,7 @@ import pytest
 import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
-from kernelwright.errors import CandidateError, DeviceError, PolicyError, UsageError
+from kernelwright.errors import CandidateError, DeviceError, PolicyError, TaskError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.screened import screened_of
@@ -383,6 +383,11 @@ def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, c
         (["kernelbench", "--path", "nowhere"], "nowhere"),
         (["cuda-l1", "--path", "empty.jsonl"], "cuda-l1; found none"),
         (["builtin", "--limit", "0"], "--limit"),
+        (["builtin", "--slice", "0/5"], "wanted K/N with K from 1 to N, such as 1/5, found `0/5`"),
+        (["builtin", "--slice", "6/5"], "found `6/5`"),
+        (["builtin", "--slice", "1/٥"], "wanted K/N"),
+        (["builtin", "--slice", "5"], "wanted K/N"),
+        (["builtin", "--only", "diag_matmul", "--slice", "2/2"], "wanted a --slice with tasks"),
     ],
 )
 def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, words):
@@ -420,6 +425,22 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
     ids = [entry.task.id for entry in load_suite("builtin", levels=[1]).entries[:2]]
     assert cli.main([*arguments, "--only", ids[1], "--only", ids[0]]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "| Level |"
+
+
+def test_slices_of_a_suite_are_samples_and_together_the_whole(place, monkeypatch):
+    import kernelwright.search.bench as bench_module
+
+    taken = []
+
+    def bench(suite, **_):
+        taken.append([entry.task.id for entry in suite.entries])
+        raise TaskError("enough")
+
+    monkeypatch.setattr(bench_module, "bench", bench)
+    for number in (1, 2, 3):
+        assert cli.main(["bench", "builtin", "--slice", f"{number}/3", "--device", "cpu", "--out", "run"]) == 2
+    whole = [entry.task.id for entry in load_suite("builtin").entries]
+    assert taken == [whole[0::3], whole[1::3], whole[2::3]]
 
 
 @pytest.mark.parametrize("typed", [["--sass-agent", "ppo"], ["--sass-budget", "5"]])

@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     help="Judge your own candidates: a folder of files named as the tasks, level1/1.py, or a file of JSON lines.",
 )
 @click.option("--only", multiple=True, metavar="LIST", help="Only these tasks, such as level1/1,level2/40; may be repeated.")
+@click.option(
+    "--slice",
+    "part",
+    callback=options.as_slice,
+    metavar="K/N",
+    help="Only every N-th task, beginning with the K-th: a suite in N runs, each a sample of the whole.",
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @click.option(
@@ -74,6 +81,7 @@ def command(
     baselines: str | None,
     candidates: Path | None,
     only: tuple[str, ...],
+    part: slice | None,
     limit: int | None,
     strict_fp32_too: bool,
     policy: str | None,
@@ -109,7 +117,7 @@ def command(
     from kernelwright.tasks.suites import load_suite
 
     loaded = load_suite(suite, path=path, levels=chosen_levels, hub=hub)
-    loaded = _narrowed(loaded, options.words(",".join(only), "tasks") if only else None, candidates, limit)
+    loaded = _narrowed(loaded, options.words(",".join(only), "tasks") if only else None, candidates, part, limit)
     options.resolve_device(device, say)
     with (
         results_only(),
@@ -147,7 +155,7 @@ def command(
         click.echo(f"report    {result.run / 'report.html'}")
 
 
-def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, limit: int | None) -> Suite:
+def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, part: slice | None, limit: int | None) -> Suite:
     """The tasks that were asked for, with the user's candidates where there are some."""
     from kernelwright.errors import listed
     from kernelwright.tasks.selection import chosen_tasks, with_candidates
@@ -164,6 +172,10 @@ def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, lim
             say(f"left out, as they name no task of this run: {printable(listed(attached.unknown))}")
         if attached.without:
             say(f"left out, as they have no candidate: {listed(attached.without)}")
+    if part is not None:
+        suite = replace(suite, entries=suite.entries[part])
+        if not suite.entries:
+            raise click.UsageError("wanted a --slice with tasks, found none of so few. Choose a smaller K.")
     return replace(suite, entries=suite.entries[:limit])
 
 

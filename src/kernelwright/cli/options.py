@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,17 @@ class NamedPath(click.Path):
         if isinstance(value, str) and not has_text_name(value):
             self.fail("wanted a path that is UTF-8 text, found other bytes in it. Rename the file.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def as_slice(context: click.Context, parameter: click.Parameter, value: str | None) -> slice | None:
+    """A part K/N of a list: every N-th entry, beginning with the K-th. Refuses K that is not from 1 to N."""
+    if value is None:
+        return None
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value, re.ASCII)
+    first, step = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= first <= step:
+        raise click.BadParameter(f"wanted K/N with K from 1 to N, such as 1/5, found `{value}`.", context, parameter)
+    return slice(first - 1, None, step)
 
 
 def words(text: str, what: str) -> list[str]:
