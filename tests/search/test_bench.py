@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -271,7 +271,7 @@ def two_devices(monkeypatch):
         monkeypatch.setattr(FakePool, name, value)
     monkeypatch.setattr(module, "JudgePool", FakePool)
     monkeypatch.setattr(module, "devices_of", lambda name: ["cuda:0", "cuda:1"])
-    monkeypatch.setattr(module, "os", SimpleNamespace(sched_getaffinity=lambda pid: set(range(9))))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)))
 
 
 def test_baselines_are_measured_on_the_last_device_beside_candidates(tmp_path, cheap, two_devices):

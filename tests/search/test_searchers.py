@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
+from kernelwright.pools.local import cores_of_each
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
 from kernelwright.search.searchers import ScreenJob, Searchers
@@ -24,6 +27,28 @@ def test_estimates_come_one_by_one_then_the_end_of_each_task_or_its_error():
         assert list(searchers.screen([], lambda: False)) == []
         spent = ScreenJob(TASK, 1, tuple(estimates))
         assert list(searchers.screen([spent])) == [(spent, None)]
+
+
+def test_what_searches_for_a_device_stays_on_its_cores(monkeypatch):
+    first, found = min(os.sched_getaffinity(0)), []
+
+    def start(self, member):
+        found.append((member.device, os.sched_getaffinity(0)))
+        return _Connection([])
+
+    monkeypatch.setattr(Searchers, "_start", start)
+    cores = {"cuda:0": frozenset({first})}
+    with Searchers(["cuda:0"], Settings.quick(), at_once=1, cores=cores) as searchers:
+        assert list(searchers.screen([ScreenJob(TASK, 1)])) == [(ScreenJob(TASK, 1), None)]
+    assert found == [("cuda:0", {first})]
+
+
+@pytest.mark.parametrize(("cores", "shares"), [(8, ({0, 1, 2, 3}, {4, 5, 6, 7})), (7, None)])
+def test_each_of_several_devices_has_an_equal_share_of_the_cores(monkeypatch, cores, shares):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    devices = ["cuda:0", "cuda:1"]
+    assert cores_of_each(devices) == (dict(zip(devices, map(frozenset, shares), strict=True)) if shares else {})
+    assert cores_of_each(devices[:1]) == {}
 
 
 class _Connection:

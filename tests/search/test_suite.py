@@ -31,7 +31,7 @@ class Screens:
 
     at_once = 1
 
-    def __init__(self, devices, settings, policy):
+    def __init__(self, devices, settings, policy, cores):
         assert (devices, policy) == (["cpu"], "builtin")
 
     def screen(self, jobs, stop=None):
@@ -53,7 +53,7 @@ class Judges:
 
     slots = 1
 
-    def __init__(self, devices, settings, per_device, beside=None):
+    def __init__(self, devices, settings, per_device, cores, beside=None):
         pass
 
     def evaluate(self, jobs, stop=None):
@@ -126,7 +126,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     asked = threading.Event()
 
     class ScreensSlowly(Screens):
-        def __init__(self, devices, settings, policy):
+        def __init__(self, devices, settings, policy, cores):
             assert devices == ["cuda:0"]
 
         def screen(self, jobs, stop=None):

@@ -8,7 +8,6 @@ is wrong or does not run has none.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import kernelwright
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob, cores_of_each
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.bench_table import is_strict
 from kernelwright.report.rows import BASELINE_POLICY
@@ -36,9 +35,6 @@ Kind = Literal["candidates", "baselines"]
 
 SAME = ("kind", "suite", "settings", "tasks")
 """Keys in which a resumed run must agree with the earlier one."""
-
-_CORES_WORTH_SHARING = 4
-"""Fewest cores of a device that are worth keeping to it. Our choice."""
 
 
 @runtime_checkable
@@ -178,7 +174,7 @@ def bench(
         if isinstance(evaluator, RotatingEvaluator):
             work.measure(evaluator)
     else:
-        work.on_devices(spread.plan(devices), settings, _cores_of_each(devices))
+        work.on_devices(spread.plan(devices), settings, cores_of_each(devices))
     return summarise(run, suite, work.errors)
 
 
@@ -304,15 +300,6 @@ class BenchRun:
                     self._run.write_json("errors.json", self.errors)
             if self._on_event is not None:
                 self._on_event(BenchEvent(task.id, what, outcome, self._finished, self._total))
-
-
-def _cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
-    """An equal share of the processor's cores for each of several devices; nothing where there are too few."""
-    mine = sorted(os.sched_getaffinity(0))
-    share = len(mine) // len(devices)
-    if len(devices) < 2 or share < _CORES_WORTH_SHARING:
-        return {}
-    return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
 class _Shared(Iterator[W]):

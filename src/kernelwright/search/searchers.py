@@ -10,7 +10,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Self
@@ -72,12 +72,20 @@ class Searchers:
         settings: Settings of the judge, whose limits and labels hold here too.
         at_once: Tasks at once on each device; by default `SEARCHERS_PER_GPU` or `SEARCHERS_PER_CPU`.
         policy: Name of a policy that a name alone describes.
+        cores: As of `JudgePool`.
     """
 
-    def __init__(self, devices: list[str], settings: Settings, at_once: int | None = None, policy: str = "builtin") -> None:
+    def __init__(
+        self,
+        devices: list[str],
+        settings: Settings,
+        at_once: int | None = None,
+        policy: str = "builtin",
+        cores: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
         on_gpu = max(2, min(SEARCHERS_PER_GPU, len(os.sched_getaffinity(0)) // len(devices)))
         count = at_once or (on_gpu if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
-        self._settings, self._policy = settings, policy
+        self._settings, self._policy, self._cores = settings, policy, cores or {}
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
 
@@ -140,6 +148,8 @@ class Searchers:
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None],
     ) -> None:
         connection: Connection | None = None
+        if member.device in self._cores:
+            os.sched_setaffinity(0, self._cores[member.device])  # of this thread; what it starts inherits it
         try:
             while (job := take()) is not None:
                 if connection is None:

@@ -20,7 +20,7 @@ from typing import Any
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, cores_of_each
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (
@@ -384,11 +384,13 @@ class SuiteSearch:
         """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""
         on_gpu = self._devices[0].startswith("cuda")
         count = _judges_per_gpu(len(self._devices)) if on_gpu else 1
-        searchers = Searchers(self._devices, self._settings, policy=self._policy.name)
+        cores = cores_of_each(self._devices)
+        searchers = Searchers(self._devices, self._settings, policy=self._policy.name, cores=cores)
         self._at_once = searchers.at_once
-        pools = [JudgePool(self._devices, self._settings, count)]
+        pools = [JudgePool(self._devices, self._settings, count, cores)]
         # On a processor baselines wait for the candidates: judges beside one another only wait.
-        pools += [JudgePool(self._devices, self._settings, max(1, count // 3), beside=pools[0])] if on_gpu else []
+        if on_gpu:
+            pools.append(JudgePool(self._devices, self._settings, max(1, count // 3), cores, beside=pools[0]))
         screens = look_of(self._policy) == "screened" and self._settings.timed
 
         def judge_then_measure() -> None:
