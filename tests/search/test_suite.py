@@ -10,6 +10,7 @@ from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.search import schedule
 from kernelwright.search import suite as searching
 from kernelwright.search.schedule import room
 from kernelwright.tasks.entries import Suite, SuiteEntry
@@ -218,7 +219,7 @@ def test_of_two_measurements_the_first_may_end_when_it_is_certain(tmp_path, monk
 
 
 def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "FIRST_LOOK", 2)
+    monkeypatch.setattr(schedule, "FIRST_LOOK", 2)
     JOBS.clear()
     search(tmp_path, budget=6, judged=1, minutes=5.0)
     assert [
@@ -240,7 +241,7 @@ def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path, monke
             yield from super().screen([slow])
             yield from super().screen(jobs)
 
-    monkeypatch.setattr(searching, "FIRST_LOOK", 2)
+    monkeypatch.setattr(schedule, "FIRST_LOOK", 2)
     monkeypatch.setattr(searching, "Searchers", TwoAtOnce)
     search(tmp_path, budget=6, judged=1, minutes=5.0)
     assert len(list(RunDirectory(tmp_path).screened())) == 8
@@ -256,13 +257,13 @@ def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):
 
 
 def test_minutes_go_to_tasks_with_room_left(tmp_path):
-    state = searching._TaskState(TASK)
+    state = schedule.TaskState(TASK)
     assert not state.is_settled, "a first look is owed to every task"
-    state.looked_at = searching.FIRST_LOOK
+    state.looked_at = schedule.FIRST_LOOK
     candidate = Candidate(source="#")
     state.screened = [screened_of(TASK, candidate, correct=True, estimate=1.5, candidate_us=10.0, least_us=2.0)]
     assert (state.is_settled, room(state.screened)) == (False, 5.0)
-    state.looked_at, state.before = 2 * searching.FIRST_LOOK, 1.49
+    state.looked_at, state.before = 2 * schedule.FIRST_LOOK, 1.49
     assert state.is_settled, "the last proposals brought nothing"
     state.before = 1.2
     assert not state.is_settled

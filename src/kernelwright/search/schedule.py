@@ -1,4 +1,4 @@
-"""Decides which proposal is screened next, and which are not worth their compiler.
+"""Decides which proposal is screened next, which are not worth their compiler, and what a task of a suite needs next.
 
 Candidates that compile nothing come first, then those of a quick compiler, then those of torch.compile, and those of an
 autotuner last, only where they can still win. Each of the last kind takes as long as twenty others: 17 s on an H200, 71 % of
@@ -9,14 +9,19 @@ of room.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from kernelwright.pools.compiling import Compiles, compiles
-from kernelwright.records import Candidate
-from kernelwright.records.screened import Screened, ranked
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.screened import Screened, next_to_confirm, next_to_judge, ranked
 
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""
+FIRST_LOOK = 8
+"""Proposals for each task before any gets more. Our choice."""
+SETTLED_GAIN = 1.02
+"""A task is settled where its last proposals brought less than this, or where it has no room left."""
 _UNKNOWN_ROOM = 2.0
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
@@ -90,3 +95,63 @@ def next_of(
     if all(compiles(one.source) is Compiles.VARIANTS for one in [*worth, *busy]):
         return next((one for one in worth if takes(Compiles.VARIANTS)), None)
     return None
+
+
+@dataclass(slots=True)
+class TaskState:
+    """What a search over a suite knows of one task."""
+
+    task: Task
+    screened: list[Screened] = field(default_factory=list)
+    judged: dict[str, Evaluation] = field(default_factory=dict)
+    confirmed: dict[str, Evaluation] = field(default_factory=dict)
+    looked_at: int = 0
+    """Budget of the latest round of screening that ended."""
+    before: float = 1.0
+    """Best estimate before that round."""
+    at_work: bool = False
+    """Whether it is being screened."""
+    tunes_next: bool = False
+    """Whether only proposals with an autotuner are left to be screened."""
+    exhausted: bool = False
+    """Whether the policy has nothing more, or the task cannot be screened or judged."""
+
+    @property
+    def best(self) -> float:
+        """Best estimate so far; 1 where nothing is faster."""
+        return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more proposals would hardly help."""
+        gained = self.tunes_next or self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
+        return self.exhausted or (self.looked_at > 0 and (not gained or room(self.screened) < SETTLED_ROOM))
+
+    def owed(self, count: int) -> Screened | None:
+        """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds."""
+        if (chosen := next_to_judge(self.screened, self.confirmed | self.judged, count)) is not None:
+            return chosen
+        winner = next_to_confirm(self.judged, self.confirmed)
+        sha256 = winner.candidate_sha256 if winner is not None else None
+        return next((one for one in reversed(self.screened) if one.candidate_sha256 == sha256), None)
+
+    def is_screened(self, budget: int, limited: bool) -> bool:
+        """Whether it needs no more proposals, of so many, with a limit of time or without."""
+        return self.exhausted or len(self.screened) >= budget or (limited and self.is_settled)
+
+    def next_round(self, budget: int, limited: bool) -> tuple[int, bool]:
+        """Proposals that its next round ends with, and whether those with an autotuner count.
+
+        Without a limit of time all tasks get the whole budget at once.
+        """
+        if not limited or self.tunes_next:
+            return budget, True
+        return min((len(self.screened) // FIRST_LOOK + 1) * FIRST_LOOK, budget), False
+
+    def end_round(self, budget: int, tuned: bool) -> None:
+        """Note what a round that was to end with so many proposals has brought."""
+        earlier = ranked(self.screened[: self.looked_at])
+        self.before = max([1.0, *(one.estimate or 0.0 for one in earlier[:1])])
+        self.looked_at = budget
+        if len(self.screened) < budget:
+            self.tunes_next, self.exhausted = not tuned, tuned

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,13 @@ from kernelwright.records.screened import (
     confirmed_best,
     is_clear,
     is_named,
-    next_to_confirm,
-    next_to_judge,
-    ranked,
 )
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import beside_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import SETTLED_ROOM, room
+from kernelwright.search.schedule import TaskState, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
@@ -54,12 +51,8 @@ MOST_JUDGES_PER_GPU = 10
 takes (results/2026-11-24-search-h200)."""
 CORES_PER_JUDGE = 2.0
 """Processor cores for each of these judges, whose candidates compile. Our choice."""
-FIRST_LOOK = 8
-"""Proposals for each task before any gets more. Our choice."""
 SCREENING_SHARE = 0.5
 """Share of the minutes that screening may take; the rest is the judge's. Our choice."""
-SETTLED_GAIN = 1.02
-"""A task is settled where its last proposals brought less than this, or where it has no room left."""
 _POLL_S = 0.2
 
 
@@ -81,43 +74,6 @@ class SuiteEvent:
     """Time left: until the deadline, or as the settled tasks so far suggest; None before the first."""
 
 
-@dataclass(slots=True)
-class _TaskState:
-    task: Task
-    screened: list[Screened] = field(default_factory=list)
-    judged: dict[str, Evaluation] = field(default_factory=dict)
-    confirmed: dict[str, Evaluation] = field(default_factory=dict)
-    looked_at: int = 0
-    """Budget of the latest round of screening that ended."""
-    before: float = 1.0
-    """Best estimate before that round."""
-    at_work: bool = False
-    """Whether it is being screened."""
-    tunes_next: bool = False
-    """Whether only proposals with an autotuner are left to be screened."""
-    exhausted: bool = False
-    """Whether the policy has nothing more, or the task cannot be screened or judged."""
-
-    @property
-    def best(self) -> float:
-        """Best estimate so far; 1 where nothing is faster."""
-        return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether more proposals would hardly help."""
-        gained = self.tunes_next or self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before
-        return self.exhausted or (self.looked_at > 0 and (not gained or room(self.screened) < SETTLED_ROOM))
-
-    def owed(self, count: int) -> Screened | None:
-        """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds."""
-        if (chosen := next_to_judge(self.screened, self.confirmed | self.judged, count)) is not None:
-            return chosen
-        winner = next_to_confirm(self.judged, self.confirmed)
-        sha256 = winner.candidate_sha256 if winner is not None else None
-        return next((one for one in reversed(self.screened) if one.candidate_sha256 == sha256), None)
-
-
 class SuiteSearch:
     """One run over a suite; its threads share the records."""
 
@@ -136,7 +92,7 @@ class SuiteSearch:
         self._run, self._policy, self._devices, self._settings = run, policy, list(devices), settings
         self._budget, self._count, self._minutes, self._on_event = budget, judged, minutes, on_event
         self._began_s = time.monotonic()
-        self._states = {entry.task.sha256: _TaskState(entry.task) for entry in suite.entries}
+        self._states = {entry.task.sha256: TaskState(entry.task) for entry in suite.entries}
         self.errors: dict[str, str] = dict(run.read_json("errors.json") or {})
         exhausted = set(run.read_json("exhausted.json") or [])
         for state in self._states.values():
@@ -215,11 +171,11 @@ class SuiteSearch:
             left_s=self._left_s(settled),
         )
 
-    def _is_done(self, state: _TaskState) -> bool:
+    def _is_done(self, state: TaskState) -> bool:
         return self._is_screened(state) and state.owed(self._count) is None
 
-    def _is_screened(self, state: _TaskState) -> bool:
-        return state.exhausted or len(state.screened) >= self._budget or (self._minutes is not None and state.is_settled)
+    def _is_screened(self, state: TaskState) -> bool:
+        return state.is_screened(self._budget, self._minutes is not None)
 
     def _note_screened(self) -> None:
         """Let the judge begin on a GPU once many of the processes that screen have nothing left to do."""
@@ -267,7 +223,7 @@ class SuiteSearch:
                     (tunes, limit, -room(state.screened), -len(state.task.source), state)
                     for state in states
                     if not state.at_work and not self._is_screened(state)
-                    for limit, tunes in [self._next_round(state)]
+                    for limit, tunes in [state.next_round(self._budget, self._minutes is not None)]
                 ]
                 if not waiting and not any(state.at_work for state in states):
                     return
@@ -278,22 +234,13 @@ class SuiteSearch:
                     job = ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
             yield job if waiting else None
 
-    def _next_round(self, state: _TaskState) -> tuple[int, bool]:
-        """Proposals of a task that its next round ends with, and whether those with an autotuner count."""
-        if self._minutes is None or state.tunes_next:
-            return self._budget, True  # without a limit of time all tasks get the whole budget at once
-        return min((len(state.screened) // FIRST_LOOK + 1) * FIRST_LOOK, self._budget), False
-
-    def _end_round(self, state: _TaskState, job: ScreenJob) -> None:
+    def _end_round(self, state: TaskState, job: ScreenJob) -> None:
         with self._keeping:
             state.at_work = False
             if self._ended.is_set():
                 return
-            earlier = ranked(state.screened[: state.looked_at])
-            state.before = max([1.0, *(one.estimate or 0.0 for one in earlier[:1])])
-            state.looked_at = job.budget
+            state.end_round(job.budget, job.tunes)
             if len(state.screened) < job.budget:
-                state.tunes_next, state.exhausted = not job.tunes, job.tunes
                 done = sorted(one.task.sha256 for one in self._states.values() if one.exhausted)
                 self._run.write_json("exhausted.json", done)
             self._note_screened()
@@ -346,7 +293,7 @@ class SuiteSearch:
                 stands = sha256 in state.judged or (is_named(sha256, state.screened, state.judged) and is_clear(found))
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
-    def _settings_for(self, state: _TaskState, one: Screened) -> Settings:
+    def _settings_for(self, state: TaskState, one: Screened) -> Settings:
         """Settings of a measurement that may stand, or of the first of two."""
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         return self._settings if in_full else self._settings.first
