@@ -214,7 +214,7 @@ class SuiteSearch:
         need more are at work.
 
         A task does not wait for others to end a round: two H200s were idle for a third of the screening of 50 tasks when it
-        did (results/2026-11-25-race-h200).
+        did (results/kernelbench-h200).
         """
         while True:
             with self._keeping:
