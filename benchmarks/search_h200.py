@@ -2,7 +2,6 @@
 
     python3 benchmarks/search_h200.py --out DIR --seconds 340 --commit "$(git rev-parse HEAD)"
     python3 benchmarks/search_h200.py --out DIR --suite cuda-l1 --path h100.json --seconds 340 --commit SHA
-    python3 benchmarks/search_h200.py --out DIR --suite cuda-l1 --path h100.json --phases race --seconds 560 --commit SHA
     python3 benchmarks/search_h200.py --out /tmp/dry --device cpu --tasks diag_matmul,row_softmax --seconds 200
 
 Phases, each of which goes on where the last run in the same directory stopped:
@@ -12,12 +11,11 @@ Phases, each of which goes on where the last run in the same directory stopped:
 - `judge`: up to three of each task in turn, and the winner once more where its one measurement does not stand;
 - `harness`: KernelBench's own evaluation of the same candidates, a process for each, one after another; it needs
   `--kernelbench`, a copy of its repository of which `src/kernelbench` is enough;
-- `agree`: on some tasks every candidate that screening called right, so that the winners can be compared;
-- `race`: `kernelwright bench --policy builtin` over the suite, killed when a slice of time is over; its minutes are the sum
-  of all slices. Only where it is named.
+- `agree`: on some tasks every candidate that screening called right, so that the winners can be compared.
 
-Every record is on disk when it is made, and `summary.json` is rewritten after it: a run that is killed keeps all. On a CPU
-the numbers show that the script runs to its end, and nothing else.
+A search of a whole suite by the command is `race.py`. Every record is on disk when it is made, and `summary.json` is
+rewritten after it: a run that is killed keeps all. On a CPU the numbers show that the script runs to its end, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.suites import load_suite
 
 PHASES = ("optimize", "screen", "judge", "harness", "agree")
-SHARES = {"optimize": 0.5, "screen": 0.5, "judge": 0.5, "harness": 0.3, "agree": 1.0, "race": 1.0}
+SHARES = {"optimize": 0.5, "screen": 0.5, "judge": 0.5, "harness": 0.3, "agree": 1.0}
 """Share of the time that is left which a phase may take."""
 HARNESS = Path(__file__).with_name("kernelbench_harness.py")
 HARNESS_LIMIT_S = 180.0
@@ -167,8 +165,6 @@ class Campaign:
             "judged_per_minute": per_minute("judge"),
             "kernelbench_harness_per_minute": per_minute("harness"),
             "kernelbench_harness_right": sum(one.get("correct", False) for one in self.state["harness"].values()),
-            "race": self.state.get("race"),
-            "race_minutes": round(self.state["phase_s"].get("race", 0.0) / 60, 2),
             "phase_s": self.state["phase_s"],
             "search_minutes": round(sum(self.state["phase_s"].get(name, 0.0) for name in ("screen", "judge")) / 60, 2),
             "geomean_judged": math.exp(sum(map(math.log, best)) / len(best)) if best else None,
@@ -338,36 +334,6 @@ class Campaign:
             self.state["counts"]["harness"] = len(self.state["harness"])
             self._spend("harness", began_s)
 
-    def race(self, limit_s: float) -> None:
-        """Search the whole suite by the command, or go on with it, and kill it when the time is over."""
-        if (self.state.get("race") or {}).get("finished"):
-            return
-        began_s = time.monotonic()
-        folder, options = self.run.path / "race", self.options
-        command = [sys.executable, "-m", "kernelwright", "bench", options.suite, "--device", options.device]
-        command += ["--policy", "builtin", "--budget", str(options.budget), "--out", str(folder), "--json"]
-        command += ["--baselines", options.baselines, *(["--path", str(options.path)] if options.path else [])]
-        command += ["--only", options.tasks] if options.tasks else []
-        with (self.run.path / "race.log").open("a") as log:
-            try:
-                done = subprocess.run(command, stdout=log, stderr=log, timeout=limit_s, check=False)
-                status: int | None = done.returncode
-            except subprocess.TimeoutExpired:
-                status = None
-        race = RunDirectory(folder)
-        verdicts = list(race.evaluations())
-        self.state["race"] = {
-            "finished": status == 0,
-            "slices": (self.state.get("race") or {}).get("slices", 0) + 1,
-            "screened": sum(1 for _ in race.screened()),
-            "judged": sum(one.policy != "baseline" for one in verdicts),
-            "confirmed": sum(one.confirms and one.is_improvement for one in verdicts),
-            "baselines": sum(one.policy == "baseline" for one in verdicts),
-        }
-        if status:
-            self.state["errors"]["race"] = f"status {status}; see race.log"
-        self._spend("race", began_s)
-
     def _best_of(self, task: Task) -> list[Job]:
         if task.sha256 not in self.state["done"]:
             return []
@@ -444,7 +410,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--searchers", type=int, help="tasks that are screened at once")
     parser.add_argument("--judges", type=int, default=6, help="judges at once")
     parser.add_argument("--kernelbench", type=Path, help="copy of KernelBench's repository, for the phase `harness`")
-    parser.add_argument("--baselines", default="eager,compile,cudagraph", help="of the race")
     parser.add_argument("--agreement", type=int, default=20, help="tasks of which all candidates are judged")
     options = parser.parse_args(arguments)
     end_s = time.monotonic() + options.seconds
