@@ -7,7 +7,7 @@ import platform
 import pytest
 
 from kernelwright.judge import Settings
-from kernelwright.judge.check import check, weights
+from kernelwright.judge.check import check, side_effects, weights
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task
 from tests.judge.snippets import task
 
@@ -226,6 +226,9 @@ KEEPS = """y = torch.relu(inputs[0])
         return y"""
 
 
+GROWING = task("return torch.relu(inputs[0])", "[torch.randn(256, 128)]", name="relu")
+
+
 @pytest.mark.parametrize(
     ("kept", "most", "grows"),
     [
@@ -236,8 +239,51 @@ KEEPS = """y = torch.relu(inputs[0])
 )
 def test_memory_does_not_grow_with_the_number_of_calls(judge, monkeypatch, kept, most, grows):
     monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow
-    made = task("return torch.relu(inputs[0])", "[torch.randn(256, 128)]", name="relu")
-    found = judge.evaluate(made, like(made, "return torch.relu(inputs[0])", KEEPS.format(kept=kept, most=most)))
+    found = judge.evaluate(GROWING, like(GROWING, "return torch.relu(inputs[0])", KEEPS.format(kept=kept, most=most)))
     assert found.accepted is not grows, why(found)
     assert found.reason is (Reason.OUT_OF_MEMORY if grows else None)
     assert found.accepted or "with each call" in found.detail
+
+
+# --- without their defences ----------------------------------------------------------------------------------------------
+
+LEFT_OUT = {
+    "a mask that was drawn once": (
+        (check, "check_other_mode"),
+        DROPOUT,
+        "return self.drop(self.linear(inputs[0]))",
+        MASK.format(kept="self.mask if hasattr(self, 'mask') else "),
+    ),
+    "weights whose memory was kept": (
+        (check, "check_replaced_weights"),
+        LINEAR,
+        "Linear(16, 16)",
+        "Linear(16, 16); self.linear.forward = lambda x, w=self.linear.weight.detach(): x @ w.t() + self.linear.bias",
+    ),
+    "a mode of rounding that stays": (
+        (side_effects, "forbidden_changes"),
+        RELU,
+        "return torch.relu(inputs[0])",
+        ROUNDS.format(back="pass"),
+    ),
+    "memory that grows": (
+        (check, "check_growth"),
+        GROWING,
+        "return torch.relu(inputs[0])",
+        KEEPS.format(kept="y.clone()", most=10**9),
+    ),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_without_its_defence_it_is_accepted(judge, monkeypatch, what):
+    if what == "a mode of rounding that stays" and platform.machine() != "x86_64":
+        pytest.skip("modes of rounding have other numbers elsewhere")
+    monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow
+    (place, defence), made, old, new = LEFT_OUT[what]
+    settings = CHECK.model_copy(update={"forbid": frozenset({Label.PREPACKED_WEIGHTS})})
+    assert not judge.evaluate(made, like(made, old, new), settings=settings).accepted
+    monkeypatch.setattr(place, defence, lambda *arguments: [])
+    found = judge.evaluate(made, like(made, old, new), settings=settings)
+    assert found.accepted, why(found)

@@ -18,13 +18,12 @@ import torch
 
 import kernelwright.judge
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
-from kernelwright.judge import Judge, Settings, resolve_device
+from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
-from kernelwright.judge.judge import devices_of
 from kernelwright.judge.timing.rotation import Rotated
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
@@ -807,33 +806,6 @@ def test_the_package_has_the_names_that_it_lists_and_no_others():
     assert {kernelwright.judge.Judge, kernelwright.judge.Settings} == {Judge, Settings}
     with pytest.raises(AttributeError, match="nothing"):
         _ = kernelwright.judge.nothing
-
-
-def test_devices_by_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("cpu") == resolve_device("auto") == torch.device("cpu")
-    with pytest.raises(DeviceError, match="finds none"):
-        resolve_device("cuda")
-    with pytest.raises(DeviceError, match="`tpu`"):
-        resolve_device("tpu")
-    with pytest.raises(DeviceError, match="cuda:N"):
-        resolve_device("cuda:99999999999999999999")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
-    assert resolve_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(DeviceError, match="2 GPUs"):
-        resolve_device("cuda:2")
-
-
-def test_all_visible_gpus_are_meant_unless_one_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices_of("cuda") == devices_of("auto") == ["cuda:0", "cuda:1"]
-    assert devices_of("cuda:1") == ["cuda:1"]
-    assert devices_of("cpu") == ["cpu"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices_of("auto") == ["cpu"]
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,9 @@ def test_one_wrong_call_is_noticed_and_only_there(judge: Judge, monkeypatch: Pat
 # --- timing ---------------------------------------------------------------------------------------
 
 
-TIMED = frozenset({"t20_busy_process", "t11_clock_detour", "settled_weights", "chain_of_processes"})
+TIMED = frozenset(
+    {"t20_busy_process", "t11_clock_detour", "settled_weights", "chain_of_processes", "p06_fewer_bits_when_timed"}
+)
 """Cheats of the tests that follow."""
 
 
@@ -470,6 +472,15 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
     monkeypatch.setattr(ProcessTriple, "verify_process", lambda self: None)
     found = evaluate(timed, "c14_drifting", patient)
+    assert found.accepted, found.detail
+
+
+@pytest.mark.exhaustive
+def test_without_the_truth_of_a_timed_output_it_may_err_twice_as_much(timed: Judge, monkeypatch: Patch) -> None:
+    found = evaluate(timed, "p06_fewer_bits_when_timed")
+    assert found.reason is Reason.TIMED_OUTPUT_WRONG
+    monkeypatch.setattr(ProcessTriple, "_verify_error", lambda self: None)
+    found = evaluate(timed, "p06_fewer_bits_when_timed")
     assert found.accepted, found.detail
 
 

@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelwright.judge.judge import Judge, devices_of, resolve_device
+    from kernelwright.gpu.devices import devices_of, resolve_device
+    from kernelwright.judge.judge import Judge
     from kernelwright.judge.settings import Settings
 
 __all__ = ["Judge", "Settings", "devices_of", "resolve_device"]
+_PLACES = {"Judge": "kernelwright.judge.judge", "Settings": "kernelwright.judge.settings"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'kernelwright.judge' has no attribute {name!r}")
-    module = "kernelwright.judge.settings" if name == "Settings" else "kernelwright.judge.judge"
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(_PLACES.get(name, "kernelwright.gpu.devices")), name)

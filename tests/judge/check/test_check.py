@@ -14,6 +14,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
+from kernelwright.judge.check import bounds
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
 from kernelwright.judge.check.examiner import Examiner
@@ -334,6 +335,32 @@ def test_no_order_of_sums_explains_half_of_what_shows_lower_precision(monkeypatc
     ):
         one.bounds._told = told
         assert one.bounds.summed_otherwise(question).tolerance.allowed.rms == pytest.approx(limit)
+
+
+HALVES = task(
+    "return inputs[0] @ inputs[1]",
+    "[torch.randn(8, 16384, dtype=torch.float16), torch.randn(16384, 8, dtype=torch.float16)]",
+)
+
+
+def in_slices(first, second):
+    """Each slice of the sum in float32."""
+    pairs = zip(first.float().chunk(64, 1), second.float().chunk(64, 0), strict=True)
+    return sum(a @ b for a, b in pairs).half()
+
+
+def in_eight_bits(first, second):
+    return (round_mantissa(first.float(), 3) @ second.float()).half()
+
+
+def test_long_sums_in_sixteen_bits_excuse_no_eight_bits_since_pytorch_adds_them_in_float32(monkeypatch):
+    judged(checker(HALVES, in_slices))
+    with pytest.raises(RejectionError) as caught:
+        judged(checker(HALVES, in_eight_bits))
+    assert caught.value.reason in (Reason.PRECISION_DOWNGRADE, Reason.WRONG_OUTPUT)
+    unlike = Distance(2**-11 * 16384**0.5, 1.0)
+    monkeypatch.setattr(bounds, "reordered", lambda terms, dtype: unlike)
+    judged(checker(HALVES, in_eight_bits))
 
 
 @pytest.mark.parametrize(

@@ -424,9 +424,9 @@ def test_outputs_of_timed_calls_must_be_near():
 
 def test_the_first_timed_output_must_still_be_there():
     run = run_of(held=[torch.ones(3)])
-    run._first = [], [torch.ones(3)]
+    run._first = [], [torch.ones(3)], [torch.ones(3)]
     run.verify_held()
-    run._first = [], [torch.zeros(3)]
+    run._first = [], [torch.zeros(3)], [torch.zeros(3)]
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
@@ -437,7 +437,7 @@ def test_the_first_timed_output_must_still_be_there():
 
 def test_a_view_of_an_input_is_not_expected_to_last():
     run = run_of(held=[torch.ones(3)])
-    run._first = [], [torch.zeros(3)]
+    run._first = [], [torch.zeros(3)], [torch.zeros(3)]
     run._check.output_follows_input = True
     run.verify_held()
     assert run._trial.labels == set()

@@ -279,20 +279,20 @@ class Bounds:
 
     def settles(
         self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], state: State | None = None
-    ) -> bool:
-        """Whether a candidate's outputs, far from the reference's (`wanted`), are right by the truth of these very inputs.
+    ) -> bool | None:
+        """Whether a candidate's outputs, beside the reference's (`wanted`), are right by the truth of these very inputs.
 
-        The distance allowed between two answers is known from other inputs. Where few elements of an output are not zero,
-        or most of it cancels, one draw is worse conditioned than another.
+        None where there is no truth. The distance allowed between two answers is known from other inputs. Where few elements
+        of an output are not zero, or most of it cancels, one draw is worse conditioned than another.
         """
         training, state = self._trial.facts.oracle.training, self._trial.state if state is None else state
         try:
             truth = self.truth(drawn, state, training)
             if truth is None:
-                return False
+                return None
             question = self.around(drawn, state, training, truth, wanted)
         except OutOfDomainError:
-            return False
+            return None
         found = apart(outputs, question.truth)
         return found.within(self.widened(question, found).tolerance.allowed)
 

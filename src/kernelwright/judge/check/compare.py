@@ -197,10 +197,11 @@ def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype
 
 
 def reordered(terms: int, dtype: torch.dtype) -> Distance:
-    """Error that sums of so many terms may have in any order, by `REORDERED_ERRORS`."""
+    """Error that sums of so many terms may have in any order, by `REORDERED_ERRORS`; 16-bit terms are summed in float32."""
     if not dtype.is_floating_point:
         return Distance(0.0, 0.0)
-    rms = REORDERED_ERRORS * torch.finfo(dtype).eps / 2 * math.sqrt(terms)
+    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    rms = REORDERED_ERRORS * eps / 2 * math.sqrt(terms)
     return Distance(rms, 4 * rms)
 
 

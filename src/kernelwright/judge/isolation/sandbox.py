@@ -8,9 +8,8 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
   changes of their modes, owners and attributes;
 - resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
 
-Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has; a missing one is
-reported by `kernelwright doctor` and recorded with every run, because Landlock and seccomp are defence in depth here:
-no number or verdict rests on them (see `docs/threat-model.md`).
+Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has, for `kernelwright doctor`.
+Landlock and seccomp are defence in depth here: no number or verdict rests on them (see `docs/threat-model.md`).
 
 Sources: landlock(7), seccomp(2), prctl(2), capabilities(7), include/uapi/linux/landlock.h.
 """
@@ -321,7 +320,7 @@ def restrict(writable: tuple[Path, ...], device: str, file_limit_bytes: int) -> 
 
 
 def describe() -> dict[str, str]:
-    """Which parts of the isolation this machine has, for `doctor` and the record of the environment."""
+    """Which parts of the isolation this machine has, for `doctor`."""
     abi = landlock_abi()
     return {
         "landlock": f"ABI {abi}" if abi else "not available: candidates can read this user's files",

@@ -64,8 +64,8 @@ class ProcessTriple:
         self._sides = sides
         self._flush = flush
         self._samples = {name: CallSamples() for name in sides}
-        self._first: tuple[list[Any], list[torch.Tensor]] | None = None
-        """Inputs and the reference's output of the call whose output is held."""
+        self._first: tuple[list[Any], list[torch.Tensor], list[torch.Tensor]] | None = None
+        """Inputs, the reference's output and the candidate's of the call whose output is held."""
         self._still = trial.facts.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
         self._helpers_us = 0.0
@@ -122,7 +122,7 @@ class ProcessTriple:
         answers = {name: call.result() for name, call in calls.items()}
         self._compare(answers["reference"], answers["candidate"], inputs)
         if self._hold_at == 0:
-            self._first = inputs, answers["reference"].outputs
+            self._first = inputs, answers["reference"].outputs, answers["candidate"].outputs
 
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
@@ -183,7 +183,7 @@ class ProcessTriple:
                 self._samples[name].quiet_us += quiet_us
         self._compare(answers["reference"], answers["candidate"], inputs)
         if hold:
-            self._first = inputs, answers["reference"].outputs
+            self._first = inputs, answers["reference"].outputs, answers["candidate"].outputs
 
     def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any]) -> None:
         check_form(self._trial, reference, candidate)
@@ -230,7 +230,7 @@ class ProcessTriple:
         assert self._first is not None
         if self._check.output_follows_input:
             return  # the reference itself returns views of its inputs, which later calls overwrite
-        inputs, wanted = self._first
+        inputs, wanted, _ = self._first
         held = held_output(self._trial, self._sides["candidate"], 0)
         if held is None:
             return
@@ -253,6 +253,7 @@ class ProcessTriple:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
         module may take its process for a timed one."""
         trial, candidate = self._trial, self._sides["candidate"]
+        self._verify_error()
         check_process(trial, candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
             return
@@ -268,6 +269,15 @@ class ProcessTriple:
         far = self._far_from_reference()
         if far is not None:
             trial.findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
+
+    def _verify_error(self) -> None:
+        """Hold one timed output, of a call chosen at random, to what the check allows. The others are compared with the
+        reference's alone, from which a right one may be twice as far as from the truth."""
+        assert self._first is not None
+        if self._check.bounds.settles(*self._first) is False:
+            raise RejectionError(
+                Reason.TIMED_OUTPUT_WRONG, "the output of a timed call is further from the truth than the check allows"
+            )
 
     def _far_from_reference(self) -> str | None:
         """Distance of a call's outputs from the reference's with the weights that both hold now, in words; None if near."""
