@@ -139,11 +139,11 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
 
     monkeypatch.setattr(timing, "ProcessTriple", Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
-    assert timing._time_process(trial, None, None, None, 0, given) == "found"
+    assert timing._time_process(trial, None, None, None, 0, given, False) == "found"
     assert (started, closed) == (["reference"], ["fresh"])
     assert {name: used[0][name] for name in given} == given
     assert set(used[0]) == set(SIDES)
-    timing._time_process(trial, None, None, None, 1, {})
+    timing._time_process(trial, None, None, None, 1, {}, False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
 
@@ -180,7 +180,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         monkeypatch.setattr(timing, "ProcessTriple", Run)
         given = dict.fromkeys(SIDES, SimpleNamespace())
         odd = SimpleNamespace(deal=lambda: [])
-        timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given)
+        timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given, False)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
@@ -458,7 +458,7 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes, miss_probability):
     seen = []
 
-    def one(trial, check, flush, odd, process, given):
+    def one(trial, check, flush, odd, process, given, against_truth):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
@@ -502,7 +502,7 @@ def triple_of(block, hidden_us=0.0):
 def one_process(speedup=2.0, hidden_us=lambda process: 0.0, noise=0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
-    def one(trial, check, flush, odd, process, given):
+    def one(trial, check, flush, odd, process, given, against_truth):
         latency_us = 100.0 / speedup * (1 + noise * process)
         block = TimingBlock(
             process=process, reference_us=(100.0, 100.0), candidate_us=(latency_us,) * 2, null_us=(100.0, 100.0)
@@ -510,6 +510,23 @@ def one_process(speedup=2.0, hidden_us=lambda process: 0.0, noise=0.0):
         return triple_of(block, hidden_us(process))
 
     return one
+
+
+def test_one_process_triple_of_the_first_is_held_to_the_truth_and_which_is_drawn(monkeypatch):
+    made, held = one_process(noise=0.01), []
+
+    def notes(trial, check, flush, odd, process, given, against_truth):
+        if against_truth:
+            held.append(process)
+        return made(trial, check, flush, odd, process, given, against_truth)
+
+    monkeypatch.setattr(timing, "_time_process", notes)
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=3, processes_max=6, target_half_width=1e-6)
+    for times in range(1, 60):
+        timing.time_candidate(trial, trial.check, None)
+        assert len(held) == times
+    assert set(held) == {0, 1, 2}
 
 
 def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
@@ -558,10 +575,10 @@ def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(monkeypatch, 
     trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9)
     trial.checks = {}
 
-    def spends(trial, check, flush, odd, process, given):
+    def spends(trial, check, flush, odd, process, given, against_truth):
         if process == measured:
             raise WorkerError(Reason.TIMEOUT, "spent")
-        return made(trial, check, flush, odd, process, given)
+        return made(trial, check, flush, odd, process, given, against_truth)
 
     monkeypatch.setattr(timing, "_PROCESSES_TO_BE_SURE", 100)
     monkeypatch.setattr(timing, "_time_process", spends)
@@ -580,9 +597,9 @@ def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
     trial.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
     made = one_process(noise=0.01)
 
-    def lasts(trial, check, flush, odd, process, given, alone_s):
+    def lasts(trial, check, flush, odd, process, given, against_truth, alone_s):
         trial.gate.held_s += alone_s
-        return made(trial, check, flush, odd, process, given)
+        return made(trial, check, flush, odd, process, given, against_truth)
 
     # Of the error probability, each look that could stop the run by its interval has spent a quarter of a half.
     for alone_s, processes, miss in ((9.0, 2, 0.05), (3.0, 4, 0.0375), (2.5, 4, 0.0375), (1.0, 6, 0.025)):
