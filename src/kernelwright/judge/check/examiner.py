@@ -23,6 +23,10 @@ _LOST = 0.5
 """Relative error of the reference above which any answer may be right, as where large inputs are squared and divided by
 their sum. Our choice."""
 
+_NEAR = 4.0
+"""Distance, in what is allowed, within which an answer counts as right for the weights that a module was built with. Our
+choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class PosedQuestion:
@@ -166,7 +170,8 @@ class Examiner:
         integers_are_right = found.without("rms", "worst").within(allowed)
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
             return Reason.PRECISION_DOWNGRADE
-        if earlier is None and self._right_with_first_weights(posed):
+        # Who is as near with the present weights lacks precision.
+        if earlier is None and not found.within(allowed * _NEAR) and self._right_with_first_weights(posed):
             return Reason.STALE_WEIGHTS
         return Reason.WRONG_OUTPUT
 
@@ -182,7 +187,7 @@ class Examiner:
             answer = self.call(self.candidate, posed.question.inputs, slot=0, seed=None)
         except (OutOfDomainError, WorkerError):
             return False
-        return apart(answer.outputs, truth).within(posed.question.tolerance.allowed * 4.0)
+        return apart(answer.outputs, truth).within(posed.question.tolerance.allowed * _NEAR)
 
 
 def _worst_output(found: Distance, allowed: Distance) -> tuple[str, int]:
