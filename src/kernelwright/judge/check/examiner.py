@@ -170,7 +170,7 @@ class Examiner:
         integers_are_right = found.without("rms", "worst").within(allowed)
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
             return Reason.PRECISION_DOWNGRADE
-        # Who is as near with the present weights lacks precision.
+        # An answer that is as near with the present weights lacks precision.
         if earlier is None and not found.within(allowed * _NEAR) and self._right_with_first_weights(posed):
             return Reason.STALE_WEIGHTS
         return Reason.WRONG_OUTPUT
