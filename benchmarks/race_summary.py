@@ -5,10 +5,11 @@
 
 A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not, or a run of the suite's own candidates.
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
-without the sources of what was only screened. With --page the part of that page between two marks is written anew; a page
-that does not exist is made. A line for each task and the numbers of each level are printed. Runs of CUDA-L1's shapes have
-plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a RUN_DIR is told with its
-numbers.
+without the sources of what was only screened, but for tasks that are not decided. With --page the part of that page between
+two marks is written anew; a page that does not exist is made. A line for each task and the numbers of each level are
+printed.
+Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a
+RUN_DIR is told with its numbers.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
@@ -35,7 +36,7 @@ from typing import Any
 from publishing import copy_plain, packed_bytes, write_packed
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
-from kernelwright.records.screened import Screened, confirmed_best
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_judge
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import TaskOutcome, standings
@@ -100,6 +101,18 @@ class Run(RunDirectory):
             entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
         found = standings(self, task_results(self, entries, self.read_json("errors.json") or {}))
         return [line | {"run": self.path.name} for line in found]
+
+    def open_tasks(self) -> set[str]:
+        """Tasks of which the judge would still take a candidate."""
+        looks: dict[str, list[Screened]] = defaultdict(list)
+        verdicts: dict[str, dict[str, Evaluation]] = defaultdict(dict)
+        for look in self.screened():
+            looks[look.task].append(look)
+        for one in self.evaluations():
+            if one.policy != BASELINE_POLICY:
+                verdicts[one.task][one.candidate_sha256] = one
+        count = (self.read_json("config.json") or {}).get("judge") or JUDGED
+        return {task for task, found in looks.items() if next_to_judge(found, verdicts[task], count) is not None}
 
     def released(self) -> dict[str, float | None]:
         """Speedup over eager of CUDA-L1's own kernel by task; None where it does not keep KernelBench's contract."""
@@ -370,7 +383,8 @@ without a winner counts as the reference. `kernelwright rescore` computes each n
 README = """# KernelBench, searched on a GPU
 
 Made by `kernelwright bench SUITE --policy builtin`, and summed up by `benchmarks/race_summary.py`. `summary.json` has the
-numbers for programs. What was only screened has no source here.
+numbers for programs. What was only screened has no source here, but for tasks that are not decided: a copy of a folder goes
+on after `gunzip *.gz` with the command that made it.
 """
 
 
@@ -386,11 +400,19 @@ def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page
 
 
 def publish(run: Run, target: Path) -> None:
-    """A packed copy that `rescore` and `report` accept; what was only screened comes without its source."""
+    """A packed copy that `rescore` and `report` accept; what was only screened comes without its source.
+
+    Tasks of which the judge would still take a candidate keep theirs: unpacked, the copy is a run that `bench --out` goes
+    on with.
+    """
+    open_tasks = run.open_tasks()
     copy_plain(run.path, target, PLAIN)
     packed = run.path / "evaluations.jsonl.gz"
     write_packed(target, "evaluations.jsonl", packed.read_bytes() if packed.exists() else packed_bytes(run.evaluations_path))
-    estimates = "".join(one.model_copy(update={"source": ""}).model_dump_json() + "\n" for one in run.screened())
+    estimates = "".join(
+        (one if one.task in open_tasks else one.model_copy(update={"source": ""})).model_dump_json() + "\n"
+        for one in run.screened()
+    )
     if estimates:
         write_packed(target, "screened.jsonl", gzip.compress(estimates.encode(), mtime=0))
     if tasks := run.read_json("tasks.json"):

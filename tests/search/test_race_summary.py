@@ -94,6 +94,8 @@ def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_p
     assert (out / "README.md").read_text().count("](race)") == 1
     found = json.loads((out / "summary.json").read_text())
     assert rescore(RunDirectory(out / "race")).differences == []
+    sources = {one.task: one.source for one in RunDirectory(out / "race").screened()}
+    assert sources == {f"kernelbench/{name}": "" for name in (*WINNERS, "level2/1")} | {"kernelbench/level2/2": "unsure"}
     race_summary.main([str(out / "race"), "--out", str(tmp_path / "again")])
     assert json.loads((tmp_path / "again" / "summary.json").read_text()) == found
 
