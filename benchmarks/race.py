@@ -63,7 +63,6 @@ class Race:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self._ends_s = time.monotonic() + options.seconds
-        self._packing = threading.Lock()
 
     @property
     def left_s(self) -> float:
@@ -116,8 +115,7 @@ class Race:
 
     def pack(self) -> None:
         """Pack what there is."""
-        with self._packing:
-            packed(self.options.work, self.options.pack)
+        packed(self.options.work, self.options.pack)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,11 +5,10 @@
 
 A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not, or a run of the suite's own candidates.
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
-without the sources of what was only screened, but for tasks that are not decided. With --page the part of that page between
-two marks is written anew; a page that does not exist is made. A line for each task and the numbers of each level are
-printed.
-Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100 `h100_`. A `notes.md` in a
-RUN_DIR is told with its numbers.
+without the sources of what was only screened, but for tasks of which the judge would still take a candidate. With --page the
+part of that page between two marks is written anew; a page that does not exist is made. A line for each task and the numbers
+of each level are printed. Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100
+`h100_`. A `notes.md` in a RUN_DIR is told with its numbers.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
@@ -108,7 +107,8 @@ class Run(RunDirectory):
         verdicts: dict[str, dict[str, Evaluation]] = defaultdict(dict)
         for look in self.screened():
             looks[look.task].append(look)
-        for one in self.evaluations():
+        # As for the search, the first verdict on a candidate counts before its confirmation.
+        for one in sorted(self.evaluations(), key=lambda one: not one.confirms):
             if one.policy != BASELINE_POLICY:
                 verdicts[one.task][one.candidate_sha256] = one
         count = (self.read_json("config.json") or {}).get("judge") or JUDGED
@@ -383,8 +383,8 @@ without a winner counts as the reference. `kernelwright rescore` computes each n
 README = """# KernelBench, searched on a GPU
 
 Made by `kernelwright bench SUITE --policy builtin`, and summed up by `benchmarks/race_summary.py`. `summary.json` has the
-numbers for programs. What was only screened has no source here, but for tasks that are not decided: a copy of a folder goes
-on after `gunzip *.gz` with the command that made it.
+numbers for programs. What was only screened has no source here, but for tasks of which the judge would still take a
+candidate: a copy of a folder goes on after `gunzip *.gz` with the command that made it.
 """
 
 

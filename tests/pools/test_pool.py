@@ -145,8 +145,8 @@ def test_what_has_to_be_alone_waits_for_another_pool_on_the_device_too(member, m
     member.act = staticmethod(lambda one: may_end.wait(60) is None or [evaluation(one.task)])
     with JudgePool(["cpu"], SETTINGS) as judges, JudgePool(["cpu"], SETTINGS, beside=judges) as rotating:
         busy, crowded = judges._submit(job(0)), rotating._submit(job(1))
-        while not rotating._crowded:
-            threading.Event().wait(0.01)
+        with rotating._changed:
+            assert rotating._changed.wait_for(lambda: rotating._crowded, 60)
         assert not crowded.done()
         with judges._changed:
             assert judges._changed is rotating._changed
@@ -160,8 +160,8 @@ def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_c
     member.crowded = ("1",)
     with JudgePool(["cpu"], SETTINGS) as judges:
         waiting = judges._submit(job(1))
-        while not judges._crowded:
-            threading.Event().wait(0.01)
+        with judges._changed:
+            assert judges._changed.wait_for(lambda: judges._crowded, 60)
     assert "closed" in str(waiting.result(60))
 
 

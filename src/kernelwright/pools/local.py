@@ -48,7 +48,6 @@ JUDGES_PER_GPU = 6
 
 W = TypeVar("W")
 R = TypeVar("R")
-E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,8 @@ Outcome = Evaluation | KernelwrightError
 """An evaluation, or an error of the task or the machine, never of the candidate."""
 
 _Found = list[Evaluation] | KernelwrightError
+_Entry = tuple[Job | RotationJob, Future[_Found]]
+"""What is to be done, and where its outcome is waited for."""
 
 
 def spread(
@@ -127,9 +128,9 @@ class JudgePool:
         self._settings = settings
         self._cores = cores or {}
         self._slots = [device for _ in range(per_device) for device in devices]
-        self._jobs: deque[tuple[Job | RotationJob, Future[_Found]] | None] = deque()
+        self._jobs: deque[_Entry | None] = deque()
         """What is to be done; None ends a slot."""
-        self._crowded: deque[tuple[Job | RotationJob, Future[_Found]]] = deque()
+        self._crowded: deque[_Entry] = deque()
         """What has to have a device's memory to itself."""
         self._started = 0
         """Slots that have a process and wait for a job."""
@@ -170,12 +171,12 @@ class JudgePool:
         self._put((work, future))
         return future
 
-    def _put(self, *entries: tuple[Job | RotationJob, Future[_Found]] | None) -> None:
+    def _put(self, *entries: _Entry | None) -> None:
         with self._changed:
             self._jobs.extend(entries)
             self._changed.notify_all()
 
-    def _next(self, device: str, started: bool) -> tuple[Job | RotationJob, Future[_Found], bool] | None:
+    def _next(self, device: str, started: bool) -> tuple[_Entry, bool] | None:
         """The next job, and whether it is to be alone; None at the end.
 
         Slots that have a process come first: to start another takes up to eight seconds.
@@ -189,19 +190,15 @@ class JudgePool:
             return able and not any(pool._jobs or pool._at_work[device] for pool in self._pools)
 
         with self._changed:
-            while not has_one():
+            alone = False
+            while not (alone or has_one()):
                 self._changed.wait_for(lambda: has_one() or is_quiet())
-                if is_quiet() and not self._changed.wait_for(lambda: not is_quiet(), timeout=_QUIET_S):
-                    work, future = self._crowded.popleft()
-                    return self._taken(device, started, (work, future, True))
-            entry = self._jobs.popleft()
-            return self._taken(device, started, (*entry, False) if entry is not None else None)
-
-    def _taken(self, device: str, started: bool, entry: E) -> E:
-        self._started -= started
-        self._at_work[device] += entry is not None
-        self._changed.notify_all()
-        return entry
+                alone = is_quiet() and not self._changed.wait_for(lambda: not is_quiet(), timeout=_QUIET_S)
+            entry = self._crowded.popleft() if alone else self._jobs.popleft()
+            self._started -= started
+            self._at_work[device] += entry is not None
+            self._changed.notify_all()
+            return (entry, alone) if entry is not None else None
 
     def __enter__(self) -> JudgePool:
         return self
@@ -237,7 +234,7 @@ class JudgePool:
             with self._changed:
                 self._started += 1
         while (entry := self._next(device, started=member is not None)) is not None:
-            job, future, alone = entry
+            (job, future), alone = entry
             found: _Found = InfrastructureError("not tried")
             for _ in range(_TRIES):
                 if self._killing:

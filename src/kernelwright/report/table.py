@@ -114,10 +114,13 @@ class TaskResult:
         """True when the task can be compared with a baseline."""
         return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
 
+    def _named(self, baseline: str) -> str:
+        """The baseline itself in place of `BEST`."""
+        return self.best if baseline == BEST else baseline
+
     def gain(self, baseline: str) -> float | None:
         """A baseline's speedup over the reference; None without it."""
-        found = self.baselines_us()
-        name = self.best if baseline == BEST else baseline
+        found, name = self.baselines_us(), self._named(baseline)
         if name == REFERENCE:
             return 1.0
         return found[REFERENCE] / found[name] if REFERENCE in found and name in found else None
@@ -136,7 +139,7 @@ class TaskResult:
 
     def _level(self, baseline: str, ratio: float) -> float:
         """A ratio to a baseline, for a candidate that may be a baseline itself."""
-        name = self.best if baseline == BEST else baseline
+        name = self._named(baseline)
         if self.stock is None or (baseline != BEST and name != self.stock):
             return ratio
         return 1.0 if name == self.stock else min(ratio, 1.0)
@@ -146,7 +149,7 @@ class TaskResult:
         found = self.evaluation
         if self.speedup(baseline) is None or found is None or found.speedup_low is None or found.speedup_high is None:
             return None
-        name = self.best if baseline == BEST else baseline
+        name = self._named(baseline)
         other = (1.0, 1.0) if name == REFERENCE else self.intervals.get(name)
         if other is None:
             return None

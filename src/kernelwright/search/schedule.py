@@ -99,7 +99,7 @@ def next_of(
 
 @dataclass(slots=True)
 class TaskState:
-    """What a search over a suite knows of one task."""
+    """State of one task in a search over a suite."""
 
     task: Task
     screened: list[Screened] = field(default_factory=list)

@@ -35,7 +35,10 @@ SEARCHERS_PER_GPU = 16
 """Most tasks that are screened at once on a GPU, one for each core: one is timed while the others trace, compile and start.
 Each holds half a GiB of the GPU for its context alone. Our choice."""
 SEARCHERS_PER_CPU = 1
-_ASK_AGAIN_S = 0.2
+_ASK_AGAIN_S = 5.0
+"""Time after which a process without a job asks again whether to stop. Our choice."""
+_NO_MORE = object()
+"""End of the jobs, where None among them says to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Searchers:
         self._settings, self._policy, self._cores = settings, policy, cores or {}
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
+        self._changed = threading.Condition()
+        """Guards the jobs; told when one that others may depend on has ended."""
 
     @property
     def at_once(self) -> int:
@@ -102,31 +107,30 @@ class Searchers:
         None among the jobs says that the next one depends on one at work. `stop` is asked before each job; True leaves it
         and all that follow undone. One thread may call this at a time.
         """
-        waiting, lock = iter(jobs), threading.Lock()
+        waiting = iter(jobs)
         again: list[ScreenJob] = []
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
 
         def take() -> ScreenJob | None:
-            while True:
-                with lock:
-                    if self._closing.is_set() or (stop is not None and stop()):
-                        return None
-                    for job in waiting:
-                        if job is not None:
-                            return job
-                        break
-                    else:
-                        return again.pop() if again else None
+            with self._changed:
+                while not (self._closing.is_set() or (stop is not None and stop())):
+                    job = next(waiting, _NO_MORE)
+                    if isinstance(job, ScreenJob):
+                        return job
                     if again:
                         return again.pop()
-                self._closing.wait(_ASK_AGAIN_S)
+                    if job is _NO_MORE:
+                        return None
+                    self._changed.wait(_ASK_AGAIN_S)
+                return None
 
         def put_off(job: ScreenJob) -> bool:
             """Try a job once more, when no other waits and fewer tasks share the device's memory."""
-            with lock:
+            with self._changed:
                 if job.is_last_try:
                     return False
                 again.append(replace(job, is_last_try=True))
+                self._changed.notify_all()
                 return True
 
         for member in self._members:
@@ -137,8 +141,11 @@ class Searchers:
             one = found.get()
             if one is None:
                 at_work -= 1
-            else:
-                yield one
+                continue
+            yield one
+            if not isinstance(one[1], Screened):
+                with self._changed:
+                    self._changed.notify_all()
 
     def _serve(
         self,
@@ -196,6 +203,8 @@ class Searchers:
     def close(self) -> None:
         """End the processes in the middle of their work; a `screen` at work ends too."""
         self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
         for member in self._members:
             if member.process is not None:
                 member.process.kill()  # what it started dies with it

@@ -216,23 +216,25 @@ class SuiteSearch:
         A task does not wait for others to end a round: two H200s were idle for a third of the screening of 50 tasks when it
         did (results/kernelbench-h200).
         """
+
+        def turn(state: TaskState) -> tuple[bool, int, float, int]:
+            limit, tunes = state.next_round(self._budget, self._minutes is not None)
+            # Long programs take longest: begun last, they would hold up the rest.
+            return tunes, limit, -room(state.screened), -len(state.task.source)
+
         while True:
+            job = None
             with self._keeping:
                 states = self._states.values()
-                waiting = [
-                    (tunes, limit, -room(state.screened), -len(state.task.source), state)
-                    for state in states
-                    if not state.at_work and not self._is_screened(state)
-                    for limit, tunes in [state.next_round(self._budget, self._minutes is not None)]
-                ]
-                if not waiting and not any(state.at_work for state in states):
-                    return
+                waiting = [state for state in states if not state.at_work and not self._is_screened(state)]
                 if waiting:
-                    # Long programs take longest: begun last, they would hold up the rest.
-                    tunes, limit, *_, state = min(waiting, key=lambda one: one[:4])
+                    state = min(waiting, key=turn)
+                    tunes, limit, *_ = turn(state)
                     state.at_work = True
                     job = ScreenJob(state.task, limit, tuple(state.screened), tunes=tunes)
-            yield job if waiting else None
+                elif not any(state.at_work for state in states):
+                    return
+            yield job
 
     def _end_round(self, state: TaskState, job: ScreenJob) -> None:
         with self._keeping:

@@ -66,9 +66,8 @@ class TestPatterns:
         made_from = {pattern.origin.removeprefix("exploits/").replace("gpu_", "") for pattern in patterns}
         stems = {path.stem.replace("gpu_", "") for path in (EXPLOITS / "hacks").glob("*.py")}
         # Its twin on the CPU is the same mechanism under another device's name.
-        stems -= {"p01_autocast_conv"}
-        # It drops bits as p02_truncated_mantissa does, where a mark tells that it is timed.
-        stems -= {"p06_fewer_bits_when_timed"}
+        # The other drops bits as p02_truncated_mantissa does, where a mark tells that it is timed.
+        stems -= {"p01_autocast_conv", "p06_fewer_bits_when_timed"}
         assert stems <= made_from
         assert not made_from & {path.stem for path in (EXPLOITS / "unseen").glob("*.py")}
 

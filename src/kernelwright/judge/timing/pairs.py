@@ -71,13 +71,13 @@ def time_candidate(
     left, early = MISS_PROBABILITY, early_miss_probability(settings.processes_min, settings.processes_max)
     odd = OddInputs([*check.tolerances], settings)
     # A truth in float64 can take longer than all timed calls: one process triple has it, which nobody knows before.
-    against_truth = random.randrange(settings.processes_min)
+    truth_at = random.randrange(settings.processes_min)
     before_s = trial.gate.held_s
     while True:
         given = {} if triples or checked is None else checked
         spent = False
         try:
-            triples.append(_time_process(trial, check, flush, odd, len(triples), given, len(triples) == against_truth))
+            triples.append(_time_process(trial, check, flush, odd, len(triples), given, len(triples) == truth_at))
         except WorkerError as failure:
             spent = failure.reason is Reason.TIMEOUT
             if not spent or len(triples) < _PROCESSES_TO_SETTLE:
