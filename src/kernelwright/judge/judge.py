@@ -199,6 +199,7 @@ class Judge:
             findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}
         spent_s = self._workers.spent_s
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
+        findings.checks["phases_s"] = {name: round(seconds, 3) for name, seconds in findings.phases_s.items()}
         return draft
 
     def rotate(
@@ -292,24 +293,27 @@ class Judge:
         self, task: Task, candidate: Candidate, directory: Path, draft: _EvaluationDraft, settings: Settings
     ) -> None:
         findings = draft.findings
-        live = self._live_task(task)
+        with findings.phase("task"):
+            live = self._live_task(task)
         try:
             guard.parse(candidate.source)
         except guard.PARSE_ERRORS as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
-        trial = self._trial(live, candidate, directory, settings, findings)
+        with findings.phase("facts"):
+            trial = self._trial(live, candidate, directory, settings, findings)
         for label in sorted(findings.labels):
             findings.label(label, "by its source")
         self._progress("checking")
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             sides = []
-            for role in ("reference", "candidate"):
-                side = trial.start(role)
-                stack.callback(side.close)
-                sides.append(side)
-            examiner = Examiner(trial, *sides)
-            check = check_candidate(examiner)
+            with findings.phase("check"):
+                for role in ("reference", "candidate"):
+                    side = trial.start(role)
+                    stack.callback(side.close)
+                    sides.append(side)
+                examiner = Examiner(trial, *sides)
+                check = check_candidate(examiner)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if findings.rejection is not None:
@@ -330,7 +334,8 @@ class Judge:
             else:
                 draft.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
-                check_late(examiner)
+                with findings.phase("late check"):
+                    check_late(examiner)
 
     def _trial(
         self, live: LiveTask, candidate: Candidate, directory: Path, settings: Settings, findings: CheckFindings

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,17 @@ class CheckFindings:
         """The first of these that decides the verdict."""
         self.reference_reuses_output = False
         """Whether an output of the reference was seen in the memory of an earlier one."""
+        self.phases_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds that each part of the evaluation took, its waiting for the device included."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a part of the evaluation, whether it fails or not."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_s[name] += time.perf_counter() - start_s
 
     def label(self, label: Label, detail: str) -> None:
         """Attach a label, or reject where the settings forbid it: at once, unless `kernelbench` may still be kept."""

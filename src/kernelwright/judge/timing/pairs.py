@@ -137,27 +137,31 @@ def _time_process(
     given: Mapping[str, Side],
     against_truth: bool,
 ) -> TripleClocks:
-    sides = {**_start(trial, [name for name in SIDES if name not in given]), **given}
+    phase = trial.findings.phase
+    with phase("starts"):
+        sides = {**_start(trial, [name for name in SIDES if name not in given]), **given}
     try:
         run = ProcessTriple(trial, check, sides, flush)
-        with trial.gate(shared=True):
+        with phase("first calls"), trial.gate(shared=True):
             run.bring_in_step(given.values())
             run.first_calls()
         with on_core(trial.core, (side.worker for side in sides.values())):
-            with trial.gate():
+            with trial.gate(), phase("warm-up"):
                 run.warm_up()
             while run.wants_more():
                 with trial.gate():
                     ends_s = time.perf_counter() + _ALONE_S
                     while run.wants_more() and time.perf_counter() < ends_s:
-                        run.block()
-                        run.odd_inputs(odd.deal())
-            with trial.gate():
+                        with phase("blocks"):
+                            run.block()
+                        with phase("odd inputs"):
+                            run.odd_inputs(odd.deal())
+            with trial.gate(), phase("series"):
                 run.audit()
                 run.verify_held()
                 run.verify_buffers()
             found = run.finish(process)
-        with trial.gate(shared=True):  # measures nothing
+        with phase("process"), trial.gate(shared=True):  # measures nothing
             run.verify_process(against_truth)
         return found
     finally:
