@@ -16,7 +16,7 @@ from kernelwright.errors import TaskError
 from kernelwright.gpu import device_state
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
-from kernelwright.judge.check.trial import RejectionError
+from kernelwright.judge.check.trial import CheckFindings, RejectionError
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, clocks, triple
 from kernelwright.judge.timing import pairs as timing
@@ -127,7 +127,10 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
 
     gate = contextlib.nullcontext
     trial = SimpleNamespace(
-        core=None, start=lambda role: started.append(role) or side("fresh"), gate=lambda shared=False: gate()
+        core=None,
+        start=lambda role: started.append(role) or side("fresh"),
+        gate=lambda shared=False: gate(),
+        findings=CheckFindings(frozenset()),
     )
 
     class Run:
@@ -180,7 +183,9 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         monkeypatch.setattr(timing, "ProcessTriple", Run)
         given = dict.fromkeys(SIDES, SimpleNamespace())
         odd = SimpleNamespace(deal=lambda: [])
-        timing._time_process(SimpleNamespace(core=None, gate=gate), None, None, odd, 0, given, False)
+        timing._time_process(
+            SimpleNamespace(core=None, gate=gate, findings=CheckFindings(frozenset())), None, None, odd, 0, given, False
+        )
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
