@@ -158,7 +158,7 @@ def test_judges_are_as_many_as_the_cores_feed(monkeypatch):
     for cores in (4, 16, 64):
         monkeypatch.setattr(searching.os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
         counts[cores] = searching._judges_per_gpu(1), searching._judges_per_gpu(4)
-    assert counts == {4: (6, 6), 16: (8, 6), 64: (10, 8)}
+    assert counts == {4: (6, 6), 16: (10, 6), 64: (10, 10)}
 
 
 class Killed(Exception):

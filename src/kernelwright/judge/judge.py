@@ -344,6 +344,8 @@ class Judge:
         gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(live, self.device)
+        if self.device.type == "cuda":
+            facts.oracle.give_way = gate.give_way
         return Trial(
             facts=facts,
             candidate=candidate,

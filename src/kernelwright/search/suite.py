@@ -49,7 +49,7 @@ JUDGED_BESIDE = 0.5
 MOST_JUDGES_PER_GPU = 10
 """Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
 takes (results/2026-11-24-search-h200)."""
-CORES_PER_JUDGE = 2.0
+CORES_PER_JUDGE = 1.6
 """Processor cores for each of these judges, whose candidates compile. Our choice."""
 SCREENING_SHARE = 0.5
 """Share of the minutes that screening may take; the rest is the judge's. Our choice."""

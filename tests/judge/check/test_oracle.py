@@ -31,6 +31,15 @@ def test_the_truth_is_float64_and_repeats():
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_a_truth_lets_others_in_between_its_operators_and_stays_the_same():
+    judge, inputs = oracle(task("return torch.relu(inputs[0] * 2.0) + 1.0"))
+    before, asked = judge.truth(inputs, judge.initial_state, training=True), []
+    judge.give_way = lambda: asked.append(None)
+    after = judge.truth(inputs, judge.initial_state, training=True)
+    assert len(asked) >= 3
+    assert torch.equal(before[0], after[0])
+
+
 def test_constants_made_in_forward_are_float64_too():
     judge, inputs = oracle(task("return inputs[0] * torch.full((16,), 0.1)"))
     (truth,) = judge.truth(inputs, {}, training=True)

@@ -188,6 +188,30 @@ def test_all_requests_of_one_block_are_stopped(measuring):
         assert not entered_now(DeviceGate(CPU)), "the block's own lock is back"
 
 
+def test_long_work_of_a_judge_makes_way_for_one_that_measures_and_has_its_lock_back(measuring):
+    done, gate = [], DeviceGate(CPU)
+    gate.give_way()  # outside of any block there is nothing to give
+    with gate(shared=True):
+        gate.give_way()
+        assert not entered_now(DeviceGate(CPU)), "nobody waited"
+        measuring(DeviceGate(CPU), done)
+        assert done == []
+        gate.give_way()
+        assert done == ["measured"]
+        assert not entered_now(DeviceGate(CPU)), "the block's own lock is back"
+
+
+def test_who_measures_gives_no_way():
+    gate, others = DeviceGate(CPU), DeviceGate(CPU)
+    with gate():
+        waiting = threading.Thread(target=lambda: others(shared=True).__enter__())
+        waiting.start()
+        gate.give_way()
+        assert gate.alone
+        assert others.waited_s == 0.0
+    waiting.join()
+
+
 def entered_now(gate) -> bool:
     """Whether nobody shares the device."""
     with gate._path.open("a") as file:

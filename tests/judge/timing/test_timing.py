@@ -171,6 +171,8 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
             def __getattr__(self, name):
                 return lambda *given: None
 
+            blocks = property(lambda self: Run.done)
+
             def wants_more(self):
                 return Run.done < wanted
 
@@ -182,7 +184,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 
         monkeypatch.setattr(timing, "ProcessTriple", Run)
         given = dict.fromkeys(SIDES, SimpleNamespace())
-        odd = SimpleNamespace(deal=lambda: [])
+        odd = SimpleNamespace(deal=lambda block: [])
         timing._time_process(
             SimpleNamespace(core=None, gate=gate, findings=CheckFindings(frozenset())), None, None, odd, 0, given, False
         )
@@ -775,12 +777,20 @@ def test_without_a_driver_nothing_is_known(monkeypatch, second_gpu, reason):
 def test_every_input_set_of_the_check_comes_up_in_the_shortest_run(sets, processes, blocks):
     settings = Settings.quick(processes_min=processes, processes_max=processes, blocks=blocks)
     odd = timing.OddInputs([InputSet(str(index), lambda x, g: x, "") for index in range(sets)], settings)
-    dealt = [odd.deal() for _ in range(processes * blocks)]
+    dealt = [odd.deal(block) for _ in range(processes) for block in range(blocks)]
     assert {one.name for hand in dealt for one in hand} == {str(index) for index in range(sets)}
     assert all(len(hand) == len(dealt[0]) for hand in dealt)
 
 
 def test_input_sets_come_up_in_an_order_nobody_can_know():
     sets = [InputSet(str(index), lambda x, g: x, "") for index in range(17)]
-    orders = {tuple(one.name for one in timing.OddInputs(sets, Settings.quick()).deal()) for _ in range(20)}
+    orders = {tuple(one.name for one in timing.OddInputs(sets, Settings.quick()).deal(0)) for _ in range(20)}
     assert len(orders) > 1
+
+
+def test_after_some_of_the_further_blocks_input_sets_come_up_and_nobody_knows_which():
+    settings = Settings.quick()
+    odd = timing.OddInputs([InputSet(str(index), lambda x, g: x, "") for index in range(17)], settings)
+    asked = [[bool(odd.deal(settings.blocks + block)) for block in range(40)] for _ in range(2)]
+    assert asked[0] != asked[1]
+    assert all(0 < sum(one) < 40 for one in asked)

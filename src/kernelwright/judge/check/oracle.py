@@ -39,6 +39,8 @@ class Oracle:
     def __init__(self, live: LiveTask, device: torch.device, seed: int) -> None:
         self.device = device
         self._live, self._seed = live, seed
+        self.give_way: Callable[[], None] | None = None
+        """Called after each operator of a truth, if given: a network in float64 can keep a GPU for seconds."""
         self.model = live.model(seed, device)
         self.training = self.model.training
         self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
@@ -113,7 +115,8 @@ class Oracle:
                 {key: convert(value, noise if key in self.parameter_names else 0.0) for key, value in state.items()}
             )
             self._double.train(training)
-            return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
+            with contextlib.nullcontext() if self.give_way is None else _GivingWay(self.give_way):
+                return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
 
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""
@@ -256,6 +259,19 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return (uncompiled if "torch._dynamo" in sys.modules else plain)(self, *args, **named)
 
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class _GivingWay(_DispatchMode):
+    """Lets others use the device between two operators."""
+
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._give_way = give_way
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self._give_way()
+        return found
 
 
 class _OtherArguments(_DispatchMode):

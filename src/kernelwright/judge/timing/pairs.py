@@ -42,6 +42,8 @@ beside three other judges (results/2026-11-22-judge-throughput-2-h200). Our choi
 _LONG_S = 10.0
 """Once timing has had the device for so long, no process beyond the least is begun. Without it a task of 22 ms took half a
 minute on two cores; our choice."""
+_FURTHER_SHARE = 0.25
+"""Share of the blocks beyond the least number after which input sets of the check are asked. Our choice."""
 _PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
 
 
@@ -119,9 +121,15 @@ class OddInputs:
         self._sets = sets
         self._left: list[InputSet] = []
         self._each = max(2, math.ceil(len(sets) / (settings.processes_min * settings.blocks)))
+        self._blocks_min = settings.blocks
 
-    def deal(self) -> list[InputSet]:
-        """Input sets of one block."""
+    def deal(self, block: int) -> list[InputSet]:
+        """Input sets after a block of a process, by its number from 0: none after most of those that only short calls get.
+
+        Which ones, nobody can know before. Asked after every block they took as long as the blocks.
+        """
+        if block >= self._blocks_min and random.random() >= _FURTHER_SHARE:
+            return []
         if len(self._left) < min(self._each, len(self._sets)):
             self._left += random.sample(self._sets, len(self._sets))
         dealt, self._left = self._left[: self._each], self._left[self._each :]
@@ -155,7 +163,7 @@ def _time_process(
                         with phase("blocks"):
                             run.block()
                         with phase("odd inputs"):
-                            run.odd_inputs(odd.deal())
+                            run.odd_inputs(odd.deal(run.blocks - 1))
             with trial.gate(), phase("series"):
                 run.audit()
                 run.verify_held()

@@ -80,10 +80,15 @@ class ProcessTriple:
         self._hold_from, self._hold_at_block = 1, -1
         """The block from which another one is chosen whose output is kept, and that one."""
 
+    @property
+    def blocks(self) -> int:
+        """Number of blocks so far."""
+        return len(self._samples["reference"].clocks) // 2
+
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
-        settings, done = self._trial.settings, len(self._samples["reference"].clocks) // 2
-        return done < settings.blocks or (self._blocks_s < settings.triple_s and done < BLOCKS_MAX)
+        settings = self._trial.settings
+        return self.blocks < settings.blocks or (self._blocks_s < settings.triple_s and self.blocks < BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Ask some input sets of the check between timed calls, in this very process: a candidate must not be able to tell
@@ -155,7 +160,7 @@ class ProcessTriple:
     def _holds_another(self) -> bool:
         """Whether this block's first output is kept in place of the earlier one: calls after the first few may share the
         memory of their outputs as well."""
-        done = len(self._samples["reference"].clocks) // 2
+        done = self.blocks
         if done >= self._hold_from:
             # Once in each stretch of blocks, the next always twice as long: outputs can be large, and one is kept.
             self._hold_at_block = done + random.randrange(done)
