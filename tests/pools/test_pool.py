@@ -253,8 +253,8 @@ class FakeJudge:
         self.closed = False
         self.seen = []
 
-    def evaluate(self, task, candidate, settings=None, alone=None):
-        self.seen.append((settings, alone))
+    def evaluate(self, task, candidate, settings=None, alone=None, rival=None):
+        self.seen.append((settings, alone) if rival is None else rival)
         if task.id == "broken":
             raise TaskError("Wanted another task.")
         return evaluation(task)
@@ -287,6 +287,24 @@ def test_an_evaluation_or_an_error_comes_back():
     pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
     assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS), True))) == 2
     assert judge.seen == [(None, False), (None, False), (SETTINGS, False), (SETTINGS, True)]
+
+
+def test_a_rival_reaches_the_judge():
+    judge, member, rival = (
+        FakeJudge(),
+        object.__new__(pool._JudgeProcess),
+        Candidate(source="rival", techniques=("compile",)),
+    )
+    answers = []
+
+    def send(message):
+        answers.append(pool._do(judge, "cpu", *message))
+
+    member._connection = SimpleNamespace(send=send, recv=lambda: answers.pop())
+    (found,) = member.do(Job(RELU, candidate(), SETTINGS, rival), False)
+    assert found.task == RELU.id
+    member.do(Job(RELU, candidate(), SETTINGS), True)
+    assert judge.seen == [rival, (SETTINGS, True)]
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -63,7 +63,7 @@ def make_fake():
         def __init__(self, device, settings):
             self.device = device
 
-        def evaluate(self, task, candidate, *, settings=None):
+        def evaluate(self, task, candidate, *, settings=None, rival=None):
             import os
             import time
             from pathlib import Path
@@ -180,8 +180,8 @@ def actor(device="cpu"):
         if len(judges) == 1 and device == "cuda:0":
             raise DeviceError("Wanted a GPU.")
 
-        def evaluate(task, candidate, *, settings=None):
-            told.append((task, candidate, settings))
+        def evaluate(task, candidate, *, settings=None, rival=None):
+            told.append((task, candidate, settings) if rival is None else rival)
             if task.id == "broken":
                 raise TaskError("Wanted another task.")
             return Evaluation(
@@ -193,9 +193,9 @@ def actor(device="cpu"):
     return ray_pool._JudgeActor(device, SETTINGS.model_dump_json(), make), judges
 
 
-def asked(one, number=0, changed=None):
+def asked(one, number=0, changed=None, rival=None):
     work = job(number)
-    kind, value = one.evaluate(work.task.model_dump_json(), work.candidate.model_dump_json(), changed)
+    kind, value = one.evaluate(work.task.model_dump_json(), work.candidate.model_dump_json(), changed, rival)
     return value if kind == "error" else Evaluation.model_validate_json(value)
 
 
@@ -208,6 +208,9 @@ def test_an_actor_makes_one_judge_and_says_where_it_judged():
     other = SETTINGS.model_copy(update={"thorough": False})
     asked(one, 5, other.model_dump_json())
     assert judges == [[("cpu", SETTINGS), (job(4).task, job(4).candidate, None), (job(5).task, job(5).candidate, other)]]
+    rival = Candidate(source="rival", techniques=("compile",))
+    asked(one, 6, rival=rival.model_dump_json())
+    assert judges[0][-1] == rival
 
 
 @pytest.mark.parametrize(("visible", "device"), [("3", "cuda:3"), (None, "cuda:0")])

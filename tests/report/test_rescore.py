@@ -8,14 +8,18 @@ import pytest
 
 from kernelwright.cli import main
 from kernelwright.errors import UsageError
-from kernelwright.records import Evaluation, RunDirectory, Scoring, TimingBlock, TimingSeries, Verdict, append_lines
+from kernelwright.records import Evaluation, RunDirectory, Scoring, TimingBlock, TimingSeries, Verdict, append_lines, scoring
+from kernelwright.records.intervals import Interval
 from kernelwright.records.scoring import score, score_ratios
 from kernelwright.report.bench_table import ENTRIES, BenchEntry, table_json, task_results
 from kernelwright.report.rescore import RescoreState, rescore
 
 
-def timings(speedup=2.0):
-    """Blocks and series of three process triples whose candidate hides 5 us of each call."""
+def timings(speedup=2.0, rival=None):
+    """Blocks and series of three process triples whose candidate hides 5 us of each call.
+
+    `rival` is the rival's speedup over the reference; None leaves it out.
+    """
     blocks, series = [], []
     for process in range(3):
         wobble = 1 + 0.01 * process
@@ -29,6 +33,7 @@ def timings(speedup=2.0):
                     null_us=(latency_us * 1.002, latency_us),
                     candidate_us=claimed_us,
                     claimed_us=claimed_us,
+                    rival_us=(latency_us / rival, latency_us / rival) if rival else (),
                 )
             )
         series.append(
@@ -44,8 +49,8 @@ def timings(speedup=2.0):
     return blocks, series
 
 
-def evaluation(task="relu", **changes):
-    found = score(*timings(), Scoring(miss_probability=0.0125))
+def evaluation(task="relu", rival=None, **changes):
+    found = score(*timings(rival=rival), Scoring(miss_probability=0.0125))
     values = {"task": task, "task_sha256": task, "candidate_sha256": "c", "verdict": Verdict.ACCEPTED, **found.recorded}
     return Evaluation.model_validate(values | changes)
 
@@ -64,13 +69,73 @@ def test_numbers_follow_from_the_record_alone(run):
     run.append(rejected("relu"))
     found = rescore(run)
     assert (found.state, found.differences, found.too_old) == (RescoreState.SAME, [], [])
-    assert found.scored == 7 + 9
+    assert found.scored == 10 + 9
 
 
 def test_what_the_outer_clock_saw_is_charged_again():
     found = evaluation()
     assert found.blocks[0].candidate_us[0] > found.blocks[0].claimed_us[0] + 4
     assert score(found.blocks, found.series, found.scoring).numbers["speedup"] == found.speedup < 2
+
+
+def test_a_ratio_to_a_rival_is_of_charged_calls_and_lowered_as_the_speedup_is():
+    rule = Scoring(miss_probability=0.0125)
+    blocks, series = timings(rival=1.6)
+    believed = score(blocks, (), rule)
+    # Every pair of calls: the rival takes 1 / 1.6 of the reference's time, the candidate 1 / 2 and once 1.01 / 2.
+    assert believed.vs_rival.estimate == pytest.approx(2 / 1.6, rel=0.011)
+    found = score(blocks, series, rule)
+    assert found.vs_rival.estimate < 0.95 * believed.vs_rival.estimate
+    assert found.vs_rival.estimate == pytest.approx(found.speedup.estimate / 1.6, rel=1e-3)
+    assert found.vs_rival.low == pytest.approx(found.speedup.low / 1.6, rel=1e-2)
+    assert found.vs_rival.low <= found.vs_rival.estimate <= found.vs_rival.high
+    # An outer clock that contradicts the claim takes as much off both.
+    slow = [one.model_copy(update={"candidate_outer_us": (260.0, 261.0, 259.0, 260.0)}) for one in series]
+    lowered = score(blocks, slow, rule)
+    assert lowered.speedup.high < 1
+    assert lowered.vs_rival.low <= lowered.vs_rival.estimate <= lowered.vs_rival.high < 1
+    numbers = lowered.numbers
+    assert [numbers[name] for name in ("vs_rival", "vs_rival_low", "vs_rival_high")] == [
+        lowered.vs_rival.estimate,
+        lowered.vs_rival.low,
+        lowered.vs_rival.high,
+    ]
+    # One that was dropped on the way has no ratio.
+    assert score([*blocks[:-1], blocks[-1].model_copy(update={"rival_us": ()})], series, rule).vs_rival is None
+
+
+def test_the_claims_interval_over_a_rival_is_lowered_by_the_factors_of_the_speedup():
+    claimed, final = Interval(2.0, 1.9, 2.1), Interval(1.5, 1.2, 1.6)
+    found = scoring._lowered_alike(Interval(1.2, 1.1, 1.3), claimed, final)
+    assert (found.estimate, found.low, found.high) == pytest.approx((1.2 * 0.75, 1.1 * 1.2 / 1.9, 1.3 * 1.6 / 2.1))
+    kept = scoring._lowered_alike(Interval(1.2, 1.1, 1.3), claimed, Interval(1.0, 1.0, 3.0))
+    assert (kept.estimate, kept.low, kept.high) == pytest.approx((0.6, 1.1 / 1.9, 1.3))
+
+
+def test_a_record_of_before_rivals_is_read_and_gives_the_same():
+    record = json.loads(evaluation().model_dump_json())
+    for name in ("rival", "vs_rival", "vs_rival_low", "vs_rival_high"):
+        assert record.pop(name) is None
+    for block in record["blocks"]:
+        assert block.pop("rival_us") == []
+    assert Evaluation.model_validate(record) == evaluation()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda record: record.update(vs_rival=1.5), "vs_rival"),
+        (lambda record: record.update(vs_rival_low=1.25), "vs_rival_low"),
+        (lambda record: record["blocks"][0].update(rival_us=[]), "vs_rival"),
+    ],
+)
+def test_a_tampered_ratio_to_a_rival_is_found(run, change, name):
+    record = json.loads(evaluation(rival=1.6).model_dump_json())
+    append_lines(run.evaluations_path, [json.dumps(record)])
+    assert rescore(run).state is RescoreState.SAME
+    change(record)
+    append_lines(run.evaluations_path, [json.dumps(record)])
+    assert name in {one.name for one in rescore(run).differences}
 
 
 def doctored(run, change):

@@ -260,3 +260,30 @@ def test_a_winner_that_is_a_baseline_is_not_ahead_of_it(policy, techniques, rati
     assert (result.is_ahead(BEST), result.is_ahead("eager")) == (ahead, True)
     assert result.speedup() == 4.0
     assert row(bench_table([result]), None, BEST).ahead == ahead
+
+
+@pytest.mark.parametrize(
+    ("policy", "techniques", "ratio", "interval"),
+    [
+        ("api", ("fuse",), 1.5, (1.2, 1.8)),
+        ("builtin", ("cudnn-benchmark",), 1.0, (1.0, 1.0)),
+        ("builtin", ("compile",), 1.0, (1.0, 1.0)),
+    ],
+)
+def test_a_ratio_of_paired_calls_takes_the_place_of_two_measurements(policy, techniques, ratio, interval) -> None:
+    rival = {"rival": "cudnn", "vs_rival": 1.5, "vs_rival_low": 1.2, "vs_rival_high": 1.8}
+    winner = accepted(4.0, low=3.9).model_copy(update={"policy": policy, "techniques": techniques, **rival})
+    latencies_us = {"eager": 100.0, "compile": 80.0, "cudnn": 50.0}
+    intervals = {"compile": (1.2, 1.3), "cudnn": (1.0, 5.0)}
+    result = TaskResult("x", 1, latencies_us, winner, intervals=intervals)
+    assert (result.speedup(BEST), result.interval(BEST)) == (ratio, interval)
+    assert result.is_ahead(BEST) is (interval[0] > 1)
+    assert result.speedup() == 4.0
+    if techniques == ("fuse",):
+        assert (result.speedup("cudnn"), result.interval("cudnn")) == (1.5, (1.2, 1.8))
+        assert result.speedup("compile") == pytest.approx(4.0 / 1.25)
+        # Another baseline is the best by now.
+        other = TaskResult("x", 1, {**latencies_us, "compile": 40.0}, winner, intervals=intervals)
+        assert other.speedup(BEST) == pytest.approx(1.6)
+        unknown = winner.model_copy(update={"vs_rival_low": None})
+        assert TaskResult("x", 1, latencies_us, unknown, intervals=intervals).speedup(BEST) == pytest.approx(2.0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory
 from kernelwright.records.screened import CONFIRMATIONS_TRIED, Screened
 from kernelwright.search import optimize as search
+from kernelwright.search.beside import BaselinesBeside
 from tests.samples import TASK, accepted, rejected
 
 
@@ -28,6 +30,51 @@ def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_
         run.append(accepted(5.0 + number))
     best = search.confirm(run, Doubting(), TASK, lambda event: None)
     assert (best and best.speedup) == (1.9 if confirmed else None)
+
+
+class Rotates:
+    """Measures baselines, and judges what it is asked to."""
+
+    slots = 1
+
+    def __init__(self, compiled):
+        self.compiled, self.rivals = compiled, []
+
+    def evaluate(self, jobs, stop=None):
+        for job in jobs:
+            self.rivals.append(job.rival and job.rival.techniques[0])
+            yield job, accepted(2.0, job.candidate.source)
+
+    def rotate(self, rotations, stop=None):
+        for one in rotations:
+            if isinstance(self.compiled, Exception):
+                raise self.compiled
+            yield one, [accepted(self.compiled, policy="baseline", techniques=("compile",))]
+
+    def close(self, *, at_once=False):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("compiled", "begun", "rival"),
+    [(1.5, True, "compile"), (1.5, False, None), (0.8, True, None), (ValueError("lost"), True, None)],
+)
+def test_a_winner_is_confirmed_beside_the_best_baseline_that_is_known_by_then(tmp_path, compiled, begun, rival):
+    run, pool = RunDirectory(tmp_path), Rotates(compiled)
+    run.append(accepted(2.0, "# first"))
+    with BaselinesBeside(run, TASK, ["compile"], Settings()) as beside:
+        if begun:
+            beside.begin(pool)
+            beside._thread.shutdown(wait=True)
+        best = search.confirm(run, pool, TASK, lambda event: None, beside.rival)
+    assert best.confirms
+    assert pool.rivals == [rival]
 
 
 SCREENED = Screened(task="", task_sha256="", candidate_sha256="", correct=True, estimate=1.5)

@@ -6,12 +6,15 @@ import threading
 
 import pytest
 
+from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import screened_of
+from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.search import schedule
 from kernelwright.search import suite as searching
+from kernelwright.search.beside import rival_of
 from kernelwright.search.schedule import room
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import TASK, accepted, rejected
@@ -151,6 +154,73 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     search.work(SUITE, [])
     assert {(task, name) for task, name, _ in MEASURED} == {(one.id, name) for one in TASKS for name in (str(LIES), "1.4")}
     assert (next(event for event in heard if event.judged).screened < 8) == ahead
+
+
+def baseline(task, name, gain, **changes):
+    source = baseline_source(task, name)
+    common = {"task": task.id, "task_sha256": task.sha256, "policy": "baseline", "techniques": (name,)}
+    return accepted(gain, source, **(common | changes))
+
+
+def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_path, monkeypatch):
+    jobs = []
+
+    class Notes(Judges):
+        def evaluate(self, given, stop=None):
+            for job in given:
+                jobs.append(job)
+                yield from super().evaluate([job])
+
+    monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 1.45)
+    run = RunDirectory(tmp_path)
+    one, two = TASKS
+    for found in (
+        baseline(two, "compile", 1.2),
+        baseline(two, "cudagraph-fresh", 1.1),
+        baseline(two, "cudagraph", 3.0),  # its outputs are overwritten
+        baseline(two, "cudnn", 1.3, speedup=None, verdict="rejected", reason="wrong-output"),
+    ):
+        run.append(found)
+    search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, None)
+    search.screen(Screens(["cpu"], None, "builtin", None))
+    search.judge(Notes([], None, 1, None))
+    names = [(job.task.id, job.candidate.techniques[0], job.rival and job.rival.techniques[0]) for job in jobs]
+    # The task whose baselines are known comes first; what screening put first is measured in full, others have two looks.
+    assert names == [
+        ("two", "1.5", "compile"),
+        ("two", "1.4", None),
+        ("two", "1.4", "compile"),
+        ("one", "1.5", None),
+        ("one", "1.4", None),
+        ("one", "1.4", None),
+    ]
+    assert jobs[0].rival == Candidate(source=baseline_source(two, "compile"), policy="baseline", techniques=("compile",))
+    assert one.sha256 not in search._baselines
+
+
+def test_what_is_no_faster_than_eager_is_no_rival():
+    task = TASKS[0]
+    found = [baseline(task, "compile", 0.9), baseline(TASKS[1], "cudnn", 2.0), baseline(task, "reduce-overhead", 2.0)]
+    assert rival_of(task, found) is None
+    # Of two measurements the later one counts.
+    again = [baseline(task, "compile", 1.5), baseline(task, "cudnn", 1.2), baseline(task, "compile", 1.1)]
+    assert rival_of(task, again).techniques == ("cudnn",)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_baselines_that_are_measured_beside_become_rivals(tmp_path, failed):
+    class Rotates(Judges):
+        def rotate(self, rotations, stop=None):
+            for one in rotations:
+                found = InfrastructureError("lost") if failed else [baseline(one.task, "compile", 1.5)]
+                yield one, found
+
+    search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 1, None, None)
+    search._judging_begins.set()
+    search.measure(SUITE, ["compile"], Rotates([], None, 1, None))
+    assert set(search._baselines) == {task.sha256 for task in TASKS}
+    rivals = [rival_of(task, search._baselines[task.sha256]) for task in TASKS]
+    assert [one and one.techniques for one in rivals] == [None if failed else ("compile",)] * 2
 
 
 def test_judges_are_as_many_as_the_cores_feed(monkeypatch):

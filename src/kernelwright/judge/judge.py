@@ -109,7 +109,13 @@ class Judge:
         self._zygote.close()
 
     def evaluate(
-        self, task: Task, candidate: Candidate, *, settings: Settings | None = None, alone: bool | None = None
+        self,
+        task: Task,
+        candidate: Candidate,
+        *,
+        settings: Settings | None = None,
+        alone: bool | None = None,
+        rival: Candidate | None = None,
     ) -> Evaluation:
         """Judge one candidate.
 
@@ -119,6 +125,8 @@ class Judge:
             settings: Settings in place of the judge's own.
             alone: Whether a GPU's memory is for this evaluation alone, for which it waits. By default only where it does not
                 suffice beside others.
+            rival: A wrapper of the task's own module, from a trusted policy, to be timed in the same process triples. It
+                decides no verdict. Where memory does not suffice beside others it is left out, and where it fails.
 
         Raises:
             TaskError: the reference itself does not work.
@@ -129,7 +137,7 @@ class Judge:
         began = _now()
         settings = settings or self.settings
         draft = self._with_memory(
-            lambda: self._draft(task, candidate, settings), lambda draft: draft.failure is Reason.OUT_OF_MEMORY, alone
+            lambda: self._draft(task, candidate, settings, rival), lambda draft: draft.failure is Reason.OUT_OF_MEMORY, alone
         )
         return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
@@ -177,13 +185,17 @@ class Judge:
                 f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
             )
 
-    def _draft(self, task: Task, candidate: Candidate, settings: Settings) -> _EvaluationDraft:
+    def _draft(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> _EvaluationDraft:
         self._workers.spent_s.clear()
         labels = guard.static_labels(candidate.source, task.source)
         findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks["strict_fp32"] = settings.strict_fp32
         draft, ended = _EvaluationDraft(findings), list[tuple[Reason, str]]()
+        if rival is not None and self._memory.alone:
+            # The candidate may lack the very memory that a rival would take.
+            rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"
+        draft.rival = rival
         with self._workplace(task) as directory:
             try:
                 self._examine(task, candidate, directory, draft, settings)
@@ -300,7 +312,7 @@ class Judge:
         except guard.PARSE_ERRORS as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
         with findings.phase("facts"):
-            trial = self._trial(live, candidate, directory, settings, findings)
+            trial = self._trial(live, candidate, directory, settings, findings, draft.rival)
         for label in sorted(findings.labels):
             findings.label(label, "by its source")
         self._progress("checking")
@@ -319,7 +331,7 @@ class Judge:
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
-                trial = replace(trial, settings=once)
+                trial = replace(trial, settings=once, rival=None)
             if settings.timed and (why := _slow(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
                 trial = replace(trial, settings=trial.settings.brief)
@@ -338,7 +350,13 @@ class Judge:
                     check_late(examiner)
 
     def _trial(
-        self, live: LiveTask, candidate: Candidate, directory: Path, settings: Settings, findings: CheckFindings
+        self,
+        live: LiveTask,
+        candidate: Candidate,
+        directory: Path,
+        settings: Settings,
+        findings: CheckFindings,
+        rival: Candidate | None = None,
     ) -> Trial:
         looks = self._disturbances < _DISTURBANCES_MAX
         gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
@@ -356,6 +374,7 @@ class Judge:
             gate=gate,
             budget=CallBudget(settings.budget_s),
             core=self.core,
+            rival=rival,
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
@@ -391,12 +410,15 @@ class _EvaluationDraft:
         self.contract = Contract.DROP_IN
         self.contracts: dict[Contract, KeptContract] | None = None
         self.score: Score | None = None
+        self.rival: Candidate | None = None
 
     def reject(self, failure: RejectionError | WorkerError) -> None:
         self.reason, self.detail = failure.reason, with_hint(failure.reason, failure.detail.strip())
 
     def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
         timed = {} if self.score is None or self.reason is not None else self.score.recorded
+        if self.rival is not None and timed.get("vs_rival") is not None:
+            timed["rival"] = "-".join(self.rival.techniques)
         return Evaluation(
             task=task.id,
             task_sha256=task.sha256,

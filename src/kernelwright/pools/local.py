@@ -58,6 +58,8 @@ class Job:
     candidate: Candidate
     settings: Settings | None = None
     """Settings in place of the pool's."""
+    rival: Candidate | None = None
+    """A trusted wrapper of the task's own module to time in the same process triples (`Judge.evaluate`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +282,12 @@ class _JudgeProcess:
 
     def do(self, work: Job | RotationJob, alone: bool) -> _Found:
         """Have the process do a job, alone on its device or beside others; raises EOFError or OSError when it is gone."""
-        candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate,)
+        candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate, work.rival)
         self._connection.send(
             (
                 isinstance(work, RotationJob),
                 work.task.model_dump_json(),
-                [candidate.model_dump_json() for candidate in candidates],
+                [candidate.model_dump_json() for candidate in candidates if candidate is not None],
                 work.settings and work.settings.model_dump_json(),
                 alone,
             )
@@ -397,7 +399,8 @@ def _do(
         if together:
             found = judge.rotate(task, candidates, settings=settings, alone=alone)
         else:
-            found = [judge.evaluate(task, candidates[0], settings=settings, alone=alone)]
+            candidate, *rivals = candidates
+            found = [judge.evaluate(task, candidate, settings=settings, alone=alone, rival=next(iter(rivals), None))]
     except KernelwrightError as error:
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
     plain = [without_advice_on_generated(one, task) for one in found]

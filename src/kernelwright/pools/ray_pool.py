@@ -163,6 +163,7 @@ class RayPool:
         """Have a job done, by another actor where the first one dies. Runs in a thread."""
         failed = ""
         changed = job.settings and job.settings.model_dump_json()
+        rival = job.rival and job.rival.model_dump_json()
         for tries in range(1, _TRIES + 1):
             try:
                 actor = self._actor(call)
@@ -177,7 +178,7 @@ class RayPool:
                 break
             try:
                 kind, value = self._ray.get(
-                    actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed)
+                    actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed, rival)
                 )
             except self._ray.exceptions.RayError as error:
                 self._discard(actor)
@@ -301,7 +302,9 @@ class _JudgeActor:
         """Id of the process, which answers once it runs."""
         return os.getpid()
 
-    def evaluate(self, task_json: str, candidate_json: str, changed: str | None) -> tuple[str, Any]:
+    def evaluate(
+        self, task_json: str, candidate_json: str, changed: str | None, rival_json: str | None = None
+    ) -> tuple[str, Any]:
         """An evaluation as JSON, or an error that is the task's or the machine's."""
         try:
             if self._judge is None:
@@ -309,7 +312,9 @@ class _JudgeActor:
                 self._judge = self._make_judge("cuda:0" if self._device == "cuda" else "cpu", self._settings)
             task, candidate = Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json)
             settings = Settings.model_validate_json(changed) if changed else None
-            evaluation = without_advice_on_generated(self._judge.evaluate(task, candidate, settings=settings), task)
+            rival = Candidate.model_validate_json(rival_json) if rival_json else None
+            evaluation = self._judge.evaluate(task, candidate, settings=settings, rival=rival)
+            evaluation = without_advice_on_generated(evaluation, task)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
         where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}

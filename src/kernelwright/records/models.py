@@ -248,6 +248,8 @@ class TimingBlock(_Record):
     """A second process of the reference, for the A/A noise floor."""
     claimed_us: tuple[float, ...] = ()
     """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
+    rival_us: tuple[float, ...] = ()
+    """Latency of the rival, by its own clock; empty without one."""
 
 
 class TimingSeries(_Record):
@@ -306,6 +308,13 @@ class Evaluation(_Record):
     reference_us: float | None = None
     candidate_us: float | None = None
     """Median latency over all calls."""
+    rival: str | None = None
+    """Name of the stock baseline that was timed in the same process triples; None without one."""
+    vs_rival: float | None = None
+    """Rival's latency / candidate latency, paired."""
+    vs_rival_low: float | None = None
+    """Lower end of its 95 % interval."""
+    vs_rival_high: float | None = None
     labels: tuple[Label, ...] = ()
     device: str = "cpu"
     policy: str = "file"

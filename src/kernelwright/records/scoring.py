@@ -42,10 +42,13 @@ class Score:
     """Timed calls, the candidate's charged."""
     series: tuple[TimingSeries, ...]
     scoring: Scoring
+    vs_rival: Interval | None = None
+    """Rival's latency / the candidate's; None where no rival was timed in every block."""
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """The numbers under their names in an evaluation."""
+        rival = self.vs_rival
         return {
             "speedup": self.speedup.estimate,
             "speedup_low": self.speedup.low,
@@ -53,6 +56,9 @@ class Score:
             "noise_floor": self.noise_floor,
             "reference_us": self.reference_us,
             "candidate_us": self.candidate_us,
+            "vs_rival": rival.estimate if rival else None,
+            "vs_rival_low": rival.low if rival else None,
+            "vs_rival_high": rival.high if rival else None,
         }
 
     @property
@@ -96,10 +102,14 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
     candidate_us = median(value for block in charged for value in block.candidate_us)
     nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
     speedup, floor = score_ratios(log_ratios(charged), nulls, scoring.miss_probability)
+    claimed, vs_rival = speedup, None
     if charges:
         alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
         hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
         speedup = confirmed(speedup, ratio_interval(alone, miss_probability=scoring.miss_probability), hidden_share)
+    if all(block.rival_us for block in charged):
+        vs_rival = ratio_interval(log_ratios(charged, rival=True), miss_probability=scoring.miss_probability)
+        vs_rival = _lowered_alike(vs_rival, claimed, speedup)
     return Score(
         speedup=speedup,
         noise_floor=floor,
@@ -108,6 +118,7 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
         blocks=charged,
         series=tuple(series),
         scoring=scoring,
+        vs_rival=vs_rival,
     )
 
 
@@ -152,16 +163,16 @@ def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
     )
 
 
-def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False) -> list[list[float]]:
+def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, rival: bool = False) -> list[list[float]]:
     """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
 
-    `null` takes the second reference in the candidate's place.
+    `null` takes the second reference in the candidate's place, `rival` the rival in the reference's.
     """
     processes: dict[int, list[float]] = {}
     for block in blocks:
-        other = block.null_us if null else block.candidate_us
+        base, other = block.rival_us if rival else block.reference_us, block.null_us if null else block.candidate_us
         processes.setdefault(block.process, []).extend(
-            math.log(mine) - math.log(theirs) for mine, theirs in zip(block.reference_us, other, strict=True)
+            math.log(mine) - math.log(theirs) for mine, theirs in zip(base, other, strict=True)
         )
     return list(processes.values())
 
@@ -179,6 +190,13 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
     low = claimed.low / (1 + hidden_share) if estimate == claimed.estimate else min(claimed.low, by_series.low)
     # Only a contradiction lowers the upper end: to take the lower of two upper ends would miss twice as often.
     high = by_series.high if by_series.high < claimed.low else claimed.high
+    return Interval(estimate, min(low, estimate), max(high, estimate))
+
+
+def _lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
+    """A candidate's ratio to its rival, lowered by the factors by which the outer clock lowered its claim over eager."""
+    estimate = ratio.estimate * final.estimate / claimed.estimate
+    low, high = ratio.low * final.low / claimed.low, ratio.high * min(1.0, final.high / claimed.high)
     return Interval(estimate, min(low, estimate), max(high, estimate))
 
 

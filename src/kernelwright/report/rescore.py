@@ -18,6 +18,10 @@ from kernelwright.report.table import OVERWRITING
 TOLERANCE = 1e-6
 """Relative difference that other versions of numpy and libm may make; our choice."""
 CONFIRMATIONS = "confirmations.jsonl"
+_NUMBERS = (
+    *("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us"),
+    *("vs_rival", "vs_rival_low", "vs_rival_high"),
+)
 _FIRST_SCORED = "2026-11-23"
 _CONFIRMED = ("speedup", "low", "high", "noise_floor", "is_improvement")
 _OLD_NAMES = {"is_gain": "is_improvement"}
@@ -96,8 +100,7 @@ def rescore(run: RunDirectory) -> Rescore:
 
 
 def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
-    names = ("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us")
-    recorded: dict[str, Any] = {name: getattr(evaluation, name) for name in names}
+    recorded: dict[str, Any] = {name: getattr(evaluation, name) for name in _NUMBERS}
     if not evaluation.blocks and evaluation.scoring is None and not any(value is not None for value in recorded.values()):
         return  # rejected, or never timed: there is no number
     if not evaluation.accepted:

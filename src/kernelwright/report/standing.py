@@ -37,7 +37,7 @@ class Beside:
     best: str
     """The fastest of them that keeps a drop-in's contract; `eager` where none is faster."""
     speedup: float
-    """Of the winner over that baseline."""
+    """Of the winner over that baseline, by paired calls where both were timed in the same processes."""
     low: float
     high: float
     """Ends of its 95 % interval."""

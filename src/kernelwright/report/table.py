@@ -125,15 +125,28 @@ class TaskResult:
             return 1.0
         return found[REFERENCE] / found[name] if REFERENCE in found and name in found else None
 
+    def _paired(self, baseline: str) -> tuple[float, float, float] | None:
+        """Speedup against a baseline and its interval, from the candidate's own process triples; None where it was not timed
+        there."""
+        found = self.evaluation
+        if found is None or found.rival is None or found.rival != self._named(baseline):
+            return None
+        if found.vs_rival is None or found.vs_rival_low is None or found.vs_rival_high is None:
+            return None
+        return found.vs_rival, found.vs_rival_low, found.vs_rival_high
+
     def speedup(self, baseline: str = REFERENCE) -> float | None:
         """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.
 
-        It is the paired speedup against the reference, times the ratio of the two baselines' latencies, so
-        that each ratio is between numbers of one harness. A candidate that is itself a baseline is as fast as that one, and
+        Where the baseline was timed in the candidate's own process triples, as its rival, it is that paired ratio. Elsewhere
+        it is the paired speedup against the reference, times the ratio of the two baselines' latencies, so that each ratio
+        is between numbers of one harness. A candidate that is itself a baseline is as fast as that one, and
         no faster than the best.
         """
         if self.evaluation is None or not self.evaluation.accepted or self.evaluation.speedup is None:
             return None
+        if (paired := self._paired(baseline)) is not None:
+            return self._level(baseline, paired[0])
         gain = self.gain(baseline)
         return self._level(baseline, self.evaluation.speedup / gain) if gain is not None else None
 
@@ -145,10 +158,15 @@ class TaskResult:
         return 1.0 if name == self.stock else min(ratio, 1.0)
 
     def interval(self, baseline: str = REFERENCE) -> tuple[float, float] | None:
-        """Interval of `speedup`, as wide as the candidate's and the baseline's together; None where one is not known."""
+        """Interval of `speedup`; None where it is not known.
+
+        Without a paired ratio it is as wide as the candidate's and the baseline's together.
+        """
         found = self.evaluation
         if self.speedup(baseline) is None or found is None or found.speedup_low is None or found.speedup_high is None:
             return None
+        if (paired := self._paired(baseline)) is not None:
+            return self._level(baseline, paired[1]), self._level(baseline, paired[2])
         name = self._named(baseline)
         other = (1.0, 1.0) if name == REFERENCE else self.intervals.get(name)
         if other is None:
@@ -156,7 +174,7 @@ class TaskResult:
         return self._level(baseline, found.speedup_low / other[1]), self._level(baseline, found.speedup_high / other[0])
 
     def is_ahead(self, baseline: str) -> bool:
-        """True when the candidate is certainly faster: an improvement whose interval lies above the baseline's."""
+        """True when the candidate is certainly faster: an improvement whose interval over the baseline lies above 1."""
         interval = self.interval(baseline)
         return interval is not None and interval[0] > 1.0 and self.evaluation is not None and self.evaluation.is_improvement
 
@@ -190,7 +208,7 @@ class TableRow:
     fast_p: dict[float, float]
     """Share of `tasks` whose candidate was accepted and is more than p times as fast."""
     ahead: int
-    """Tasks whose candidate is certainly faster: the lower end of its interval is above the upper end of the baseline's."""
+    """Tasks whose candidate is certainly faster: an improvement whose interval over the baseline lies above 1."""
     solved: Statistics
     """Statistics of accepted and timed candidates alone."""
     filled: Statistics
@@ -373,9 +391,10 @@ def render_markdown(
             _render_rows(rows, filled=True),
             f"`{BEST}` is the fastest baseline of each task whose outputs the next call leaves alone. fast_p is the share "
             "of all tasks that are solved and more than p times as fast. Ahead counts tasks whose candidate is certainly "
-            "faster: the lower end of its interval is above the upper end of the baseline's. Counts and fast_p are the same "
-            "in both tables. Columns with a contract's name count the candidates that keep it; success is by the contract "
-            "that decides.",
+            "faster: an improvement whose interval over the baseline lies above 1. Where a baseline was timed in the same "
+            "processes as the candidate, that interval is of paired calls; elsewhere it is as wide as the candidate's and "
+            "the baseline's together. Counts and fast_p are the same in both tables. Columns with a contract's name count "
+            "the candidates that keep it; success is by the contract that decides.",
         ]
     if baselines:
         parts += [f"The baselines themselves against {REFERENCE}, where they run:", _render_baselines(baselines)]

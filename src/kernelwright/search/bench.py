@@ -381,15 +381,17 @@ def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> li
     return [
         RotationJob(
             entry.task,
-            tuple(
-                Candidate(source=baseline_source(entry.task, name), policy=BASELINE_POLICY, techniques=(name,))
-                for name in names
-            ),
+            tuple(baseline_of(entry.task, name) for name in names),
             settings,
         )
         for entry in suite.entries
         if names
     ]
+
+
+def baseline_of(task: Task, name: str) -> Candidate:
+    """A stock baseline of a task, by its name in the tables."""
+    return Candidate(source=baseline_source(task, name), policy=BASELINE_POLICY, techniques=(name,))
 
 
 def _evaluations_in(rotations: Iterable[RotationJob]) -> int:

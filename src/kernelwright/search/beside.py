@@ -1,16 +1,18 @@
-"""Measures stock baselines beside the search of one task."""
+"""Measures stock baselines beside the search of one task, and chooses the one that a winner has to beat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
-from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.search.bench import RotatingEvaluator, owed_in, require_baselines
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.table import OVERWRITING
+from kernelwright.search.bench import RotatingEvaluator, baseline_of, owed_in, require_baselines
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
@@ -37,11 +39,25 @@ def chosen_baselines(names: Sequence[str] | None, device: str, settings: Setting
     return wanted
 
 
+def rival_of(task: Task, found: Iterable[Evaluation]) -> Candidate | None:
+    """The fastest measured baseline of a task that keeps a drop-in's contract; None where none is faster than eager.
+
+    A measurement in full times it beside the candidate: ratios of numbers from different minutes are loose.
+    """
+    gains = {
+        one.techniques[0]: one.speedup
+        for one in found
+        if one.policy == BASELINE_POLICY and one.task_sha256 == task.sha256 and one.speedup is not None
+    }
+    able = [name for name, gain in gains.items() if gain > 1.0 and name not in OVERWRITING]
+    return baseline_of(task, max(able, key=gains.__getitem__)) if able else None
+
+
 class BaselinesBeside:
     """Baselines of one task that have no record yet, measured while the search goes on."""
 
     def __init__(self, run: RunDirectory, task: Task, names: Sequence[str], settings: Settings) -> None:
-        self._run = run
+        self._run, self._task = run, task
         self._owed = owed_in(run, Suite(task.id, (SuiteEntry(task),)), names, settings).rotations
         self._thread = ThreadPoolExecutor(1)
         self._found: Future[list[list[Evaluation] | KernelwrightError]] | None = None
@@ -55,6 +71,13 @@ class BaselinesBeside:
         """Have a pool measure them; does nothing where that was begun or nothing is owed."""
         if self._owed and self._found is None and isinstance(pool, RotatingEvaluator):
             self._found = self._thread.submit(lambda: [found for _, found in pool.rotate(self._owed)])
+
+    def rival(self) -> Candidate | None:
+        """What `rival_of` chooses of what is known by now; it waits for nothing."""
+        found = [*self._run.evaluations()]
+        if self._found is not None and self._found.done() and not self._found.exception():
+            found += [one for part in self._found.result() if isinstance(part, list) for one in part]
+        return rival_of(self._task, found)
 
     def end(self, pool: Evaluator, tell: Callable[[str, bool], None]) -> None:
         """Have a pool measure what is owed, unless that was begun, wait for it, and write the records.

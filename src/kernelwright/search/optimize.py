@@ -175,11 +175,14 @@ def optimize(
         if per_device > 1:
             beside.begin(pool)
         # Without times there is nothing to choose the best few by.
-        if look_of(policy) == "judged" or not settings.timed or not search.judge_best(pool, settings, judged, zygotes):
+        screens = look_of(policy) != "judged" and settings.timed
+        if not screens or not search.judge_best(pool, settings, judged, zygotes, beside.rival):
             search.judge_all(pool)
-        best = confirm(run, pool, task, tell)
+        best = confirm(run, pool, task, tell, beside.rival)
         if best is not None and tune is not None:
-            best = then_sass.tune_kernels(run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)))
+            best = then_sass.tune_kernels(
+                run, pool, task, best, tune=tune, tell=lambda text: tell(SearchEvent(text)), rival=beside.rival
+            )
         beside.end(pool, lambda text, lasting: tell(SearchEvent(text, lasting=lasting)))
     return _hand_out(run, task, best, bool(wanted), len(search.screened))
 
@@ -299,7 +302,14 @@ class TaskSearch:
         """Estimates so far."""
         return self._proposals.screened
 
-    def judge_best(self, pool: Evaluator, settings: Settings, count: int, zygotes: Zygotes | None = None) -> bool:
+    def judge_best(
+        self,
+        pool: Evaluator,
+        settings: Settings,
+        count: int,
+        zygotes: Zygotes | None = None,
+        rival: Callable[[], Candidate | None] = lambda: None,
+    ) -> bool:
         """Screen every proposal; have the judge take the best few and what looks too good; False where none can be screened.
 
         The judge begins with the best one once only candidates of torch.compile and autotuners are left to be screened, and
@@ -309,7 +319,7 @@ class TaskSearch:
         with ThreadPoolExecutor(1) as thread:
             try:
                 screening = thread.submit(self._screen, screens)
-                self._judge(pool, self._owed(screening, count, settings))
+                self._judge(pool, self._owed(screening, count, settings, rival))
             finally:
                 self._is_judged.set()
                 screens.close()
@@ -333,7 +343,9 @@ class TaskSearch:
                 self._tell(SearchEvent("screened", screened=outcome, number=self.done))
         return True
 
-    def _owed(self, screening: Future[bool], count: int, settings: Settings) -> Iterator[Job | None]:
+    def _owed(
+        self, screening: Future[bool], count: int, settings: Settings, rival: Callable[[], Candidate | None]
+    ) -> Iterator[Job | None]:
         begun: set[str] = set()
         while not (over := screening.done()) or (screening.exception() is None and screening.result()):
             with self._lock:
@@ -345,7 +357,10 @@ class TaskSearch:
             if chosen is not None and chosen.candidate_sha256 not in begun:
                 begun.add(chosen.candidate_sha256)
                 self._named |= {chosen.candidate_sha256} if named else set()
-                yield Job(self._task, chosen.candidate(), settings if named else settings.first)
+                if named:  # its one measurement may stand
+                    yield Job(self._task, chosen.candidate(), settings, rival())
+                else:
+                    yield Job(self._task, chosen.candidate(), settings.first)
             elif begun - judged.keys():
                 yield None
             elif over or (ready and any(one.is_improvement for one in self.judged)):
@@ -376,15 +391,24 @@ class TaskSearch:
                 self._tell(SearchEvent("judged", outcome, number=self.done))
 
 
-def confirm(run: RunDirectory, pool: Evaluator, task: Task, tell: Callable[[SearchEvent], None]) -> Evaluation | None:
-    """Measure the best again, in fresh processes, unless its one measurement stands; the best that held is the result."""
+def confirm(
+    run: RunDirectory,
+    pool: Evaluator,
+    task: Task,
+    tell: Callable[[SearchEvent], None],
+    rival: Callable[[], Candidate | None] = lambda: None,
+) -> Evaluation | None:
+    """Measure the best again, in fresh processes, unless its one measurement stands; the best that held is the result.
+
+    `rival` names the baseline that is timed beside it, where one is known by then.
+    """
     own = [found for found in run.evaluations() if found.task_sha256 == task.sha256 and found.policy != BASELINE_POLICY]
     records = [found for found in own if not is_composed(found)]
     judged = {found.candidate_sha256: found for found in records if not found.confirms}
     confirmed = {found.candidate_sha256: found for found in records if found.confirms}
     while (winner := next_to_confirm(judged, confirmed)) is not None:
         tell(SearchEvent(f"confirming {_named(winner)} in fresh processes"))
-        again = then_sass.measured_again(run, pool, task, winner)
+        again = then_sass.measured_again(run, pool, task, winner, rival())
         confirmed[again.candidate_sha256] = again
         if not again.is_improvement:
             tell(SearchEvent(f"the improvement of {_named(winner)} did not hold when measured again", lasting=True))

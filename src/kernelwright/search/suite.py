@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import beside_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
+from kernelwright.search.beside import rival_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import TaskState, room
 from kernelwright.search.searchers import ScreenJob, Searchers
@@ -100,8 +102,10 @@ class SuiteSearch:
         for one in run.screened():
             if one.task_sha256 in self._states:
                 self._states[one.task_sha256].screened.append(one)
+        self._baselines: dict[str, list[Evaluation]] = {}
+        """Records of baselines by the task's hash; of a task whose baselines failed there are none."""
         for found in run.evaluations():
-            if found.task_sha256 in self._states and found.policy != BASELINE_POLICY:
+            if found.task_sha256 in self._states:
                 self._file(found)
         self._settled_before = sum(map(self._is_done, self._states.values()))
         self._keeping = threading.RLock()
@@ -128,6 +132,9 @@ class SuiteSearch:
     # --- records --------------------------------------------------------------------------------------------------
 
     def _file(self, found: Evaluation) -> None:
+        if found.policy == BASELINE_POLICY:
+            self._baselines.setdefault(found.task_sha256, []).append(found)
+            return
         state = self._states[found.task_sha256]
         (state.confirmed if found.confirms else state.judged)[found.candidate_sha256] = found
 
@@ -143,7 +150,7 @@ class SuiteSearch:
                 if isinstance(outcome, Screened):
                     self._states[task.sha256].screened.append(outcome)
                     self._note_screened()
-                elif outcome.policy != BASELINE_POLICY:
+                else:
                     self._file(outcome)
                 if self.errors.pop(f"{task.id} {what}", None) is not None:
                     self._run.write_json("errors.json", self.errors)
@@ -259,13 +266,17 @@ class SuiteSearch:
         at_work: set[tuple[str, str]] = set()
         failed: set[str] = set()
 
+        def turn(state: TaskState) -> tuple[bool, float]:
+            # Once its baselines are measured, the best of them can be timed beside its winner.
+            return state.task.sha256 not in self._baselines, -state.best
+
         def owed() -> Iterator[Job | None]:
             while not self._ended.is_set():
                 with self._keeping:
                     is_over = self._screening_over.is_set()
-                    states = sorted(self._states.values(), key=lambda state: -state.best)
+                    states = sorted(self._states.values(), key=turn)
                     jobs = [
-                        Job(state.task, one.candidate(), self._settings_for(state, one))
+                        self._job_for(state, one)
                         for state in states
                         if state.task.sha256 not in failed
                         and (is_over or self._is_screened(state))
@@ -295,10 +306,13 @@ class SuiteSearch:
                 stands = sha256 in state.judged or (is_named(sha256, state.screened, state.judged) and is_clear(found))
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
-    def _settings_for(self, state: TaskState, one: Screened) -> Settings:
-        """Settings of a measurement that may stand, or of the first of two."""
+    def _job_for(self, state: TaskState, one: Screened) -> Job:
+        """A measurement that may stand, beside the best baseline where one is known by now, or the first of two."""
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
-        return self._settings if in_full else self._settings.first
+        if not in_full:
+            return Job(state.task, one.candidate(), self._settings.first)
+        rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
+        return Job(state.task, one.candidate(), self._settings, rival)
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
@@ -316,7 +330,8 @@ class SuiteSearch:
                 search = TaskSearch(self._run, state.task, self._policy, self._devices[0], self._budget, 0, hear)
                 search.judge_all(pool, self._is_late)
                 if not self._is_late():
-                    confirm(self._run, pool, state.task, lambda event: None)
+                    known = self._baselines.get(state.task.sha256, ())
+                    confirm(self._run, pool, state.task, lambda event: None, partial(rival_of, state.task, known))
             except KernelwrightError as error:
                 self._keep(state.task, error)
 
@@ -325,9 +340,11 @@ class SuiteSearch:
         self._judging_begins.wait()
         owed = owed_in(self._run, replace(suite, entries=_without_candidates(suite)), baselines, self._settings).rotations
         for rotation, found in pool.rotate(owed, self._is_late):
-            for index, baseline in enumerate(rotation.baselines):
-                outcome = found if isinstance(found, KernelwrightError) else found[index]
-                self._keep(rotation.task, outcome, baseline.techniques[0])
+            with self._keeping:  # all of a task's at once: the best of some is no rival
+                self._baselines.setdefault(rotation.task.sha256, [])
+                for index, baseline in enumerate(rotation.baselines):
+                    outcome = found if isinstance(found, KernelwrightError) else found[index]
+                    self._keep(rotation.task, outcome, baseline.techniques[0])
 
     def work(self, suite: Suite, baselines: Sequence[str]) -> None:
         """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""

@@ -30,6 +30,7 @@ def tune_kernels(
     tune: Tune,
     tell: Tell,
     capture: Capture = capture_candidate,
+    rival: Callable[[], Candidate | None] = lambda: None,
 ) -> Evaluation:
     """Hand the winner's Triton kernels to the assembly game and judge what comes of it like any other candidate.
 
@@ -44,6 +45,7 @@ def tune_kernels(
         tune: Plays the game on one kernel in a directory; returns the best cubin or None.
         tell: Told about progress.
         capture: Finds the kernels that a candidate launches.
+        rival: Baseline to time beside the confirmation, where one is known by then.
 
     Returns:
         The confirming evaluation of the composed candidate where that is faster than `best`, else `best`.
@@ -67,7 +69,7 @@ def tune_kernels(
     again = next((found for found in earlier if found.confirms), None)
     if again is None:
         tell("confirming the winner with its tuned kernels")
-        again = measured_again(run, pool, task, first)
+        again = measured_again(run, pool, task, first, rival())
     if again.is_improvement and (again.speedup or 0.0) > (best.speedup or 0.0):
         return again
     tell("the tuned kernels did not make the whole faster; the winner stays as it was")
@@ -117,15 +119,17 @@ def needs_gpu(device: str) -> None:
         )
 
 
-def measured_again(run: RunDirectory, pool: Evaluator, task: Task, found: Evaluation) -> Evaluation:
+def measured_again(
+    run: RunDirectory, pool: Evaluator, task: Task, found: Evaluation, rival: Candidate | None = None
+) -> Evaluation:
     """Measure a winner once more, in fresh processes on fresh seeds, and record that as its confirmation."""
-    again = _judged(pool, task, found.candidate()).model_copy(update={"confirms": True})
+    again = _judged(pool, task, found.candidate(), rival).model_copy(update={"confirms": True})
     run.append(again)
     return again
 
 
-def _judged(pool: Evaluator, task: Task, candidate: Candidate) -> Evaluation:
-    ((_, outcome),) = pool.evaluate([Job(task, candidate)])
+def _judged(pool: Evaluator, task: Task, candidate: Candidate, rival: Candidate | None = None) -> Evaluation:
+    ((_, outcome),) = pool.evaluate([Job(task, candidate, rival=rival)])
     if isinstance(outcome, KernelwrightError):
         raise outcome
     return outcome

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import DeviceError, TaskError
 from kernelwright.gpu import device_state
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
@@ -128,6 +128,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     gate = contextlib.nullcontext
     trial = SimpleNamespace(
         core=None,
+        has_rival=False,
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
         findings=CheckFindings(frozenset()),
@@ -149,6 +150,10 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     timing._time_process(trial, None, None, None, 1, {}, False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
+    trial.has_rival = True
+    timing._time_process(trial, None, None, None, 1, {}, False)
+    assert sorted(started[4:]) == ["candidate", "reference", "reference", "rival"]
+    assert closed == ["fresh"] * 8
 
 
 def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
@@ -186,7 +191,13 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         given = dict.fromkeys(SIDES, SimpleNamespace())
         odd = SimpleNamespace(deal=lambda block: [])
         timing._time_process(
-            SimpleNamespace(core=None, gate=gate, findings=CheckFindings(frozenset())), None, None, odd, 0, given, False
+            SimpleNamespace(core=None, gate=gate, has_rival=False, findings=CheckFindings(frozenset())),
+            None,
+            None,
+            odd,
+            0,
+            given,
+            False,
         )
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
@@ -245,6 +256,26 @@ def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_
     with pytest.raises(RejectionError, match="`strict`"):
         run.odd_inputs([nan, odd_set(trial, "strict")])
     assert len(sides["null"].asked) == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        RejectionError(Reason.BUILD_FAILED, "no"),
+        WorkerError(Reason.CRASHED, "gone"),
+        DeviceError("Wanted memory."),
+        torch.OutOfMemoryError("full"),
+    ],
+)
+def test_a_rival_that_fails_is_left_out_and_any_other_side_raises(failure):
+    trial = SimpleNamespace(findings=SimpleNamespace(checks={}))
+    with triple.forgiving(trial, "rival"):
+        raise failure
+    assert trial.findings.checks == {"rival": f"not timed: {failure}"}
+    with pytest.raises(type(failure)), triple.forgiving(trial, "candidate"):
+        raise failure
+    with pytest.raises(RuntimeError, match="a fault of the judge"), triple.forgiving(trial, "rival"):
+        raise RuntimeError("a fault of the judge")
 
 
 def test_a_draw_on_which_the_reference_fails_ends_this_turn():

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +142,18 @@ class Trial:
     """Time that the candidate may take; None does not count it."""
     core: int | None = None
     """Processor core on which calls are timed."""
+    rival: Candidate | None = None
+    """Trusted wrapper of the task's own module, timed beside the candidate; its failure is no verdict."""
 
     @property
     def reloads_state(self) -> bool:
         """Whether the candidate's state has the reference's names, so that weights can be loaded into both."""
         return Label.STATE_DIFFERS not in self.findings.labels
+
+    @property
+    def has_rival(self) -> bool:
+        """Whether a rival is to be timed, and has not failed."""
+        return self.rival is not None and "rival" not in self.findings.checks
 
     @property
     def state(self) -> State:
@@ -171,6 +178,10 @@ class Trial:
         """
         if role == "candidate":
             return self._start(role, self.candidate.source, "ModelNew")
+        if role == "rival" and self.rival is not None:
+            # What it lacks is no finding about the candidate.
+            aside = CheckFindings(frozenset(), self.findings.labels)
+            return replace(self, findings=aside).start_baseline(self.rival)
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
 
     def start_baseline(self, baseline: Candidate) -> Side:

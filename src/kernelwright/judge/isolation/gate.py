@@ -218,6 +218,8 @@ class DeviceMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._memory, self._turn = (lock_path(device, what) for what in ("memory", "turn"))
+        self.alone = False
+        """Whether whoever entered last has it alone."""
 
     @contextlib.contextmanager
     def __call__(self, *, alone: bool = False) -> Iterator[None]:
@@ -227,6 +229,7 @@ class DeviceMemory:
             fcntl.flock(memory, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             if not alone:
                 fcntl.flock(turn, fcntl.LOCK_UN)
+            self.alone = alone
             yield
 
 

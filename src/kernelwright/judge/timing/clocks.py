@@ -63,6 +63,7 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
     `calls` is the number of calls of a series.
     """
     reference, candidate, null = (samples[name] for name in ("reference", "candidate", "null"))
+    rival = samples.get("rival", CallSamples())
     series = TimingSeries(
         process=process,
         calls=calls,
@@ -76,6 +77,7 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
             process=process,
             reference_us=_pair(reference, index),
             null_us=_pair(null, index),
+            rival_us=_pair(rival, index),
             candidate_us=_pair(candidate, index),
             claimed_us=_pair(candidate, index),
         )

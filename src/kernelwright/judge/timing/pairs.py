@@ -1,7 +1,7 @@
 """Times a candidate against its reference: paired, randomised, in fresh processes, on inputs that nobody has seen.
 
-One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. Triples are
-added until the interval is narrow, or processes or time run out.
+One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh; a rival may
+come beside them (`triple`). Triples are added until the interval is narrow, or processes or time run out.
 
 Two clocks watch each call. The inner one (CUDA events, or the worker's monotonic clock) excludes the harness but lives
 in the candidate's process; the outer one is the parent's. Time hidden from the inner clock is charged to the candidate,
@@ -26,7 +26,7 @@ from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import TripleClocks
 from kernelwright.judge.timing.timing_core import on_core
-from kernelwright.judge.timing.triple import SIDES, ProcessTriple
+from kernelwright.judge.timing.triple import RIVAL, SIDES, ProcessTriple, forgiving
 from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
@@ -147,7 +147,8 @@ def _time_process(
 ) -> TripleClocks:
     phase = trial.findings.phase
     with phase("starts"):
-        sides = {**_start(trial, [name for name in SIDES if name not in given]), **given}
+        names = (*SIDES, RIVAL) if trial.has_rival else SIDES
+        sides = {**_start(trial, [name for name in names if name not in given]), **given}
     try:
         run = ProcessTriple(trial, check, sides, flush)
         with phase("first calls"), trial.gate(shared=True):
@@ -189,8 +190,10 @@ def _start(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
             for name in random.sample(names, len(names))
         }
         for future in as_completed(started):
+            name = started[future]
             try:
-                sides[started[future]] = future.result()
+                with forgiving(trial, name):
+                    sides[name] = future.result()
             except (RejectionError, KernelwrightError, WorkerError) as error:
                 failure = error
     if failure is not None:

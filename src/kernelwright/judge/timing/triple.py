@@ -2,14 +2,18 @@
 
 A block calls the three in random order on one fresh input and again in the mirrored order on another, so that drift
 cancels. An audit calls them in series under one request each.
+
+A *rival*, one of the stock baselines, may be timed beside them. Nobody attacks there, so its own clock is believed. Its
+outputs are not compared: that was done in its rotation, and a wrong one would say nothing about the candidate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
@@ -17,21 +21,23 @@ from typing import Any
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
+from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import CallSamples, TripleClocks
 from kernelwright.records import Label, Reason
+from kernelwright.tasks import device_is_full
 from kernelwright.tasks.input_sets import InputSet
 
-SIDES = ("reference", "candidate", "null")
+SIDES, RIVAL = ("reference", "candidate", "null"), "rival"
 BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
@@ -55,8 +61,19 @@ def repeats_before(device: torch.device, latency_us: float) -> int:
     return min(_REPEATS_MAX, math.ceil(_BRIEF_US / max(latency_us, 1.0)))
 
 
+@contextlib.contextmanager
+def forgiving(trial: Trial, name: str) -> Iterator[None]:
+    """Leave the rival out of the rest of the evaluation where it fails, and note why; raise what another side raises."""
+    try:
+        yield
+    except (RejectionError, WorkerError, DeviceError, RuntimeError) as failure:
+        if name != RIVAL or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
+            raise
+        trial.findings.checks[RIVAL] = f"not timed: {failure}"
+
+
 class ProcessTriple:
-    """Calls of one process triple."""
+    """Calls of one process triple, and of a rival if there is one."""
 
     def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
         self._trial = trial
@@ -85,6 +102,11 @@ class ProcessTriple:
         """Number of blocks so far."""
         return len(self._samples["reference"].clocks) // 2
 
+    @property
+    def _names(self) -> list[str]:
+        """Sides that are timed."""
+        return [name for name in self._sides if name != RIVAL or self._trial.has_rival]
+
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
         settings = self._trial.settings
@@ -97,9 +119,10 @@ class ProcessTriple:
             inputs, seed = self._trial.facts.draw(chosen), self._trial.facts.call_seed()
             answers: dict[str, CallOutput] = {}
             try:
-                for name in SIDES:  # the second reference too: caches must be as warm for all
+                for name in self._names:  # the second reference too: caches must be as warm for all
                     side = self._sides[name]
-                    answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
+                    with forgiving(self._trial, name):
+                        answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
@@ -118,13 +141,18 @@ class ProcessTriple:
     def first_calls(self) -> None:
         """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
         inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
-        layouts = {name: side.place(inputs, slot=0) for name, side in self._sides.items()}
+        layouts, answers = dict[str, int](), dict[str, CallOutput]()
+        for name in self._names:
+            with forgiving(self._trial, name):
+                layouts[name] = self._sides[name].place(inputs, slot=0)
         with ThreadPoolExecutor(len(layouts)) as threads:
             calls = {
-                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=self._hold_at == 0)
+                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=name in SIDES and self._hold_at == 0)
                 for name, layout in layouts.items()
             }
-        answers = {name: call.result() for name, call in calls.items()}
+        for name, call in calls.items():
+            with forgiving(self._trial, name):
+                answers[name] = call.result()
         self._compare(answers["reference"], answers["candidate"], inputs)
         if self._hold_at == 0:
             self._first = inputs, answers["reference"].outputs, answers["candidate"].outputs
@@ -132,14 +160,14 @@ class ProcessTriple:
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
         for index in range(1, self._trial.settings.warmup_calls):
-            self._round(SIDES, hold=index == self._hold_at, keep=False)
+            self._round(self._names, hold=index == self._hold_at, keep=False)
         self._watch_idle_work()
         if self._still:
             for _ in range(_WATCHED_ROUNDS):
-                self._round(SIDES, hold=False, keep=False)
+                self._round(self._names, hold=False, keep=False)
             self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
-            for side in self._sides.values():
-                side.worker.keep_still()
+            for name in self._names:
+                self._sides[name].worker.keep_still()
             self._watch_idle_work()
 
     def _watch_idle_work(self) -> None:
@@ -152,7 +180,7 @@ class ProcessTriple:
     def block(self) -> None:
         """Every side on one fresh input, and in the mirrored order on another."""
         start_s = time.perf_counter()
-        order = random.sample(SIDES, len(SIDES))
+        order = random.sample(self._names, len(self._names))
         self._round(order, hold=self._holds_another(), keep=True)
         self._round(order[::-1], hold=False, keep=True)
         self._blocks_s += time.perf_counter() - start_s
@@ -168,8 +196,8 @@ class ProcessTriple:
         if done != self._hold_at_block:
             return False
         self.verify_held()
-        for side in self._sides.values():
-            side.release()
+        for name in SIDES:
+            self._sides[name].release()
         return True
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
@@ -177,11 +205,16 @@ class ProcessTriple:
         answers: dict[str, CallOutput] = {}
         repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
         for name in order:
-            # Held on all sides: it changes how the heap is reused.
-            answer = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=hold, repeats=repeats)
+            if name == RIVAL and not self._trial.has_rival:
+                continue
+            # Held on all sides but the rival: it changes how the heap is reused.
+            held = hold and name != RIVAL
+            with forgiving(self._trial, name):
+                answers[name] = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=held, repeats=repeats)
+            if (answer := answers.get(name)) is None:
+                continue
             # What a device still does for the call delays the judge's own kernel.
             quiet_us = [] if self._still else [self._flush()]
-            answers[name] = answer
             self._samples[name].idle_us.append(answer.clocks.idle_us)
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
@@ -308,7 +341,8 @@ class ProcessTriple:
         else:
             self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
             clocks.reject_unquiet(self._samples)
-        return clocks.cross_examine(process, self._samples, self._series_calls())
+        samples = {name: self._samples[name] for name in self._names}
+        return clocks.cross_examine(process, samples, self._series_calls())
 
     def _reject_idle_work(self, ran_us: float) -> None:
         helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
