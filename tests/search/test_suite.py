@@ -198,6 +198,22 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
     assert one.sha256 not in search._baselines
 
 
+def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
+    search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
+    search.screen(Screens(["cpu"], None, "builtin", None))
+    MEASURED.clear()
+    search.judge(Judges([], None, 1, None))
+    assert [(task, name) for task, name, _ in MEASURED] == [
+        ("one", "1.5"),
+        ("one", "1.4"),
+        ("two", "1.5"),
+        ("two", "1.4"),
+        ("one", "1.2"),
+        ("two", "1.2"),
+    ]
+
+
 def test_what_is_no_faster_than_eager_is_no_rival():
     task = TASKS[0]
     found = [baseline(task, "compile", 0.9), baseline(TASKS[1], "cudnn", 2.0), baseline(task, "reduce-overhead", 2.0)]
@@ -228,7 +244,7 @@ def test_judges_are_as_many_as_the_cores_feed(monkeypatch):
     for cores in (4, 16, 64):
         monkeypatch.setattr(searching.os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
         counts[cores] = searching._judges_per_gpu(1), searching._judges_per_gpu(4)
-    assert counts == {4: (6, 6), 16: (10, 6), 64: (10, 10)}
+    assert counts == {4: (6, 6), 16: (8, 6), 64: (10, 8)}
 
 
 class Killed(Exception):

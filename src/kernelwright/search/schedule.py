@@ -14,7 +14,7 @@ from statistics import median
 
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.screened import Screened, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
 
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""
@@ -120,6 +120,11 @@ class TaskState:
     def best(self) -> float:
         """Best estimate so far; 1 where nothing is faster."""
         return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
+
+    @property
+    def has_winner(self) -> bool:
+        """Whether a candidate is confirmed, however much the judge still owes."""
+        return confirmed_best(self.confirmed.values()) is not None
 
     @property
     def is_settled(self) -> bool:
