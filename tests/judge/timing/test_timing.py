@@ -249,6 +249,14 @@ def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
 
 
+def test_a_rival_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
+    run, trial, sides = odd_run()
+    sides["rival"] = OddSide()
+    trial.has_rival = True
+    run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
+    assert [len(side.asked) for side in sides.values()] == [1, 1, 1, 0]
+
+
 def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_not():
     run, trial, sides = odd_run(candidate=1.0)
     nan = odd_set(trial, "nan", lambda x, g: x * math.nan)
