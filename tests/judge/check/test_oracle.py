@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from kernelwright.errors import TaskError
+from kernelwright.judge.check import oracle as oracle_module
 from kernelwright.judge.check.compare import distance, round_mantissa
-from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, recurrent_in_tf32, tensors_of
+from kernelwright.judge.check.oracle import (
+    Oracle,
+    OutOfDomainError,
+    SumLength,
+    recurrent_in_tf32,
+    tensors_of,
+    transposed_convolution,
+)
 from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life
 from tests.judge.snippets import RELU, task
@@ -220,6 +230,48 @@ def test_only_convolutions_lose_what_tf32_does_not_hold():
     assert torch.equal(rounded[0], torch.conv1d(x, weight))
     assert not torch.equal(rounded[0], truth[0])
     assert torch.equal(rounded[1], truth[1])
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_transposed_convolution_is_a_sum_of_products(dimensions):
+    plain = getattr(torch.nn.functional, f"conv_transpose{dimensions}d")
+    seed = random.Random(dimensions)
+    for _ in range(30):
+        stride, dilation, taps = ([seed.randint(1, 3) for _ in range(dimensions)] for _ in range(3))
+        padding = [seed.randint(0, min(2, far * (count - 1))) for far, count in zip(dilation, taps, strict=True)]
+        more = [seed.randint(0, max(step, far) - 1) for step, far in zip(stride, dilation, strict=True)]
+        x = torch.randn(2, 3, *(seed.randint(4, 6) for _ in range(dimensions)), dtype=torch.float64)
+        weight, bias = torch.randn(3, 4, *taps, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+        wanted = plain(x, weight, bias, stride, padding, more, 1, dilation)
+        found = transposed_convolution(x, weight, bias, stride, padding, dilation, more)
+        assert found.shape == wanted.shape
+        assert found.is_contiguous()
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_truth_on_a_shared_device_computes_transposed_convolutions_as_products_and_rounds_them_alike(monkeypatch):
+    lines = "self.weight = torch.nn.Parameter(torch.randn(3, 4, 3, 3))"
+    judge, inputs = oracle(task("return torch.conv_transpose2d(inputs[0], self.weight)", "[torch.randn(2, 3, 5, 5)]", lines))
+    how = {"training": True}
+    before = [judge.truth(inputs, judge.initial_state, **how), judge.with_tf32_in_cudnn(inputs, judge.initial_state, **how)]
+    called = []
+    monkeypatch.setattr(oracle_module, "_WORTH_PRODUCTS", 1)
+    monkeypatch.setattr(
+        oracle_module, "transposed_convolution", lambda *args: called.append(args) or transposed_convolution(*args)
+    )
+    judge.give_way = lambda: None
+    sums = SumLength()
+    after = [
+        judge.truth(inputs, judge.initial_state, mode=sums, **how),
+        judge.with_tf32_in_cudnn(inputs, judge.initial_state, **how),
+    ]
+    assert len(called) == 2
+    assert not torch.equal(called[0][0], called[1][0]), "rounded before it is computed"
+    assert all(torch.allclose(one[0], other[0], rtol=1e-12, atol=1e-12) for one, other in zip(before, after, strict=True))
+    alone = SumLength()
+    judge.give_way = None
+    judge.truth(inputs, judge.initial_state, mode=alone, **how)
+    assert sums.longest == alone.longest > 1
 
 
 def test_of_a_recurrent_network_in_cudnn_all_that_goes_in_is_rounded():

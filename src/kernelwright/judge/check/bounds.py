@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -104,8 +103,8 @@ class Bounds:
         if not self.has_float64:
             return None
         try:
-            with SumLength() if self._terms is None else contextlib.nullcontext() as sums:
-                found = self._oracle.truth(drawn, state, training=training)
+            sums = SumLength() if self._terms is None else None
+            found = self._oracle.truth(drawn, state, training=training, mode=sums)
             if sums is not None:
                 self._terms = sums.longest
         except OutOfDomainError as error:

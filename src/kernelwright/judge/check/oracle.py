@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ _HARDLY_SEEN = 0.01
 """Root mean square of a parameter below which its effect may vanish in rounding."""
 _SEEN = 0.5
 """Size in which such a parameter is loaded once. Our choice."""
+_WORTH_PRODUCTS = 1 << 28
+"""Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
 _SPARE_BYTES = 8 << 30
 """Free GPU memory that PyTorch may keep; the workers on the same GPU need the rest. Returning it makes all streams wait. Our
 choice."""
@@ -81,7 +84,14 @@ class Oracle:
         self._double = _widened(built)
 
     def truth(
-        self, inputs: list[Any], state: State, *, training: bool, mantissa_bits: int | None = None, noise: float = 0.0
+        self,
+        inputs: list[Any],
+        state: State,
+        *,
+        training: bool,
+        mantissa_bits: int | None = None,
+        noise: float = 0.0,
+        mode: TorchDispatchMode | None = None,
     ) -> list[torch.Tensor]:
         """Outputs in float64, flat.
 
@@ -92,6 +102,7 @@ class Oracle:
             mantissa_bits: Precision to which inputs and weights are rounded first.
             noise: Share of themselves and of their tensor's size by which inputs and parameters are moved at random first.
                 Buffers stay, since they may be masks.
+            mode: Mode in which the module's operators run. It sees them as they were called.
 
         Raises:
             OutOfDomainError: the reference raised or gave NaN.
@@ -115,7 +126,8 @@ class Oracle:
                 {key: convert(value, noise if key in self.parameter_names else 0.0) for key, value in state.items()}
             )
             self._double.train(training)
-            with contextlib.nullcontext() if self.give_way is None else _GivingWay(self.give_way):
+            shares = contextlib.nullcontext() if self.give_way is None else _SharedDevice(self.give_way)
+            with shares, contextlib.nullcontext() if mode is None else mode:
                 return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
 
     def state_after(self) -> State:
@@ -125,8 +137,8 @@ class Oracle:
     def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
         """Outputs in float64 with the inputs of convolutions and cuDNN's recurrent networks rounded to TF32, which is
         PyTorch's default for cuDNN; None where the reference has neither. Raises as `truth`."""
-        with _OtherArguments(_tf32_in_cudnn) as rounding:
-            outputs = self.truth(inputs, state, training=training)
+        rounding = _OtherArguments(_tf32_in_cudnn)
+        outputs = self.truth(inputs, state, training=training, mode=rounding)
         return outputs if rounding.happened else None
 
     def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
@@ -261,17 +273,66 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
-class _GivingWay(_DispatchMode):
-    """Lets others use the device between two operators."""
+class _SharedDevice(_DispatchMode):
+    """Lets others use the device between two operators, and computes large transposed convolutions as products."""
 
     def __init__(self, give_way: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._give_way = give_way
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        if func is _aten.convolution.default and _is_worth_products(*args):
+            x, weight, bias, stride, padding, dilation, _, more, _ = args
+            found = transposed_convolution(x, weight, bias, stride, padding, dilation, more)
+        else:
+            found = func(*args, **(kwargs or {}))
         self._give_way()
         return found
+
+
+def _is_worth_products(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> bool:
+    """Whether the arguments of `aten::convolution` are those of a large transposed one in float64 without groups."""
+    *_, transposed, _, groups = others
+    plain = transposed and groups == 1 and x.dtype is torch.float64 and x.dim() == weight.dim()
+    return plain and x.numel() * weight[0].numel() >= _WORTH_PRODUCTS
+
+
+def transposed_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> torch.Tensor:
+    """A transposed convolution without groups as a product for each place in the kernel.
+
+    In float64 cuDNN's own reaches 0.6 to 1.2 TFLOP/s on an H200, and such a sum of products for a plain one mostly 5 to 13
+    (`docs/log.md`).
+
+    Args:
+        x: Shape (batch, channels in, *sizes).
+        weight: Shape (channels in, channels out, *kernel).
+        bias: Shape (channels out,), or None.
+        stride: As for `torch.nn.functional.conv_transpose2d`, a number for each dimension, and so the others.
+        padding, dilation, output_padding: See `stride`.
+    """
+    sizes, kernel = x.shape[2:], weight.shape[2:]
+    steps = [*zip(sizes, kernel, stride, padding, dilation, output_padding, strict=True)]
+    full = [(size - 1) * step + far * (taps - 1) + 1 + more for size, taps, step, _, far, more in steps]
+    rows = x.movedim(1, -1).reshape(-1, x.shape[1])
+    out = x.new_zeros(x.shape[0], *full, weight.shape[1])
+    for number, tap in enumerate(itertools.product(*map(range, kernel))):
+        places = [
+            slice(at * far, at * far + (size - 1) * step + 1, step)
+            for at, (size, _, step, _, far, _) in zip(tap, steps, strict=True)
+        ]
+        product = rows @ weight.flatten(2)[..., number]
+        out[(slice(None), *places)] += product.view(x.shape[0], *sizes, -1)
+    inner = [slice(cut, length - cut) for length, (_, _, _, cut, _, _) in zip(full, steps, strict=True)]
+    found = out[(slice(None), *inner)]
+    return (found if bias is None else found + bias).movedim(-1, 1).contiguous()
 
 
 class _OtherArguments(_DispatchMode):
