@@ -232,7 +232,8 @@ def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
         arguments = ["--policy", "api", "--model", "fake", "--base-url", server.url, "--patience", "2", "--budget", "3"]
         assert optimize(*arguments, "--settings", "quick.toml", "--json") == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out).keys() == {"task", "device", "run", "evaluations", "screened", "best"}
+    names = {"task", "device", "run", "evaluations", "screened", "best", "beside", "drop_in"}
+    assert json.loads(captured.out).keys() == names
     assert json.loads(captured.out)["evaluations"] == 1
     assert "2 answers in a row held none" in captured.err
     assert "the language model: 3 answers, " in captured.err

@@ -470,7 +470,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     monkeypatch.setattr(ProcessTriple, "_near", lambda *arguments: None)
     # Those compare a few outputs as well.
     monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
-    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self: None)
+    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self, against_truth: None)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail
 
@@ -505,7 +505,7 @@ def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_ti
 ) -> None:
     found = evaluate(timed, hack)
     assert found.reason in HACKS[hack].reasons
-    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self: None)
+    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self, against_truth: None)
     found = evaluate(timed, hack)
     assert found.accepted, found.detail
 
