@@ -17,6 +17,7 @@ from kernelwright.records.screened import screened_of
 from kernelwright.report.standing import Beside
 from kernelwright.search.beside import chosen_baselines
 from kernelwright.tasks.suites import load_suite
+from tests.samples import BarePool
 
 TASK = """import torch
 
@@ -154,10 +155,8 @@ def test_baselines_that_there_are_not_are_refused(place, capsys):
     assert not (place / "run").exists()
 
 
-class Judges:
+class Judges(BarePool):
     """An evaluator with one verdict for each call, and baselines all as fast as is said."""
-
-    slots = 1
 
     def __init__(self, *speedups: float, compiled: float | None = None) -> None:
         self.speedups = list(speedups)
@@ -181,15 +180,6 @@ class Judges:
             low = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1}
             hashes = {"task_sha256": job.task.sha256, "candidate_sha256": job.candidate.sha256}
             yield job, evaluation(source=job.candidate.source, **low, **hashes)
-
-    def close(self, *, at_once=False):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 class OneIdea:

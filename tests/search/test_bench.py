@@ -16,6 +16,7 @@ from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.search import bench as module
 from kernelwright.tasks.entries import Suite, SuiteEntry
+from tests.samples import BarePool
 
 SETTINGS = Settings.quick(threads=1, timed=False)
 LATER = module.Agenda(deadline=lambda: True)
@@ -221,7 +222,7 @@ def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
     assert result.rows[0].strict is not None
 
 
-class FakePool:
+class FakePool(BarePool):
     """A `JudgePool` whose findings come from nowhere; the first device's candidates wait until all baselines are done."""
 
     made: ClassVar[list[tuple[tuple[str, ...], int, dict[str, frozenset[int]]]]] = []
@@ -257,12 +258,6 @@ class FakePool:
                 self.enough.set()
                 while self.fails and not stop():
                     pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.fixture

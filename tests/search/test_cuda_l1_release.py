@@ -13,6 +13,7 @@ import pytest
 
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
+from tests.samples import BarePool
 
 ROOT = Path(__file__).parents[2]
 LEVELS = {1: 6, 2: 4, 3: 4}
@@ -20,7 +21,7 @@ LEVELS = {1: 6, 2: 4, 3: 4}
 BASELINES = ("compile", "max-autotune")
 
 
-class Pool:
+class Pool(BarePool):
     """A `JudgePool` whose findings come from nowhere; it ends, as after a deadline, when it has done `most` of a kind."""
 
     judged: ClassVar[list[str]] = []
@@ -62,12 +63,6 @@ class Pool:
             checks={"strict_fp32": False},
             started=f"at {self.speedup}",
         )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.fixture

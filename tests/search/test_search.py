@@ -9,7 +9,7 @@ from kernelwright.records import RunDirectory
 from kernelwright.records.screened import CONFIRMATIONS_TRIED, Screened
 from kernelwright.search import optimize as search
 from kernelwright.search.beside import BaselinesBeside
-from tests.samples import TASK, accepted, rejected
+from tests.samples import TASK, BarePool, accepted, rejected
 
 
 class Doubting:
@@ -32,10 +32,8 @@ def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_
     assert (best and best.speedup) == (1.9 if confirmed else None)
 
 
-class Rotates:
+class Rotates(BarePool):
     """Measures baselines, and judges what it is asked to."""
-
-    slots = 1
 
     def __init__(self, compiled):
         self.compiled, self.rivals = compiled, []
@@ -50,15 +48,6 @@ class Rotates:
             if isinstance(self.compiled, Exception):
                 raise self.compiled
             yield one, [accepted(self.compiled, policy="baseline", techniques=("compile",))]
-
-    def close(self, *, at_once=False):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class BaselinesBeside:
             self._found = self._thread.submit(lambda: [found for _, found in pool.rotate(self._owed)])
 
     def rival(self) -> Candidate | None:
-        """What `rival_of` chooses of what is known by now; it waits for nothing."""
+        """The choice of `rival_of` among the baselines that are measured by now; waits for none."""
         found = [*self._run.evaluations()]
         if self._found is not None and self._found.done() and not self._found.exception():
             found += [one for part in self._found.result() if isinstance(part, list) for one in part]

@@ -74,7 +74,7 @@ class CheckFindings:
         self.reference_reuses_output = False
         """Whether an output of the reference was seen in the memory of an earlier one."""
         self.phases_s: defaultdict[str, float] = defaultdict(float)
-        """Seconds that each part of the evaluation took, its waiting for the device included."""
+        """Seconds that each part took; `docs/record-format.md` says which of them include waiting for the device."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

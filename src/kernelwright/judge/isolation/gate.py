@@ -129,9 +129,8 @@ class DeviceGate:
             return
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # each time: what is queued would be waited for, too
-        with self._turn.open("a") as turn:
-            if _locked(turn, fcntl.LOCK_SH):
-                return
+        if not self._is_wanted():
+            return
         fcntl.flock(self._shared, fcntl.LOCK_UN)
         self._enter(self._shared, fcntl.LOCK_SH)
 
@@ -141,9 +140,8 @@ class DeviceGate:
         Raises:
             StuckError, DisturbedError: what it runs on a GPU did not end, and it was killed.
         """
-        with self._turn.open("a") as turn:
-            if _locked(turn, fcntl.LOCK_SH):
-                return 0.0
+        if not self._is_wanted():
+            return 0.0
         came_s = time.perf_counter()
         stopped = worker.stop()
         self._wait_until_quiet(worker)
@@ -152,6 +150,11 @@ class DeviceGate:
         if stopped:
             worker.resume()
         return time.perf_counter() - came_s
+
+    def _is_wanted(self) -> bool:
+        """Whether another evaluation waits to have the device alone."""
+        with self._turn.open("a") as turn:
+            return not _locked(turn, fcntl.LOCK_SH)
 
     def _enter(self, file: TextIO, kind: int) -> None:
         """Lock the device; one that waits to be alone keeps out those who come later. Our workers wait with us."""
