@@ -41,7 +41,7 @@ SLOW = (
     ids=lambda path: path.name,
 )
 def test_a_published_folder_is_reported_or_refused(tmp_path, capsys, folder):
-    records = {path.parent for name in ("evaluations", "schedules") for path in folder.rglob(f"{name}.jsonl*")}
+    records = {path.parent for name in ("evaluations", "schedules", "screened") for path in folder.rglob(f"{name}.jsonl*")}
     status, said = report(capsys, folder, tmp_path / "page.html")
     assert status == (0 if folder in records else 2)
     if records and folder not in records:

@@ -108,6 +108,31 @@ def test_of_two_runs_a_task_has_the_one_that_got_further(race_summary, run, tmp_
     assert (found["today_asked"], found["today_tasks"], found["today_runs"]) == (5, 3, ["earlier", "race"])
 
 
+def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary, run, tmp_path):
+    config = run.read_json("config.json") | {"suite": "cuda-l1"}
+    run.write_json("config.json", config)
+    other = RunDirectory(tmp_path / "on-another-card")
+    for path in run.path.iterdir():
+        (other.path / path.name).parent.mkdir(exist_ok=True)
+        (other.path / path.name).write_bytes(path.read_bytes())
+    other.write_json("environment.json", {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]})
+    # There another technique won level1/2, and level2/1 is not decided.
+    kept = []
+    for one in run.evaluations():
+        if one.task.endswith("level1/2") and one.policy != BASELINE_POLICY:
+            one = one.model_copy(update={"techniques": ("another",)})
+        kept += [] if one.task.endswith("level2/1") and one.policy != BASELINE_POLICY else [one]
+    other.evaluations_path.write_text("".join(f"{one.model_dump_json()}\n" for one in kept))
+    page = tmp_path / "page.md"
+    race_summary.main([str(run.path), str(other.path), "--out", str(tmp_path / "out"), "--page", str(page)])
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())["h100_carried"]
+    assert {key: told[key] for key in ("tasks", "winners_on_both", "winners_alike")} == {
+        "tasks": 2, "winners_on_both": 2, "winners_alike": 1,
+    }  # fmt: skip
+    assert told["geomean_vs_best_baseline"] == pytest.approx((2.0 / 1.2) ** 0.5, abs=1e-4)
+    assert "| kernelbench/level1/2 | 1.00 | 1.00 | another | no |" in page.read_text()
+
+
 def test_runs_that_cannot_be_summed_up_are_refused(race_summary, run, tmp_path, capsys):
     for arguments in ([run.path, tmp_path / "b"], [run.path, run.path, "--out", tmp_path / "out"], [tmp_path / "empty"]):
         with pytest.raises(SystemExit):

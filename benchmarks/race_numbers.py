@@ -1,0 +1,215 @@
+"""Numbers of searched suites: the line of each task, and the sums of a group of runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from kernelwright.records import Contract, Evaluation, RunDirectory
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_judge
+from kernelwright.report.bench_table import BenchEntry, task_results
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import TaskOutcome, standings
+
+THEIRS = "cuda-l1"
+"""Policy of the kernels that CUDA-L1 released."""
+Line = dict[str, Any]
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """Geometric mean; None of nothing."""
+    logs = [math.log(value) for value in values]
+    return round(math.exp(sum(logs) / len(logs)), 4) if logs else None
+
+
+def middle(values: Iterable[float]) -> float | None:
+    """Median; None of nothing."""
+    found = list(values)
+    return round(median(found), 4) if found else None
+
+
+class Run(RunDirectory):
+    """A run directory, or a published one whose estimates are packed without sources and hashes of tasks."""
+
+    def screened(self) -> Iterable[Screened]:  # type: ignore[override]
+        """Every estimate."""
+        packed = self.path / "estimates.jsonl.gz"
+        if not packed.exists():
+            yield from super().screened()
+            return
+        hashes = {one.task: one.task_sha256 for one in self.evaluations()}
+        for text in gzip.decompress(packed.read_bytes()).decode().splitlines():
+            found = json.loads(text)
+            yield Screened(task_sha256=hashes.get(found["task"], ""), **found)
+
+    @property
+    def group(self) -> str:
+        """Prefix of its keys."""
+        gpus = (self.read_json("environment.json") or {}).get("gpu") or [{}]
+        if "H100" in str(gpus[0].get("name")):
+            return "h100_"
+        return "today_" if (self.read_json("config.json") or {}).get("suite") == "kernelbench" else ""
+
+    def lines(self) -> list[Line]:
+        """Where each task stands."""
+        own: dict[str, list[Evaluation]] = defaultdict(list)
+        hashes = {}
+        for one in self.evaluations():
+            hashes[one.task] = one.task_sha256
+            if one.policy not in (BASELINE_POLICY, THEIRS):
+                own[one.task].append(one)
+        entries = []
+        for task in self.read_json("tasks.json") or [{"id": name} for name in self.read_json("config.json")["tasks"]]:
+            name, winner = task["id"], confirmed_best(own[task["id"]])
+            level = re.search(r"level(\d+)", name)
+            sha256 = winner.candidate_sha256 if winner else None
+            entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
+        found = standings(self, task_results(self, entries, self.read_json("errors.json") or {}))
+        return [line | {"run": self.path.name} for line in found]
+
+    def open_tasks(self) -> set[str]:
+        """Tasks of which the judge would still take a candidate."""
+        looks: dict[str, list[Screened]] = defaultdict(list)
+        verdicts: dict[str, dict[str, Evaluation]] = defaultdict(dict)
+        for look in self.screened():
+            looks[look.task].append(look)
+        # As for the search, the first verdict on a candidate counts before its confirmation.
+        for one in sorted(self.evaluations(), key=lambda one: not one.confirms):
+            if one.policy != BASELINE_POLICY:
+                verdicts[one.task][one.candidate_sha256] = one
+        count = (self.read_json("config.json") or {}).get("judge") or JUDGED
+        return {task for task, found in looks.items() if next_to_judge(found, verdicts[task], count) is not None}
+
+    def released(self) -> dict[str, float | None]:
+        """Speedup over eager of CUDA-L1's own kernel by task; None where it does not keep KernelBench's contract."""
+        found: dict[str, float | None] = {}
+        for one in self.evaluations():
+            if one.policy == THEIRS:
+                kept = one.contracts[Contract.KERNELBENCH].kept if one.contracts else one.accepted
+                if not kept or one.speedup is not None:
+                    found[one.task] = one.speedup if kept else None
+        return found
+
+
+def is_counted(line: Line) -> bool:
+    """Whether a task is decided and its baselines are measured."""
+    return line["outcome"] in (TaskOutcome.WINNER, TaskOutcome.NONE) and line["baselines_measured"]
+
+
+def ours(line: Line) -> float:
+    """Speedup over eager of what the user gets: the winner, or the reference."""
+    return line["speedup"] or 1.0
+
+
+def against_best(line: Line) -> float:
+    """What the user gets, as a multiple of the best baseline; 1 where the winner is that baseline."""
+    return line["vs_best_baseline"] if line["speedup"] else 1.0 / line["best_baseline_speedup"]
+
+
+def is_behind(line: Line) -> bool:
+    """Whether the best baseline is certainly faster than what the user gets."""
+    if line["speedup"]:
+        interval = line["vs_best_baseline_interval"]
+        return interval is not None and interval[1] < 1.0
+    known = line["best_baseline_interval"]
+    return known is not None and known[0] > 1.0
+
+
+def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
+    """Numbers of some tasks."""
+    counted = [line for line in lines if is_counted(line)]
+    won = [line for line in counted if line["speedup"]]
+    behind = sum(map(is_behind, counted))
+    ahead = sum(line["ahead"] for line in counted)
+    measured = [line for line in lines if line["baselines_measured"]]
+    compiled = [line for line in counted if "compile" in line["baselines"]]
+    beside = [line for line in counted if line["task"] in released]
+    undecided = [line for line in lines if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]]
+    shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
+    return {
+        "asked": len(lines),
+        "tasks": len(counted),
+        "screened_only": sum(line["outcome"] == TaskOutcome.SCREENED for line in lines),
+        "untouched": sum(line["outcome"] == TaskOutcome.UNTOUCHED for line in lines),
+        "verified": len(won),
+        "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
+        "geomean_vs_eager": geomean(map(ours, counted)),
+        "geomean_vs_compile": geomean(ours(line) / line["baselines"]["compile"] for line in compiled),
+        "geomean_vs_best_baseline": geomean(map(against_best, counted)),
+        "geomean_vs_best_baseline_filled": geomean(line["vs_best_baseline"] or 1.0 for line in counted),
+        "geomean_best_baseline_vs_eager": geomean(line["best_baseline_speedup"] for line in counted),
+        "floor_tasks": len(measured),
+        "floor_vs_eager": geomean(map(ours, measured)),
+        "floor_vs_best_baseline": geomean(map(against_best, measured)),
+        "median_vs_eager": middle(map(ours, counted)),
+        "median_vs_best_baseline": middle(map(against_best, counted)),
+        "ahead_of_best_baseline": ahead,
+        "within_noise_of_best_baseline": len(counted) - ahead - behind,
+        "behind_best_baseline": behind,
+        # Where theirs fails its user takes the best baseline.
+        "geomean_vs_cuda_l1": geomean(
+            ours(line) / theirs if (theirs := released[line["task"]]) else against_best(line) for line in beside
+        ),
+        "tasks_vs_cuda_l1": len(beside),
+        "median_roofline_share": middle(shares),
+        # May be fooled, and taken beside other work: no result, only what the judge still has to look at.
+        "screened_only_estimates": geomean(line["estimate"] for line in undecided),
+    }
+
+
+def with_levels(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
+    """Numbers of all tasks and of each level."""
+    levels = sorted({line["level"] for line in lines if line["level"]})
+    by_level = {f"level{level}": part([one for one in lines if one["level"] == level], released) for level in levels}
+    return part(lines, released) | {"levels": by_level}
+
+
+def best_by_task(runs: Iterable[Run]) -> list[Line]:
+    """One line for each task: the furthest, then the fastest of several runs."""
+    found: dict[str, Line] = {}
+    order = list(TaskOutcome)
+    for line in (line for run in runs for line in run.lines()):
+        known = found.setdefault(line["task"], line)
+        if (order.index(known["outcome"]), -(known["low"] or 0.0)) > (order.index(line["outcome"]), -(line["low"] or 0.0)):
+            found[line["task"]] = line
+    return list(found.values())
+
+
+def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Numbers of all groups, and the lines of their tasks."""
+    summary: dict[str, Any] = {}
+    released = {name: speedup for run in runs for name, speedup in run.released().items()}
+    for group in ("", "today_", "h100_"):
+        chosen = [run for run in runs if run.group == group and (run.read_json("config.json") or {}).get("policy")]
+        if chosen:
+            lines = best_by_task(chosen)
+            summary |= {f"{group}{key}": value for key, value in with_levels(lines, released).items()}
+            summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
+    pairs = on_both(summary)
+    if pairs:
+        summary["h100_carried"] = {
+            "tasks": len(pairs),
+            "geomean_vs_best_baseline": geomean(against_best(first) for first, _ in pairs),
+            "h100_geomean_vs_best_baseline": geomean(against_best(second) for _, second in pairs),
+            "winners_on_both": sum(bool(first["speedup"] and second["speedup"]) for first, second in pairs),
+            "winners_alike": sum(is_alike(first, second) for first, second in pairs),
+        }
+    return summary
+
+
+def on_both(summary: Mapping[str, Any]) -> list[tuple[Line, Line]]:
+    """Lines of the tasks that are decided on the first GPU and on an H100."""
+    others = {line["task"]: line for line in summary.get("h100_rows", []) if is_counted(line)}
+    rows = [line for line in summary.get("rows", []) if is_counted(line)]
+    return [(line, others[line["task"]]) for line in rows if line["task"] in others]
+
+
+def is_alike(first: Line, second: Line) -> bool:
+    """Whether both winners are made by the same techniques; their knobs may differ."""
+    return bool(first["speedup"] and second["speedup"]) and first["techniques"] == second["techniques"]

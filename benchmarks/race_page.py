@@ -1,0 +1,220 @@
+"""The page of searched suites in Markdown: numbers, wins, losses, and which techniques help."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from race_numbers import Line, Run, against_best, geomean, is_alike, is_counted, on_both
+
+from kernelwright.records.screened import Screened
+from kernelwright.report.standing import TaskOutcome
+
+NOTES = "notes.md"
+MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
+NEAR = 1.02
+"""Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
+
+
+def interval(line: Line) -> str:
+    """Speedup over eager with its interval."""
+    if line["speedup"]:
+        return f"{line['speedup']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
+    if line["outcome"] == TaskOutcome.NONE:
+        return "1.00, the reference"
+    return f"no result; estimate {line['estimate']:.2f}" if line["estimate"] else "no result"
+
+
+def row(line: Line) -> str:
+    """One task as a row of a table."""
+    share = (line["roofline"] or {}).get("winner" if line["speedup"] else "reference")
+    over, beside = line["vs_best_baseline_interval"], "-"
+    if line["speedup"] and line["baselines_measured"]:
+        beside = f"{line['vs_best_baseline']:.2f}" + (f" ({over[0]:.2f} to {over[1]:.2f})" if over else "")
+    best = f"{line['best_baseline_speedup']:.2f}, {line['best_baseline']}" if line["baselines_measured"] else "-"
+    us = f"{line['reference_us']:.0f}" if line["reference_us"] else "-"
+    how = ", ".join(line["techniques"]) or line["reason"]
+    near = f"{share:.0%}".replace("%", " %") if share else "-"
+    return f"| {line['task']} | {us} | {interval(line)} | {best} | {beside} | {near} | {how} |"
+
+
+HEAD = """| task | eager, us | over eager | best baseline, over eager | over it | of memory's speed | how, or why not |
+|---|---:|---:|---:|---:|---:|---|"""
+GROUPS = {"": "CUDA-L1's shapes", "today_": "today's shapes", "h100_": "on an H100"}
+
+
+def headline(summary: Mapping[str, Any], group: str) -> list[str]:
+    """The table of numbers of one group."""
+    parts = {"all": {key.removeprefix(group): value for key, value in summary.items()}, **summary[f"{group}levels"]}
+    names = {
+        "asked": "tasks asked for", "tasks": "decided, with baselines", "screened_only": "screened only",
+        "untouched": "untouched", "verified": "with a verified winner",
+        "ahead_of_best_baseline": "certainly ahead of the best baseline",
+        "within_noise_of_best_baseline": "within noise of it", "behind_best_baseline": "certainly behind it",
+        "geomean_vs_eager": "geomean over eager", "median_vs_eager": "median over eager",
+        "geomean_vs_compile": "geomean over torch.compile",
+        "geomean_vs_best_baseline": "geomean over the best baseline",
+        "median_vs_best_baseline": "median over the best baseline",
+        "geomean_vs_best_baseline_filled": "geomean over it, 1.0 without a winner",
+        "geomean_best_baseline_vs_eager": "geomean of the best baseline over eager",
+        "floor_vs_best_baseline": "geomean over the best baseline, all tasks, undecided ones as the reference",
+        "tasks_vs_cuda_l1": "tasks beside CUDA-L1's own kernels",
+        "geomean_vs_cuda_l1": "geomean over these",
+        "median_roofline_share": "median share of memory's speed",
+        "screened_only_estimates": "estimates of what is screened only, no result",
+    }  # fmt: skip
+    lines = [
+        "| | " + " | ".join(name.replace("level", "level ") for name in parts) + " |",
+        "|---" + "|---:" * len(parts) + "|",
+    ]
+    for key, name in names.items():
+        values = [one.get(key) for one in parts.values()]
+        if any(value is not None for value in values):
+            lines.append(f"| {name} | " + " | ".join("-" if value is None else f"{value:.4g}" for value in values) + " |")
+    return lines
+
+
+def techniques(found: Sequence[Screened]) -> list[str]:
+    """Which techniques help, hurt and combine: estimates with one against the same candidate without it, task by task."""
+    best: dict[str, dict[frozenset[str], float]] = defaultdict(dict)
+    for one in found:
+        if one.correct and one.estimate:
+            key = frozenset(one.techniques)
+            best[one.task][key] = max(one.estimate, best[one.task].get(key, 0.0))
+    effects: dict[str, list[float]] = defaultdict(list)
+    joint: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for by_set in best.values():
+        by_set.setdefault(frozenset(), 1.0)
+        for names, estimate in by_set.items():
+            for name in names:
+                if names - {name} in by_set:
+                    effects[name].append(estimate / by_set[names - {name}])
+            pair = tuple(sorted(names))
+            if len(pair) == 2 and all(frozenset({name}) in by_set for name in pair):
+                joint[pair].append(estimate / max(by_set[frozenset({name})] for name in pair))
+    lines = ["| technique | tasks compared | geomean of its effect | helps on | hurts on |", "|---|---:|---:|---:|---:|"]
+    for name, ratios in sorted(effects.items(), key=lambda one: -(geomean(one[1]) or 0.0)):
+        helped, hurt = sum(ratio > NEAR for ratio in ratios), sum(ratio < 1 / NEAR for ratio in ratios)
+        lines.append(f"| {name} | {len(ratios)} | {geomean(ratios):.2f} | {helped} | {hurt} |")
+    if joint:
+        lines += ["", "| two together | tasks compared | geomean over the better of the two |", "|---|---:|---:|"]
+    for pair, ratios in sorted(joint.items(), key=lambda one: (-len(one[1]), one[0]))[:12]:
+        lines.append(f"| {' and '.join(pair)} | {len(ratios)} | {geomean(ratios):.2f} |")
+    return lines
+
+
+def conditions(runs: Sequence[Run], folder: str) -> str:
+    """Machine, versions and links of some runs."""
+    environment = runs[0].read_json("environment.json") or {}
+    gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
+    driver = f"driver {gpu['driver_version']}, " if gpu.get("driver_version") else ""
+    links = ", ".join(f"[{run.path.name}]({os.path.normpath(f'{folder}/{run.path.name}')})" for run in runs)
+    return (
+        f"{gpu.get('name', environment.get('processor'))} ({driver}"
+        f"torch {packages.get('torch')}, Triton {packages.get('triton')}), "
+        f"commit {str(environment.get('commit'))[:7]}: {links}."
+    )
+
+
+def notes_of(run: Run) -> str:
+    """What its `notes.md` says, a paragraph of how it was made; nothing without one."""
+    path = run.path / NOTES
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def carrying(summary: Mapping[str, Any]) -> list[str]:
+    """What gains on the first GPU come to on an H100 that searched for itself."""
+    told = summary.get("h100_carried")
+    if not told:
+        return []
+    table = [
+        f"| {first['task']} | {against_best(first):.2f} | {against_best(second):.2f} "
+        f"| {', '.join(second['techniques']) or '-'} | {'yes' if is_alike(first, second) else 'no'} |"
+        for first, second in sorted(on_both(summary), key=lambda pair: -against_best(pair[0]))
+    ]
+    return [
+        "### What carries over, H200 and H100",
+        "",
+        f"Each GPU was searched for itself. Over the {told['tasks']} tasks that are decided on both, the geomean over the "
+        f"best baseline is {told['geomean_vs_best_baseline']:.2f} on the H200 and "
+        f"{told['h100_geomean_vs_best_baseline']:.2f} on the H100. Both have a winner of their own on "
+        f"{told['winners_on_both']}, made by the same techniques on {told['winners_alike']}.",
+        "",
+        "| task | H200, over the best baseline | H100 | the H100's winner | same techniques |",
+        "|---|---:|---:|---|---|",
+        *table,
+        "",
+    ]
+
+
+def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
+    """Numbers, wins, losses, tasks without winner and techniques of one group."""
+    name, rows = GROUPS[group], summary[f"{group}rows"]
+    counted = sorted(filter(is_counted, rows), key=against_best)
+    text = [f"## {name[0].upper()}{name[1:]}", "", conditions(runs, folder), ""]
+    text += [line for run in runs if (told := notes_of(run)) for line in (told, "")]
+    text += [*headline(summary, group), ""]
+    if left := summary[f"{group}screened_only"] + summary[f"{group}untouched"]:
+        text += [
+            f"**{left} of {len(rows)} tasks are not decided.** The judge takes the best estimates first, so that the "
+            "decided ones are no fair sample of all.",
+            "",
+        ]
+    if group == "h100_":
+        text += carrying(summary)
+    losses = [one for one in counted if against_best(one) < 1.0][:10]
+    for title, some in (
+        ("The largest wins over the best baseline", [one for one in counted[::-1] if one["speedup"]][:10]),
+        ("The hardest losses", losses),
+        ("Further tasks without a winner", [one for one in counted if not one["speedup"] and one not in losses]),
+        ("Not decided: estimates are no results", [one for one in rows if not is_counted(one)]),
+    ):
+        if some:
+            text += [f"### {title}, {name}", "", HEAD, *map(row, some), ""]
+    estimates = [one for run in runs for one in run.screened()]
+    if estimates:
+        text += [
+            f"### Techniques on {name}",
+            "",
+            f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
+            f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("%", " %"),
+            "",
+            *techniques(estimates),
+            "",
+        ]
+    return text
+
+
+PAGE = f"""# KernelBench, searched
+
+How far the built-in policy gets on KernelBench: what `kernelwright bench SUITE --policy builtin` confirmed, against eager
+and against the best stock baseline of each task. That is the fastest of those that were measured and keep the contract of a
+drop-in: eager, `torch.compile`, a CUDA graph whose output the next call leaves alone, and cuDNN's algorithm search. A task
+without a winner counts as the reference. `kernelwright rescore` computes each number again from the runs that are linked.
+
+- *certainly ahead* or *behind*: the interval of the ratio lies above or below 1; *within noise*: it holds 1.
+- *of memory's speed*: the time in which the GPU writes as many bytes as inputs and outputs have, as a share of the winner's.
+
+{MARKS[0]}
+{MARKS[1]}
+"""
+README = """# KernelBench, searched on a GPU
+
+Made by `kernelwright bench SUITE --policy builtin`, and summed up by `benchmarks/race_summary.py`. `summary.json` has the
+numbers for programs. What was only screened has no source here, but for tasks of which the judge would still take a
+candidate: a copy of a folder goes on after `gunzip *.gz` with the command that made it.
+"""
+
+
+def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
+    """Everything that a page in the folder `page` says of runs whose copies are in `folder`."""
+    link = os.path.relpath(folder, page)
+    texts = []
+    for group in GROUPS:
+        if f"{group}runs" in summary:
+            some = [run for run in runs if run.path.name in summary[f"{group}runs"]]
+            texts.append("\n".join(section(summary, group, some, link)))
+    return "\n".join(texts)
