@@ -17,7 +17,7 @@ from publishing import copy_plain, from_command_line, packed_bytes, write_packed
 WHOLE = ("summary.json", "table.md", "campaign.json", "arms.json", "hacks", "held-out/results")
 RUNS = ("sft", "self-supervised", "held-out", "held-out/confirmations", "held-out/baselines")
 PLAIN = ("config.json", "environment.json", "state.json", "metrics.jsonl", "hacks.jsonl")
-LINES = ("evaluations.jsonl", "rollouts.jsonl", "examples.jsonl")
+LINES = ("evaluations.jsonl", "rollouts.jsonl", "examples.jsonl", "screened.jsonl")
 
 
 def main() -> None:

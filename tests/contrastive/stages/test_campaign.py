@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -404,3 +406,30 @@ def test_a_published_campaign_s_second_stage_learns_what_it_learnt_without_drawi
     with pytest.raises(UsageError, match="it lacks sft/examples"):
         restart(tmp_path, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contrastive_recall import recall
+
+    from kernelwright.contrastive.stages.config import JudgeSection
+    from kernelwright.contrastive.stages.context import first_measurements
+    from kernelwright.errors import UsageError
+    from kernelwright.records import RunDirectory
+
+    published = ROOT / "results" / "2026-11-25-contrastive-device-bound-first-h100"
+    recall(published, tmp_path / "work")
+    assert capsys.readouterr().out == "613 first measurements, made on NVIDIA H100 80GB HBM3\n"
+    # As a campaign that begins with the recipe on that machine looks for them.
+    section = JudgeSection(**tomllib.loads((ROOT / "recipes" / "device_bound" / "sft.toml").read_text())["judge"])
+    known = first_measurements(tmp_path / "work" / "judged.sqlite", "cuda", section.judge_settings(), timed=True)
+    for folder in ("sft", "vanilla-grpo/baselines"):
+        one = list(RunDirectory(published / folder).evaluations())[-1]
+        found = known.find(SimpleNamespace(sha256=one.task_sha256), one.candidate())
+        assert found is not None
+        assert found.blocks == one.blocks
+    again = next(iter(RunDirectory(published / "held-out" / "confirmations").evaluations()))
+    assert known.find(SimpleNamespace(sha256=again.task_sha256), again.candidate()).blocks != again.blocks
+    for place in (published, tmp_path):
+        with pytest.raises(UsageError, match=r"Wanted a (new directory|published campaign)"):
+            recall(place, tmp_path / ("work" if place == published else "other"))

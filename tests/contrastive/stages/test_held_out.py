@@ -75,6 +75,18 @@ def test_a_best_that_the_second_measurement_rejects_gives_way_to_the_next(tmp_pa
     assert [task.speedup for task in result.tasks] == [1.4]
 
 
+def test_a_best_that_gained_too_little_counts_as_the_reference_and_is_not_measured_again(tmp_path):
+    again = Twice()
+    context = toy_context(ToyJudge(), confirmers=again)
+    run, tasks = RunDirectory(tmp_path), TASKS[:1]
+    below, above = (
+        evaluate_held_out(name, Scripted(2), tasks, HeldOutConfig(confirm_above=limit), PromptSection(), run, context)
+        for name, limit in (("below", 1.41), ("above", 1.4))
+    )
+    assert (below.speedups(), below.tasks[0].first, below.correct()) == ([1.0], (1.4,) * 8, 1.0)
+    assert (above.speedups(), again.count) == ([pytest.approx(1.4 / 1.5)], 1)
+
+
 def test_rounds_show_the_scores_of_those_before(tmp_path):
     chat = Scripted(2, 4)
     config = HeldOutConfig(samples=8, rounds=4, exemplars=ExemplarSection(sampler="bucket"))

@@ -249,6 +249,18 @@ def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes
 
 
 @pytest.mark.exhaustive
+def test_a_round_learns_no_answer_that_gains_too_little(schooled, tmp_path, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(self_supervised, "fit", lambda model, tokenizer, examples, *rest, **named: learnt.append(examples))
+    for name, slowest in (("any", None), ("fast", 1.3)):
+        config = self_supervised_config(schooled, rounds=1).model_copy(update={"timed": True, "slowest": slowest})
+        train_self_supervised(config, SPLIT, RunDirectory(tmp_path / name), toy_context(ToyJudge()))
+    every, fast = (sorted(example.speedup for example in examples) for examples in learnt)
+    assert every[0] < 1.3
+    assert fast == [each for each in every if each >= 1.3] != []
+
+
+@pytest.mark.exhaustive
 def test_an_adapter_s_training_goes_on_from_its_checkpoint_and_keeps_its_reference(schooled, tmp_path):
     """LoRA on an adapter: a checkpoint brings back the trained one; the KL's reference stays what the stage began with."""
     import torch

@@ -83,6 +83,16 @@ def test_a_teacher_stops_at_its_successes_or_its_attempts(tmp_path):
     assert judge.count == 6
 
 
+def test_only_variations_between_the_slowest_and_the_fastest_are_learnt(tmp_path):
+    tasks = toy_tasks(("amber",))
+    every = toy_augment(tmp_path / "a", ToyJudge(), tasks, successes=8, attempts=8, timed=True)
+    some = toy_augment(tmp_path / "b", ToyJudge(), tasks, successes=8, attempts=8, timed=True, slowest=1.3, fastest=1.9)
+    speedups = sorted(example.speedup for example in every)
+    assert speedups[0] < 1.3
+    assert speedups[-1] > 1.9
+    assert sorted(example.speedup for example in some) == [each for each in speedups if 1.3 <= each <= 1.9] != []
+
+
 def test_every_example_says_where_it_comes_from(tmp_path):
     judge = ToyJudge()
     examples = toy_augment(tmp_path, judge, toy_tasks(("amber", "coral")), successes=3, timed=True)

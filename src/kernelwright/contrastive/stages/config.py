@@ -232,6 +232,9 @@ class AugmentationSection(_SettingsTable):
     fastest: float | None = Field(default=None, gt=0)
     """Largest speedup of a variation that is learnt; None: any. The paper's teachers mostly wrote what was right and no
     faster (table 5), so that stage 3 had something left to find. Our choice."""
+    slowest: float | None = Field(default=None, gt=0)
+    """Smallest speedup of a variation that is learnt; None: any, as in the paper. A small model that has learnt copies of
+    the reference writes nothing else once failures cost more than copies (docs/log.md)."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
     paper's stage 1 has none (Table 2); a small model must have seen the form."""
@@ -295,7 +298,10 @@ class SelfSupervisedConfig(_StageSettings):
     samples_per_task: int = Field(default=8, ge=1)
     """Answers to each task of a round. Our choice."""
     timed: bool = False
-    """Measure speed as well; the stage ignores it (paper 2.3)."""
+    """Measure speed as well. Without `slowest` the stage ignores it (paper 2.3)."""
+    slowest: float | None = Field(default=None, gt=0)
+    """Smallest speedup of an answer that is trained on; None: any, as in the paper. Needs `timed`. Our choice, as for stage
+    1's."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers. Answers that repeat an
@@ -421,6 +427,9 @@ class HeldOutConfig(_SettingsTable):
     """What a speedup is a ratio to, as in `[reward]`."""
     confirm: bool = True
     """Measure the best candidate of each task again, independently; only one that this confirms counts as faster."""
+    confirm_above: float = Field(default=0.0, ge=0)
+    """Smallest first measurement, as a multiple of the baseline, that is measured again. A task whose best is below counts
+    1.0, which is what a user has who keeps the reference."""
     confirm_tries: int = Field(default=2, ge=1)
     """Candidates of a task that are measured again, best first, until one is confirmed."""
 

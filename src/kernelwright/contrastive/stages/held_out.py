@@ -183,7 +183,7 @@ def evaluate_held_out(
             ),
         )
         scored += scorer.score(attempts)
-    verified = _verify(scored, tasks, judged, config, context)
+    verified = _verify(scored, tasks, judged, ratios, config, context)
     if verified is None:
         return None
     found = (_result(task, scored, verified.get(task.sha256), baselines) for task in tasks)
@@ -199,18 +199,27 @@ def read_result(run: RunDirectory, name: str) -> HeldOutResult | None:
 
 
 def _verify(
-    scored: Sequence[Scored], tasks: Sequence[Task], judged: JudgedRun, config: HeldOutConfig, context: StageContext
+    scored: Sequence[Scored],
+    tasks: Sequence[Task],
+    judged: JudgedRun,
+    baselines: Mapping[str, float],
+    config: HeldOutConfig,
+    context: StageContext,
 ) -> dict[str, Evaluation] | None:
     """For each task's hash the accepted re-measurement of its best candidate; None when the time was up.
 
-    All tasks' best are measured again together; where one is rejected then, the task's next best has its turn.
+    All tasks' best are measured again together; where one is rejected then, the task's next best has its turn. One that did
+    not gain enough over the task's baseline the first time has none.
     """
     ranked: dict[str, list[Evaluation]] = {}
     for task in tasks:
         distinct = {
             item.evaluation.candidate_sha256: item.evaluation
             for item in scored
-            if item.attempt.task.sha256 == task.sha256 and item.evaluation is not None and item.evaluation.accepted
+            if item.attempt.task.sha256 == task.sha256
+            and item.evaluation is not None
+            and item.evaluation.accepted
+            and (item.evaluation.speedup or 0.0) / baselines.get(task.sha256, 1.0) >= config.confirm_above
         }
         ranked[task.sha256] = sorted(distinct.values(), key=lambda found: found.speedup_low or 0.0, reverse=True)
     if not config.confirm:

@@ -7,6 +7,7 @@ learnt again beside them (`rehearsal`).
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from collections.abc import Sequence
@@ -159,6 +160,8 @@ def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[E
     for item in scored:
         # What repeats an exemplar is right and teaches copying.
         if item.evaluation is not None and item.evaluation.accepted and not item.copied:
+            if (item.evaluation.speedup or math.inf) < (config.slowest or 0.0):
+                continue
             example = example_of(item.attempt.task, item.attempt.prompt, item.evaluation, config.prompt.answer)
             # What is reinforced is what was said, not what a teacher would have said.
             examples.append(example.model_copy(update={"answer": item.attempt.completion.text}))

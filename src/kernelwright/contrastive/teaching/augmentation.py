@@ -5,6 +5,7 @@ correct.
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import random
 import threading
@@ -139,13 +140,13 @@ def _examples(
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
     if database is not None:
         database.add_all(judged.evaluations())
-    fastest = config.augmentation.fastest
+    slowest, fastest = config.augmentation.slowest or 0.0, config.augmentation.fastest or math.inf
     examples = []
     for task in tasks:
         accepted = [found for found in judged.history(task) if found.accepted]
-        if fastest is not None:
-            accepted = [found for found in accepted if found.speedup is None or found.speedup <= fastest]
         for evaluation in accepted:
+            if evaluation.speedup is not None and not slowest <= evaluation.speedup <= fastest:
+                continue
             prompt = _prompt(config, task, evaluation, database, device, share)
             examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
     return examples

@@ -1,0 +1,64 @@
+"""A new campaign's `--work` that knows what a published one measured, so that nothing is judged again.
+
+    python benchmarks/contrastive_recall.py results/contrastive-h200 WORK
+
+WORK gets the file of evaluations that all parts of a campaign share, with the first measurements of the published one:
+teachers' code, answers and baselines, under the settings with which they were made. Use it on the same kind of GPU alone;
+the kind is printed. Nothing else comes along: a campaign with other settings of training begins anew with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from publishing import from_command_line
+
+from kernelwright import config as settings
+from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
+from kernelwright.contrastive.stages.config import JudgeSection
+from kernelwright.contrastive.stages.context import first_measurements
+from kernelwright.errors import UsageError
+from kernelwright.records import RunDirectory
+
+NOT_FIRST = "confirmations"
+"""Folder of what was measured again."""
+
+
+def main() -> None:
+    """Make the directory that the command line asks for."""
+    from_command_line(__doc__, recall)
+
+
+def recall(published: Path, work: Path) -> None:
+    """Make `work`, which must be new.
+
+    Raises:
+        UsageError: there is something there already, or the published folder holds no stage 1.
+    """
+    if work.exists():
+        raise UsageError(f"Wanted a new directory; {work} is there. Name another.")
+    stage_1 = RunDirectory(published / "sft")
+    config, environment = stage_1.read_json("config.json"), stage_1.read_json("environment.json") or {}
+    if config is None:
+        raise UsageError(
+            f"Wanted a published campaign in {published}; it lacks sft/config.json. Name one of contrastive training."
+        )
+    judge = settings.build(JudgeSection, config["config"]["judge"]).judge_settings()
+    caches: dict[bool, EvaluationCache] = {
+        timed: first_measurements(work / "judged.sqlite", environment["device"], judge, timed=timed)
+        for timed in (False, True)
+    }
+    count = 0
+    for folder in sorted({path.parent for path in published.rglob("evaluations.jsonl*")}):
+        if NOT_FIRST in folder.parts:
+            continue
+        for one in RunDirectory(folder).evaluations():
+            # A run that does not time its candidates has accepted ones without a speedup.
+            caches[not (one.accepted and one.speedup is None)].add(one)
+            count += 1
+    gpus = ", ".join(sorted({gpu["name"] for gpu in environment.get("gpu") or []})) or environment.get("processor")
+    print(f"{count} first measurements, made on {gpus}")
+
+
+if __name__ == "__main__":
+    main()
