@@ -153,9 +153,13 @@ def test_after_a_kill_nothing_is_screened_or_judged_twice(tmp_path, judge_pool):
     result = search(tmp_path, sources, evaluator=judge_pool)
     run = RunDirectory(tmp_path)
     looks = [found.candidate_sha256 for found in run.screened()]
-    verdicts = [found.candidate_sha256 for found in run.evaluations() if not found.confirms]
+    # A clear first verdict is its own confirmation; any other may have one more. How many are owed depends on the times.
+    verdicts = [(found.candidate_sha256, found.confirms) for found in run.evaluations()]
+    judged = {found.candidate_sha256: found for found in run.evaluations()}
     assert len(looks) == len(set(looks)) == 3
-    assert len(verdicts) == len(set(verdicts)) == result.evaluations == 2
+    assert len(verdicts) == len(set(verdicts))
+    assert len(judged) == result.evaluations >= 1
+    assert next_to_judge(list(run.screened()), judged, 3) is None, "nothing is lost either"
 
 
 def estimates(*speedups, **changes):
