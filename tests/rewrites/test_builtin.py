@@ -13,6 +13,7 @@ from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.rules import RULES, Rule
 from kernelwright.rewrites.tracing import load
 from tests.rewrites.samples import compare, task_text
@@ -79,17 +80,17 @@ def test_candidates_have_no_import_from_the_future_but_the_tasks_own(future: str
         compile(one.source if future else "import os\n" + one.source, "candidate", "exec")
 
 
-def test_few_long_rows_are_split_over_programs_first() -> None:
+def test_without_an_order_few_long_rows_are_split_over_programs_first() -> None:
     """After products, of which there is none here."""
     task = task_text("return F.layer_norm(a, [20000])", "torch.randn(3, 20000)")
-    first, second = BuiltinPolicy().propose(context(task, device="cuda"), 2)
+    first, second = BuiltinPolicy(Order({})).propose(context(task, device="cuda"), 2)
     assert first.techniques == ("fuse-all-triton", "split-rows")
     assert second.techniques == ("fuse-all-triton", "split-rows", "cuda-graph")
 
 
 def test_chains_are_proposed_once_where_no_operator_alone_is_a_kernel() -> None:
     task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = BuiltinPolicy(Order({})).propose(context(task, device="cuda"), 100)
     assert [one.techniques for one in found if any("fuse" in name for name in one.techniques)] == [
         ("fuse-chains-triton",),
         ("fuse-chains-triton", "cuda-graph"),

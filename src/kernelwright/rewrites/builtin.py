@@ -2,10 +2,12 @@
 
 A candidate is described by a `Recipe`; the plan is a fixed list of recipes followed by those derived from the best
 candidates so far. A record's techniques name its recipe, so the same history gives the same proposals in a new process too.
+On a GPU those come first that earlier searches lead one to expect most of (`order.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +17,7 @@ from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
 from kernelwright.rewrites.normalise import UntraceableError
+from kernelwright.rewrites.order import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
 
@@ -36,6 +39,7 @@ _GRAPH_OF = {
     "channels-last": "channels-last-cuda-graph",
 }
 """Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
+_AUTOTUNED = "compile-max-autotune"
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -169,13 +173,18 @@ class Workshop:
 
 
 class BuiltinPolicy:
-    """Rewrites, fused kernels and wrappers, most promising first, then combinations of what was found to help."""
+    """Rewrites, fused kernels and wrappers, most promising first, with combinations of what was found to help.
+
+    Args:
+        order: What is expected of them on a GPU; None for the one in use.
+    """
 
     name = "builtin"
     look: Look = "screened"
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None = None) -> None:
         self._workshops: dict[tuple[str, str], Workshop] = {}
+        self._order = order
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """The next candidates of the plan that the history does not have."""
@@ -183,19 +192,28 @@ class BuiltinPolicy:
         if key not in self._workshops:
             self._workshops[key] = Workshop.open(context.task, context.device)
         workshop = self._workshops[key]
+        proposals = self._unseen(workshop, context)
+        if not context.device.startswith("cuda"):  # the searches that the order is learnt from were on GPUs
+            return list(itertools.islice(proposals, count))
+        order, place = self._order or order_in_use(), Place.of(workshop.trace)
+
+        def rank(one: Candidate) -> tuple[bool, float]:
+            # An autotuner takes longest, and searches looked only where it could still win: what is known of it is biased.
+            return _AUTOTUNED in one.techniques, -order.gain(one.techniques, place)
+
+        return sorted(proposals, key=rank)[:count]
+
+    def _unseen(self, workshop: Workshop, context: Context) -> Iterator[Candidate]:
+        """The candidates of the plan that the history does not have."""
         seen = context.seen
-        proposals: list[Candidate] = []
         for recipe, parent in self._plan(workshop, context):
-            if len(proposals) >= count:
-                break
             built = workshop.build(recipe)
             if built is None:
                 continue
             candidate = built.candidate(self.name, parent)
             if candidate.sha256 not in seen and candidate.sha256 != parent:
                 seen.add(candidate.sha256)
-                proposals.append(candidate)
-        return proposals
+                yield candidate
 
     def _plan(self, workshop: Workshop, context: Context) -> Iterator[tuple[Recipe, str | None]]:
         for recipe in _first(workshop):
