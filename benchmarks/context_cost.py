@@ -2,8 +2,8 @@
 
     python3 benchmarks/context_cost.py RUN_DIR --device cuda:0
 
-`CUDA_DEVICE_MAX_CONNECTIONS` says how many queues a context makes. With one a context took a third of the time on an H200, and
-the judge accepted cheats on streams that nobody joins, since all streams share the queue. Two questions decide whether
+`CUDA_DEVICE_MAX_CONNECTIONS` says how many queues a context makes. With one a context took a third of the time on an H200,
+and the judge accepted cheats on streams that nobody joins, since all streams share it. Two questions decide whether
 processes in which candidates are *timed* may have one queue, where those in which they are *checked* have the usual eight:
 
 - `contexts`: seconds until a process that is forked with torch imported has a context, has run a kernel, and has multiplied,
