@@ -94,6 +94,8 @@ def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_process
 def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     diagonal = task_text("return torch.diag(a) @ b", "torch.randn(512), torch.randn(512, 64)")
     assert "diagonal-operand" in sources(diagonal)[0].techniques
+    product = task_text("return a @ b", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
+    assert sources(product)[0].techniques[0].startswith("split-product")
     assert read_order(order.PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
     Order({"cuda-graph": 1.0}).write(mine)

@@ -19,6 +19,7 @@ from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit, products
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
+from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.products import Products
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import split_product
@@ -151,7 +152,9 @@ def test_other_products_are_left_alone(name, any_size):
 
 def proposed(text: str, device: str = "cuda") -> list[str]:
     """Techniques that the policy's first eight candidates for a task have of the template's."""
-    found = BuiltinPolicy().propose(Context(task=Task(id="sample", source=text), device=device, history=(), seed=0), 8)
+    found = BuiltinPolicy(Order({})).propose(
+        Context(task=Task(id="sample", source=text), device=device, history=(), seed=0), 8
+    )
     return [name for one in found for name in one.techniques if name in products.FORMS]
 
 
@@ -183,7 +186,7 @@ def test_a_task_whose_names_clash_with_the_template_has_none(nvcc):
 
 def test_a_candidate_is_python_and_says_what_it_is(nvcc):
     context = Context(task=Task(id="sample", source=LARGE), device="cuda", history=(), seed=0)
-    for one in BuiltinPolicy().propose(context, 4):
+    for one in BuiltinPolicy(Order({})).propose(context, 4):
         compile(one.source, "candidate", "exec")
         assert "kernelwright" not in one.source
         assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(one.source, LARGE)
