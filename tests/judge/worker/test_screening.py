@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 
@@ -31,10 +32,8 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("own_thread", [False, True])
-def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: bool, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(screening, "wants_own_thread", lambda source, device: own_thread)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+def made_in(tmp_path) -> ScreeningHarness:
+    """One that holds the task."""
     config = {
         "device": "cpu",
         "threads": torch.get_num_threads(),
@@ -42,9 +41,22 @@ def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: 
         "arenas": {},
         "private": str(tmp_path),
     }
-    harness = ScreeningHarness(config, [])
+    made = ScreeningHarness(config, [])
     task = Task(id="double", source=SOURCE)
-    harness.op_task({"task": task.model_dump_json(), "settings": Settings.quick().model_dump_json()})
+    made.op_task({"task": task.model_dump_json(), "settings": Settings.quick().model_dump_json()})
+    return made
+
+
+@pytest.fixture
+def harness(tmp_path) -> ScreeningHarness:
+    return made_in(tmp_path)
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(screening, "wants_own_thread", lambda source, device: own_thread)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    harness = made_in(tmp_path)
     used = []
     for _ in range(2):
         assert harness.op_build({"source": SOURCE.replace("Model(", "ModelNew(")}) == {}
@@ -56,6 +68,41 @@ def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: 
     here = {threading.get_ident()}
     assert type(harness._facts.oracle.model).threads == here
     assert all((threads == here) != own_thread and len(threads) == 1 for threads in used)
+
+
+class SharedDevice:
+    """A clock whose first event waited until the host had launched all: it has seen the kernels alone."""
+
+    def ready(self) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def settle(self) -> None: ...
+
+    def elapsed_us(self) -> float:
+        return 14.0
+
+
+@pytest.mark.parametrize(("launches_us", "wanted"), [(80, 80.0), (5, 14.0)])
+def test_a_call_takes_no_less_than_its_launches(launches_us: int, wanted: float, harness, monkeypatch) -> None:
+    harness.op_build({"source": SOURCE.replace("Model(", "ModelNew(")})
+    steps = itertools.count(0, 1000 * launches_us)
+    monkeypatch.setattr(screening.time, "perf_counter_ns", lambda: next(steps))
+    harness.clock = SharedDevice()
+    assert harness._call_us(harness.model, harness._timed[0], 1) == wanted
+    assert harness._call_us(harness.model, harness._timed[0], 2) == max(launches_us, 14.0) / 2
+
+
+def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harness, monkeypatch) -> None:
+    """Half of the reference's calls are interrupted, as the longer call is more often."""
+    harness.op_build({"source": SOURCE.replace("Model(", "ModelNew(")})
+    interrupted = itertools.cycle([0.0, 4000.0])
+
+    def call_us(model, inputs, calls):
+        return 50.0 if model is harness.model else 100.0 + next(interrupted)
+
+    monkeypatch.setattr(harness, "_call_us", call_us)
+    found = harness.op_time({})
+    assert (found["estimate"], found["reference_us"], found["candidate_us"]) == (2.0, 100.0, 50.0)
 
 
 @pytest.mark.parametrize(
