@@ -270,6 +270,18 @@ def test_the_judge_takes_what_looks_too_good_and_then_the_best():
     assert too_good(beyond) == {beyond[0].candidate_sha256}
 
 
+def test_a_wide_interval_of_what_is_no_improvement_keeps_nobody_out():
+    found = estimates(1.8, 1.4)
+    wide = accepted(1.2, found[0].source).model_copy(update={"speedup_low": 0.3, "speedup_high": 26.0})
+    assert not wide.is_improvement
+    judged = {found[0].candidate_sha256: wide}
+    assert next_to_judge(found, judged, 2) == found[1]
+    assert next_to_judge(estimates(1.8, 1.25), judged, 2) is None, "less than 5 % above the speedup"
+    good = wide.model_copy(update={"speedup_low": 1.15})
+    assert good.is_improvement
+    assert next_to_judge(found, {found[0].candidate_sha256: good}, 2) is None
+
+
 def test_where_what_looked_too_good_is_good_the_others_have_lost():
     found = estimates(1.2, 9.0, 1.3)
     honest = {found[1].candidate_sha256: accepted(8.0, found[1].source)}

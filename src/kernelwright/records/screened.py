@@ -143,7 +143,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     """The candidate that the judge should take now, or is at; None once it has seen enough.
 
     Those that look too good come first: where one of them is good, slower ones have lost. The next one follows only where
-    its estimate is clearly above the interval of what was judged.
+    its estimate is clearly above what was judged: the interval of an improvement, the speedup of any other.
 
     Args:
         screened: Estimates of one task's candidates.
@@ -167,7 +167,9 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
                 return one
             if verdict.accepted:
                 wanted -= 1
-                best = max(best, verdict.speedup_high or 0.0)
+                # Where a busy machine makes an interval wide, its upper end would keep out all others for nothing.
+                reached = verdict.speedup_high if verdict.is_improvement else verdict.speedup
+                best = max(best, reached or 0.0)
     return None
 
 
