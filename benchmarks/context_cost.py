@@ -1,4 +1,4 @@
-"""What a CUDA context costs beside others, and what work in a stream that nobody joins gains, by connections of the device.
+"""Measures what a CUDA context costs beside others, and what unjoined work in a stream gains, by connections of the device.
 
     python3 benchmarks/context_cost.py RUN_DIR --device cuda:0
 
@@ -83,7 +83,7 @@ def unjoined(pipe: Connection, device: str) -> None:
 
 
 def together(work: Callable[[Connection, str], None], count: int, device: str) -> tuple[list[dict[str, float]], float]:
-    """What so many fresh processes say that begin at once, and the seconds until the last has."""
+    """Answers of so many fresh processes that begin at once, and the seconds until the last has come."""
     fork = multiprocessing.get_context("fork")
     ends = []
     for _ in range(count):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from publishing import from_command_line
+from publishing import from_command_line, require_new
 
 from kernelwright import config as settings
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.contrastive.stages.config import JudgeSection
-from kernelwright.contrastive.stages.context import first_measurements
+from kernelwright.contrastive.stages.context import first_on
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory
 
@@ -35,8 +35,7 @@ def recall(published: Path, work: Path) -> None:
     Raises:
         UsageError: there is something there already, or the published folder holds no stage 1.
     """
-    if work.exists():
-        raise UsageError(f"Wanted a new directory; {work} is there. Name another.")
+    require_new(work)
     stage_1 = RunDirectory(published / "sft")
     config, environment = stage_1.read_json("config.json"), stage_1.read_json("environment.json") or {}
     if config is None:
@@ -44,8 +43,9 @@ def recall(published: Path, work: Path) -> None:
             f"Wanted a published campaign in {published}; it lacks sft/config.json. Name one of contrastive training."
         )
     judge = settings.build(JudgeSection, config["config"]["judge"]).judge_settings()
-    caches: dict[bool, EvaluationCache] = {
-        timed: first_measurements(work / "judged.sqlite", environment["device"], judge, timed=timed)
+    label = first_on(environment["device"])
+    caches = {
+        timed: EvaluationCache(work / "judged.sqlite", label, judge.model_copy(update={"timed": timed}))
         for timed in (False, True)
     }
     count = 0

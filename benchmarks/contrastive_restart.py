@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from contrastive_export import PACKED
-from publishing import copy_plain, from_command_line
+from publishing import copy_plain, from_command_line, require_new
 
 from kernelwright import config as settings
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
@@ -48,8 +48,7 @@ def restart(published: Path, work: Path) -> None:
     Raises:
         UsageError: there is something there already, or the published folder holds no stages 1 and 2.
     """
-    if work.exists():
-        raise UsageError(f"Wanted a new directory; {work} is there. Name another.")
+    require_new(work)
     lacking = [name for name in (*READ, *COPIED) if not (published / name).exists()]
     if lacking:
         raise UsageError(

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kernelwright.errors import UsageError
+
 
 def from_command_line(described: str | None, publish: Callable[[Path, Path], None]) -> None:
     """Publish the campaign that the command line names into the folder that it names."""
@@ -16,6 +18,12 @@ def from_command_line(described: str | None, publish: Callable[[Path, Path], Non
     parser.add_argument("target", type=Path)
     options = parser.parse_args()
     publish(options.campaign, options.target)
+
+
+def require_new(directory: Path) -> None:
+    """Raises UsageError where there is something already."""
+    if directory.exists():
+        raise UsageError(f"Wanted a new directory; {directory} is there. Name another.")
 
 
 def copy_plain(run: Path, target: Path, names: Iterable[str]) -> None:

@@ -126,7 +126,7 @@ def notes_of(run: Run) -> str:
 
 
 def carrying(summary: Mapping[str, Any]) -> list[str]:
-    """What gains on the first GPU come to on an H100 that searched for itself."""
+    """Gains on the first GPU beside those on an H100 that searched for itself."""
     told = summary.get("h100_carried")
     if not told:
         return []

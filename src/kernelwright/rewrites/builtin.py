@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
@@ -39,7 +40,6 @@ _GRAPH_OF = {
     "channels-last": "channels-last-cuda-graph",
 }
 """Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
-_AUTOTUNED = "compile-max-autotune"
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -82,6 +82,8 @@ class Workshop:
     trace: Trace | None = None
     obstacle: str = ""
     """Why there is no operator graph."""
+    place: Place = field(default_factory=Place)
+    """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
     """Rules that failed on this task, and how."""
     built: dict[Recipe, BuiltRecipe | None] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Workshop:
         workshop = cls(task, device)
         try:
             workshop.trace = trace(task)
+            workshop.place = Place.of(workshop.trace)
         except UntraceableError as error:
             workshop.obstacle = str(error)
         return workshop
@@ -195,11 +198,11 @@ class BuiltinPolicy:
         proposals = self._unseen(workshop, context)
         if not context.device.startswith("cuda"):  # the searches that the order is learnt from were on GPUs
             return list(itertools.islice(proposals, count))
-        order, place = self._order or order_in_use(), Place.of(workshop.trace)
+        order = self._order or order_in_use()
 
         def rank(one: Candidate) -> tuple[bool, float]:
             # An autotuner takes longest, and searches looked only where it could still win: what is known of it is biased.
-            return _AUTOTUNED in one.techniques, -order.gain(one.techniques, place)
+            return compiles(one.source) is Compiles.VARIANTS, -order.gain(one.techniques, workshop.place)
 
         return sorted(proposals, key=rank)[:count]
 

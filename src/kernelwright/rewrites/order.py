@@ -157,7 +157,7 @@ def learn(searched: Sequence[Searched], strength: float = STRENGTH) -> Order:
 
 
 def searches_in(run: RunDirectory) -> list[Searched]:
-    """What a search of a suite, or of one task, found by screening.
+    """Read what the search of a suite found by screening.
 
     Raises:
         UsageError: nothing was screened there, or the tasks are not on record.
@@ -167,9 +167,7 @@ def searches_in(run: RunDirectory) -> list[Searched]:
         gain = look.estimate if look.correct and look.estimate else WRONG
         known = gains[look.task]
         known[look.techniques] = max(gain, known.get(look.techniques, 0.0))
-    config = run.read_json("config.json") or {}
-    recorded = run.read_json("tasks.json") or ([config["task"]] if isinstance(config.get("task"), dict) else [])
-    tasks = {one["id"]: Task.model_validate(one) for one in recorded}
+    tasks = {one["id"]: Task.model_validate(one) for one in run.read_json("tasks.json") or []}
     if not gains or not tasks.keys() >= gains.keys():
         raise UsageError(
             f"Wanted the run of a search with its tasks; found none in `{run.path}`. Name one of `bench --policy`."
@@ -209,14 +207,15 @@ def shares(searched: Sequence[Searched], orders: Mapping[str, Order] | None) -> 
     """
     found: dict[int, list[float]] = {count: [] for count in SHARE_AT}
     for one in searched:
-        names = list(one.gains)
-        if orders is not None:
-            order = orders[kind_of(one.place)]
-            names.sort(key=lambda each, order=order, one=one: -order.gain(each, one.place))  # type: ignore[misc]
+        names = list(one.gains) if orders is None else _best_first(one, orders[kind_of(one.place)])
         whole = max(1.0, *one.gains.values())
         for count, logs in found.items():
             logs.append(math.log(max(1.0, *(one.gains[each] for each in names[:count])) / whole))
     return {count: round(math.exp(sum(logs) / len(logs)), 3) for count, logs in found.items() if logs}
+
+
+def _best_first(one: Searched, order: Order) -> list[tuple[str, ...]]:
+    return sorted(one.gains, key=lambda names: -order.gain(names, one.place))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -412,8 +412,9 @@ def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_pat
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from contrastive_recall import recall
 
+    from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
     from kernelwright.contrastive.stages.config import JudgeSection
-    from kernelwright.contrastive.stages.context import first_measurements
+    from kernelwright.contrastive.stages.context import first_on
     from kernelwright.errors import UsageError
     from kernelwright.records import RunDirectory
 
@@ -422,7 +423,7 @@ def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_pat
     assert capsys.readouterr().out == "613 first measurements, made on NVIDIA H100 80GB HBM3\n"
     # As a campaign that begins with the recipe on that machine looks for them.
     section = JudgeSection(**tomllib.loads((ROOT / "recipes" / "device_bound" / "sft.toml").read_text())["judge"])
-    known = first_measurements(tmp_path / "work" / "judged.sqlite", "cuda", section.judge_settings(), timed=True)
+    known = EvaluationCache(tmp_path / "work" / "judged.sqlite", first_on("cuda"), section.judge_settings())
     for folder in ("sft", "vanilla-grpo/baselines"):
         one = list(RunDirectory(published / folder).evaluations())[-1]
         found = known.find(SimpleNamespace(sha256=one.task_sha256), one.candidate())

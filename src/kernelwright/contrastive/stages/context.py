@@ -78,15 +78,14 @@ class Judging:
         chosen = self.rewards
         if chosen.settings is not None and not timed:
             chosen = replace(chosen, settings=chosen.settings.model_copy(update={"timed": False}))
-        cache = (
-            None if self.cache is None else first_measurements(self.cache, self.device, self.rewards.settings, timed=timed)
-        )
-        return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
+        return self._judged(run, say, chosen, first_on(self.device))
 
     def confirming(self, run: RunDirectory, say: Say) -> JudgedRun:
         """The same for what is reported. The cache never returns a first measurement here."""
-        chosen = self.reported
-        cache = None if self.cache is None else EvaluationCache(self.cache, f"again on {self.device}", chosen.settings)
+        return self._judged(run, say, self.reported, f"again on {self.device}")
+
+    def _judged(self, run: RunDirectory, say: Say, chosen: ConfiguredJudges, label: str) -> JudgedRun:
+        cache = None if self.cache is None else EvaluationCache(self.cache, label, chosen.settings)
         return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
 
     def estimator(self, section: RewardSection, judged: JudgedRun) -> Estimator | None:
@@ -118,11 +117,9 @@ class ModelAccess:
     sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
 
 
-def first_measurements(file: Path, device: str, settings: Settings | None, *, timed: bool) -> EvaluationCache:
-    """The shared first measurements under some settings, timed or checked only."""
-    if settings is not None and not timed:
-        settings = settings.model_copy(update={"timed": False})
-    return EvaluationCache(file, f"first on {device}", settings)
+def first_on(device: str) -> str:
+    """Label of the first measurements that runs on a kind of device share."""
+    return f"first on {device}"
 
 
 class Deadline:

@@ -7,7 +7,6 @@ learnt again beside them (`rehearsal`).
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import ModelSection, SelfSupervisedConfig
 from kernelwright.contrastive.stages.context import Deadline, StageContext, StageResult, claim
 from kernelwright.contrastive.stages.split import TaskSplit
-from kernelwright.contrastive.teaching.examples import Example, example_of, read_examples, write_examples
+from kernelwright.contrastive.teaching.examples import Example, example_of, is_learnt, read_examples, write_examples
 from kernelwright.contrastive.updates.fitting import fit, save_final
 from kernelwright.contrastive.updates.models import model_name
 from kernelwright.errors import ConfigError
@@ -159,9 +158,7 @@ def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[E
     examples = []
     for item in scored:
         # What repeats an exemplar is right and teaches copying.
-        if item.evaluation is not None and item.evaluation.accepted and not item.copied:
-            if (item.evaluation.speedup or math.inf) < (config.slowest or 0.0):
-                continue
+        if item.evaluation is not None and is_learnt(item.evaluation, config.slowest) and not item.copied:
             example = example_of(item.attempt.task, item.attempt.prompt, item.evaluation, config.prompt.answer)
             # What is reinforced is what was said, not what a teacher would have said.
             examples.append(example.model_copy(update={"answer": item.attempt.completion.text}))

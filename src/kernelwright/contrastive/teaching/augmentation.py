@@ -5,7 +5,6 @@ correct.
 from __future__ import annotations
 
 import itertools
-import math
 import queue
 import random
 import threading
@@ -19,7 +18,7 @@ from kernelwright.contrastive.sampling.judging import JudgedRun, Proposal
 from kernelwright.contrastive.sampling.prompting import prompt_of
 from kernelwright.contrastive.stages.config import SupervisedConfig
 from kernelwright.contrastive.stages.context import StageContext
-from kernelwright.contrastive.teaching.examples import Example, example_of, write_examples
+from kernelwright.contrastive.teaching.examples import Example, example_of, is_learnt, write_examples
 from kernelwright.contrastive.teaching.teachers import ChatTeacher, teacher_named
 from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context, Policy
@@ -140,13 +139,10 @@ def _examples(
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
     if database is not None:
         database.add_all(judged.evaluations())
-    slowest, fastest = config.augmentation.slowest or 0.0, config.augmentation.fastest or math.inf
+    slowest, fastest = config.augmentation.slowest, config.augmentation.fastest
     examples = []
     for task in tasks:
-        accepted = [found for found in judged.history(task) if found.accepted]
-        for evaluation in accepted:
-            if evaluation.speedup is not None and not slowest <= evaluation.speedup <= fastest:
-                continue
+        for evaluation in (found for found in judged.history(task) if is_learnt(found, slowest, fastest)):
             prompt = _prompt(config, task, evaluation, database, device, share)
             examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
     return examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def example_of(task: Task, prompt: Prompt, evaluation: Evaluation, form: AnswerF
         prompt=prompt.messages,
         answer=answer_text(task, prompt, evaluation, form),
     )
+
+
+def is_learnt(evaluation: Evaluation, slowest: float | None, fastest: float | None = None) -> bool:
+    """Whether an evaluation is accepted and its speedup, where it was timed, within these bounds; None sets none."""
+    speedup = evaluation.speedup
+    return evaluation.accepted and (speedup is None or (slowest or 0.0) <= speedup <= (fastest or math.inf))
 
 
 def answer_text(task: Task, prompt: Prompt, evaluation: Evaluation, form: AnswerForm) -> str:

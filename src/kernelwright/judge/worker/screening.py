@@ -79,7 +79,7 @@ class ScreeningHarness(Harness):
         convolution, with the search or without: beside the reference's calls there would be nothing left to search."""
 
     def _run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What calls the candidate, in its own thread if it has one."""
+        """Do what calls the candidate, in its own thread if it has one."""
         return self._thread.submit(work, *arguments).result() if self._thread else work(*arguments)
 
     def op_task(self, message: dict[str, Any]) -> dict[str, Any]:
