@@ -291,13 +291,14 @@ def deploy_best(path: Path) -> None:
 
 def deployed(run: Path, cache: Path) -> dict[str, Any]:
     """Deploy a run's winner and return what that said."""
+    from kernelwright.assembly.confirmations import numbers_of
     from kernelwright.deploy.cache import TunedCache
     from kernelwright.deploy.deploy import deploy, read_winner
 
     done = deploy(read_winner(run), TunedCache(cache))
     if done.confirmation is None or done.confirmation.speedup is None:
         return {"reason": str(done.refusal), "detail": done.detail}
-    numbers = done.confirmation.to_json()
+    numbers = numbers_of(done.confirmation)
     measured = {name: numbers[name] for name in ("speedup", "low", "high", "noise_floor", "processes")}
     measured["original_us"] = numbers["baseline"]
     if done.refusal is not None:

@@ -33,9 +33,8 @@ from kernelwright.gpu import disassemble
 from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
+from kernelwright.gpu.launcher import TURNS_VARIABLE, LauncherFactory, cuda_launcher
 from kernelwright.gpu.target import load_target
-from kernelwright.judge.schedules.contained import TURNS_VARIABLE
 from kernelwright.records.run_directory import capture_environment
 from kernelwright.sass import Schedule, load
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelwright.assembly.confirmations import numbers_of
 from kernelwright.assembly.explanation import grouped, lessons, played, steps_to
 from kernelwright.assembly.search import GameSettings, optimize_kernel
 from kernelwright.assembly.testbed import Game, GpuTestbed, find_game, simulated_testbed
@@ -246,7 +247,7 @@ def test_leaving_out_the_move_that_matters_loses_the_gain(program):
         costs.append((cost(twin), (move.source, move.target), twin))
     schedule = min(costs, key=lambda found: found[:2])[2]
     assert cost(schedule) < cost(original)
-    found = lessons(schedule, lambda s: testbed.weigh(s).to_json())
+    found = lessons(schedule, lambda s: numbers_of(testbed.weigh(s)))
     assert len(found) == 1
     assert found[0]["without"]["speedup"] == 1.0
     change = found[0]["changes"][0]

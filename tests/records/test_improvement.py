@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from kernelwright.deploy.deploy import gpu_of
 from kernelwright.judge.schedules.confirm import Confirmation
 from kernelwright.records import TimingBlock
 from kernelwright.records.improvement import PROCESSES_MAX, clears_noise_floor, processes_to_settle
@@ -54,7 +55,7 @@ def test_a_one_sided_bound_lies_above_most_of_what_was_measured():
 
 def test_a_schedule_of_a_model_names_no_gpu_that_measured_it():
     with pytest.raises(ValueError, match="a model's costs"):
-        _ = Confirmation(1.5, 1.4, 1.6, 0.0, None, None, 3).measured_on
+        gpu_of(Confirmation(1.5, 1.4, 1.6, 0.0, None, None, 3))
 
 
 def test_more_processes_settle_a_near_miss_until_there_are_too_many():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.assembly.budget import Budget
 from kernelwright.assembly.context import AgentContext
 from kernelwright.errors import InfrastructureError
-from kernelwright.judge.schedules.contained import turn_on_gpu
+from kernelwright.gpu.launcher import turn_on_gpu
 
 if TYPE_CHECKING:
     import torch

@@ -33,6 +33,7 @@ from typing import Any
 import kernelwright
 from kernelwright.assembly.agents import AGENTS, agent_named, play
 from kernelwright.assembly.budget import Budget, Entry, append_line
+from kernelwright.assembly.confirmations import numbers_of, read_confirmation, record_of
 from kernelwright.assembly.context import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
 from kernelwright.assembly.testbed import Game
@@ -214,7 +215,7 @@ class _Search:
 
     def confirm(self, budgets: dict[str, Budget]) -> list[_Finalist]:
         """Measure the most promising schedules of every agent again, and return them with their verdicts."""
-        known = {line["digest"]: Confirmation.from_json(line) for line in read_objects(self.run.path / _CONFIRMATIONS)}
+        known = {line["digest"]: read_confirmation(line) for line in read_objects(self.run.path / _CONFIRMATIONS)}
         found = [
             (agent, entry, budget.schedule_of(entry))
             for agent, budget in budgets.items()
@@ -228,7 +229,7 @@ class _Search:
             for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
                 known[entry.digest] = verdict
                 line = {"agent": agent, "number": entry.number, "digest": entry.digest}
-                append_line(self.run.path / _CONFIRMATIONS, line | verdict.to_record())
+                append_line(self.run.path / _CONFIRMATIONS, line | record_of(verdict))
         return [_Finalist(agent, entry, schedule, known[entry.digest]) for agent, entry, schedule in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
@@ -275,7 +276,7 @@ class _Search:
             **self._measured_by(),
             "best": None
             if chosen is None
-            else {"agent": chosen.agent, "digest": chosen.entry.digest, **chosen.verdict.to_json()},
+            else {"agent": chosen.agent, "digest": chosen.entry.digest, **numbers_of(chosen.verdict)},
             "agents": {
                 agent: _agent_summary(budget, [one for one in tried if one.agent == agent])
                 for agent, budget in budgets.items()
@@ -305,13 +306,13 @@ class _Search:
             worth = earlier["lessons"]
         if worth is None and self.settings.learn:
             self.tell("leaving the winner's moves out one by one")
-            worth = lessons(chosen.schedule, lambda schedule: testbed.weigh(schedule).to_json())
+            worth = lessons(chosen.schedule, lambda schedule: numbers_of(testbed.weigh(schedule)))
         self.run.write_json(
             "winner.json",
             {
                 "agent": chosen.agent,
                 "digest": chosen.entry.digest,
-                "verdict": chosen.verdict.to_json(),
+                "verdict": numbers_of(chosen.verdict),
                 "moves": moves,
                 "moved": chosen.schedule.moved,
                 "lessons": worth,
@@ -322,7 +323,8 @@ class _Search:
         if testbed.is_simulated or target is None:
             self.run.write_bytes("simulated.cubin", tuned)
             return
-        provenance = {"run": self.run.path.name, "agent": chosen.agent, "moves": moves, "speedup": chosen.verdict.to_json()}
+        verdict = numbers_of(chosen.verdict)
+        provenance = {"run": self.run.path.name, "agent": chosen.agent, "moves": moves, "speedup": verdict}
         write_winner(self.run.path, Winner(target, tuned, provenance))
 
 
@@ -360,6 +362,6 @@ def _agent_summary(budget: Budget, tried: Sequence[_Finalist]) -> dict[str, Any]
         "schedules": budget.spent,
         "stopped_by": budget.stopped_by or budget.spent_by or "exhausted",
         "best_in_search": None if relative is None else 1.0 / relative,
-        "confirmed": None if held is None else {"number": held.entry.number, **held.verdict.to_json()},
+        "confirmed": None if held is None else {"number": held.entry.number, **numbers_of(held.verdict)},
         "tried": len(tried),
     }

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.deploy.deploy import Remeasure
+from kernelwright.deploy.deploy import Remeasure, confirm_one, gpu_of
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import KernelLaunch, Target
-from kernelwright.judge.schedules.confirm import Confirmation, confirm_one
+from kernelwright.judge.schedules.confirm import Confirmation
 from kernelwright.records import Candidate, Task
 from kernelwright.sass import check
 from kernelwright.sass.code.identity import code_of, cubin_identity
@@ -86,7 +86,7 @@ def compose(
         done.append(found)
         if tuned is not None and launch.target is not None and found.confirmation is not None:
             carried.setdefault(launch.function, {})[cubin_identity(launch.target.cubin)] = code_of(tuned)
-            gpu = found.confirmation.measured_on.name
+            gpu = gpu_of(found.confirmation).name
     if not carried:
         return Composition(None, tuple(done))
     return Composition(candidate.model_copy(update={"source": carry(candidate.source, carried, gpu)}), tuple(done))

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -26,8 +26,9 @@ from kernelwright.config import build
 from kernelwright.deploy.cache import CacheEntry, ConfirmedSpeedup, Proof, Tuned, TunedCache, key_of
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
+from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
-from kernelwright.judge.schedules.confirm import Confirmation, confirm_one
+from kernelwright.judge.schedules.confirm import Confirmation, confirm
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.code.elf import naming_file, read_cubin
@@ -38,6 +39,23 @@ TARGET_FILE, ORIGINAL_FILE, TUNED_FILE = "target.json", "original.cubin", "tuned
 
 Remeasure = Callable[[Target, bytes], Confirmation]
 """Times a tuned cubin again; `confirm_one` on a machine with a GPU."""
+
+
+def confirm_one(target: Target, cubin: bytes) -> Confirmation:
+    """Time one schedule against the original in fresh processes; raises as `confirm`."""
+    (found,) = confirm(target, [cubin])
+    return found
+
+
+def gpu_of(confirmation: Confirmation) -> GpuIdentity:
+    """The GPU of a measured schedule.
+
+    Raises:
+        ValueError: it is a model's.
+    """
+    if confirmation.gpu is None:
+        raise ValueError("wanted a schedule that a GPU has run, found a model's costs")
+    return confirmation.gpu
 
 
 class Refusal(StrEnum):
@@ -169,7 +187,7 @@ def deploy(
         key=key_of(
             target.cubin,
             target.architecture,
-            gpu or (confirmation.measured_on.name if confirmation else ""),
+            gpu or (gpu_of(confirmation).name if confirmation else ""),
             target.spec.signature,
         ),
         entry=target.spec.entry,
@@ -188,7 +206,7 @@ def deploy(
     )
     path = cache.put(entry, winner.tuned)
     if confirmation is not None:
-        cache.mark_verified(entry, confirmation.measured_on)
+        cache.mark_verified(entry, gpu_of(confirmation))
     return Deployment(entry, path, confirmation=confirmation)
 
 
@@ -208,8 +226,8 @@ def find_tuned(cache: TunedCache, cubin: bytes, architecture: int, gpu: str, sig
 def _measurement(confirmation: Confirmation | None) -> ConfirmedSpeedup | None:
     if confirmation is None:
         return None
-    gpu = confirmation.measured_on
-    numbers = confirmation.to_json()
+    gpu = gpu_of(confirmation)
+    numbers = asdict(confirmation)
     return ConfirmedSpeedup(
         speedup=numbers["speedup"],
         speedup_low=numbers["low"],

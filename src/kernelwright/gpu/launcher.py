@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +16,8 @@ from kernelwright.gpu.buffers import POISON, initial_contents
 from kernelwright.gpu.driver import CudaDriver, GpuIdentity, KernelArguments, LoadedKernel
 from kernelwright.gpu.launch_spec import LaunchSpec, NullArgument, ScalarArgument, TensorArgument
 
+TURNS_VARIABLE = "KERNELWRIGHT_GPU_TURNS"
+"""Names a file. Processes that share one GPU and name the same file time their schedules one at a time."""
 _CHECK_SET = 0
 _FLUSH_FACTOR = 2
 """Size of the write that empties the level-2 cache, in sizes of the cache."""
@@ -58,6 +63,18 @@ class Launcher(Protocol):
 
 LauncherFactory = Callable[[LaunchSpec], Launcher]
 """Makes the launcher in the process that runs schedules; must be importable by name."""
+
+
+@contextlib.contextmanager
+def turn_on_gpu() -> Iterator[None]:
+    """Wait until no other process that shares the GPU is timing; the end of this process ends its turn, too."""
+    path = os.environ.get(TURNS_VARIABLE)
+    if path is None:
+        yield
+        return
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class CudaLauncher:

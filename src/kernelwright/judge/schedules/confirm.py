@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.gpu.driver import GpuIdentity
@@ -91,37 +91,10 @@ class Confirmation:
         """A schedule that does not run or gives wrong outputs has no speedup."""
         return cls(None, None, None, None, None, wrong, processes, failure)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Confirmation:
-        """Read what `to_json` gave."""
-        names = ("speedup", "low", "high", "noise_floor", "baseline", "wrong", "processes")
-        return cls(*(values.get(name) for name in names))  # type: ignore[arg-type]
-
-    @property
-    def measured_on(self) -> GpuIdentity:
-        """The GPU of a measured schedule.
-
-        Raises:
-            ValueError: it is a model's.
-        """
-        if self.gpu is None:
-            raise ValueError("wanted a schedule that a GPU has run, found a model's costs")
-        return self.gpu
-
     @property
     def is_improvement(self) -> bool:
         """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
         return self.wrong is None and clears_noise_floor(self.low, self.noise_floor)
-
-    def to_json(self) -> dict[str, Any]:
-        """Its numbers as one JSON object."""
-        left_out = ("failure", "gpu", "log_ratios", "null_log_ratios")
-        numbers = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return {**numbers, "is_improvement": self.is_improvement}
-
-    def to_record(self) -> dict[str, Any]:
-        """Its numbers and what they follow from, as one JSON object."""
-        return {**self.to_json(), "log_ratios": self.log_ratios, "null_log_ratios": self.null_log_ratios}
 
 
 def confirm(
@@ -200,9 +173,3 @@ class ScheduleTrial:
         if self.wrong is not None:
             return Confirmation.of_failure(self.wrong, len(nulls), self.failure)
         return Confirmation.of_ratios(self.log_ratios, nulls, original_us, gpu)
-
-
-def confirm_one(target: Target, cubin: bytes) -> Confirmation:
-    """Time one schedule against the original in fresh processes; raises as `confirm`."""
-    (found,) = confirm(target, [cubin])
-    return found

@@ -7,7 +7,6 @@ checks the original first: if that does not run, the machine is at fault and not
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import math
 import multiprocessing
@@ -16,8 +15,7 @@ import os
 import statistics
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
@@ -27,10 +25,8 @@ from kernelwright.errors import CudaError, DeviceError, InternalError
 from kernelwright.gpu.buffers import difference
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec
-from kernelwright.gpu.launcher import Launcher, LauncherFactory, cuda_launcher
+from kernelwright.gpu.launcher import TURNS_VARIABLE, Launcher, LauncherFactory, cuda_launcher, turn_on_gpu
 
-TURNS_VARIABLE = "KERNELWRIGHT_GPU_TURNS"
-"""Names a file. Processes that share one GPU and name the same file time their schedules one at a time."""
 START_TIMEOUT_S = 120.0
 _TURN_TIMEOUT_S = 600.0
 _SETTLING_SEED = 1
@@ -161,8 +157,7 @@ class ContainedLauncher:
             DeviceError: there is no GPU, or the original does not run on it or is not what the spec says.
         """
         if self._ready is None:
-            self._start()
-        assert self._ready is not None
+            self._ready = self._start()
         return self._ready
 
     def time(self, cubin: bytes, plan: Plan) -> ScheduleSamples:
@@ -192,7 +187,7 @@ class ContainedLauncher:
             self._process.join(_STOP_TIMEOUT_S)
         self._stop()
 
-    def _start(self) -> None:
+    def _start(self) -> Ready:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -205,14 +200,11 @@ class ContainedLauncher:
         except ScheduleFailedError as failed:
             self._stop()
             raise DeviceError(f"wanted the original of {self.spec.name} to run, found {failed}; check the GPU") from failed
-        if isinstance(answer, DeviceError):
-            self._stop()
-            raise answer
         if not isinstance(answer, Ready):
             self._stop()
             found = answer.detail or answer.name if isinstance(answer, _Faulted) else repr(answer)
             raise DeviceError(f"wanted the original of {self.spec.name} to run, found: {found}; check its launch spec")
-        self._ready = answer
+        return answer
 
     def _ask(self, request: _TimeIt | _CompareIt, kind: Any) -> Any:
         """The child's answer, which must be of this kind."""
@@ -225,32 +217,29 @@ class ContainedLauncher:
             if isinstance(answer, _Faulted):
                 raise ScheduleFailedError(ScheduleFailure.FAULT, answer.name)
         except ScheduleFailedError:
-            self._replace()
+            self._stop()  # the next request starts another process, which runs the original first
+            self.restarts += 1
             raise
-        if isinstance(answer, DeviceError):
-            self._stop()
-            raise answer
         if not isinstance(answer, kind):
             wanted = getattr(kind, "__name__", kind)
             raise DeviceError(f"wanted {wanted} from the process that runs schedules, found {answer!r}; report this")
         return answer
 
     def _answer(self, limit_s: float, request: _TimeIt | _CompareIt | None = None) -> Any:
-        """The next answer, after sending this request."""
+        """The next answer, after sending this request; raises DeviceError where the child tells of one."""
         try:
             if request is not None:
                 self._connection.send(request)
             if not self._connection.poll(limit_s):
                 raise ScheduleFailedError(ScheduleFailure.HANG, f"no answer within {limit_s:g} s")
-            return self._connection.recv()
+            answer = self._connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._process.join(_STOP_TIMEOUT_S)
             raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._process.exitcode}") from error
-
-    def _replace(self) -> None:
-        """End the process; the next request starts another, which runs the original first."""
-        self._stop()
-        self.restarts += 1
+        if isinstance(answer, DeviceError):
+            self._stop()
+            raise answer
+        return answer
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -325,54 +314,35 @@ def _end_with_the_parent() -> None:
         os._exit(1)
 
 
-@contextmanager
-def turn_on_gpu() -> Iterator[None]:
-    """Wait until no other process that shares the GPU is timing; the end of this process ends its turn, too."""
-    path = os.environ.get(TURNS_VARIABLE)
-    if path is None:
-        yield
-        return
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun: Callable[[], None]) -> ScheduleSamples:
     """Time a schedule against the original, each with two copies of its code in places that are exchanged."""
     rounds: list[ScheduleSamples] = []
     # The first copies are loaded before it is this process's turn, and the last ones unloaded after it.
-    copies = _Copies(launcher, original, cubin, _ORDERS[0])
+    copies = _load(launcher, original, cubin, _ORDERS[0])
     with turn_on_gpu():
         begun()
         for number in range(plan.rounds):
             if number:
-                copies.unload()
-                copies = _Copies(launcher, original, cubin, _ORDERS[number % len(_ORDERS)])
-            rounds.append(time_blocks(launcher, copies.originals, copies.schedules, plan))
-    copies.unload()
+                _unload(launcher, *copies)
+                copies = _load(launcher, original, cubin, _ORDERS[number % len(_ORDERS)])
+            rounds.append(time_blocks(launcher, *copies, plan))
+    _unload(launcher, *copies)
     # One mean over all places, since a median over blocks would take the side of some of them.
     blocks = zip(*(samples.ratios for samples in rounds), strict=False)
     ratios = tuple(statistics.geometric_mean(block) for block in blocks)
     return ScheduleSamples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
 
 
-class _Copies:
-    """Two loaded copies of the original and two of a schedule."""
+def _load(launcher: Launcher, original: bytes, schedule: bytes, order: str) -> tuple[list[Any], list[Any]]:
+    """Two loaded copies of the original and two of a schedule, in one of `_ORDERS`."""
+    loaded = [(letter, launcher.load(original if letter == "o" else schedule)) for letter in order]
+    originals, schedules = ([handle for letter, handle in loaded if letter == kind] for kind in "os")
+    return originals, schedules
 
-    def __init__(self, launcher: Launcher, original: bytes, schedule: bytes, order: str) -> None:
-        self._launcher = launcher
-        self.originals: list[Any] = []
-        self.schedules: list[Any] = []
-        for letter in order:
-            if letter == "o":
-                self.originals.append(launcher.load(original))
-            else:
-                self.schedules.append(launcher.load(schedule))
 
-    def unload(self) -> None:
-        """Unload all of them."""
-        for handle in (*self.originals, *self.schedules):
-            self._launcher.unload(handle)
+def _unload(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[Any]) -> None:
+    for handle in (*originals, *schedules):
+        launcher.unload(handle)
 
 
 def _compared(
