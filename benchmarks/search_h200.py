@@ -40,6 +40,7 @@ from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
 from kernelwright.records.screened import Screened, is_clear, is_named, next_to_confirm, next_to_judge, ranked
+from kernelwright.search.schedule import first_of_two
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.suites import load_suite
 
@@ -295,7 +296,7 @@ class Campaign:
                 return []
             order = ranked(self.screened[task.sha256])
             owed = [one for one in order if one.candidate_sha256 not in self.judged[task.sha256]]
-            return [Job(task, one.candidate(), self.settings.first) for one in owed]
+            return [Job(task, one.candidate(), first_of_two(self.settings)) for one in owed]
 
         self._judge(limit_s, "agree", all_of)
 
@@ -341,7 +342,7 @@ class Campaign:
         screened = self.screened[task.sha256]
         if (chosen := next_to_judge(screened, confirmed | judged, 3)) is not None:
             named = is_named(chosen.candidate_sha256, screened, judged)
-            return [Job(task, chosen.candidate(), self.settings if named else self.settings.first)]
+            return [Job(task, chosen.candidate(), self.settings if named else first_of_two(self.settings))]
         winner = next_to_confirm(judged, confirmed)
         return [Job(task, winner.candidate())] if winner is not None else []
 

@@ -38,10 +38,8 @@ def command(as_json: bool) -> None:
 
     Always ends with 0: a missing part is an answer, not a failure.
     """
-    from kernelwright.judge.isolation import sandbox
-
     findings = [probe() for probe in PROBES]
-    isolation = sandbox.describe()
+    isolation = isolation_here()
     if as_json:
         emit_json({"findings": [asdict(finding) for finding in findings], "isolation": isolation})
         return
@@ -52,6 +50,22 @@ def command(as_json: bool) -> None:
     click.echo("\nIsolation of candidates:")
     for name, state in isolation.items():
         click.echo(f"     {name:<18} {printable(state)}")
+
+
+def isolation_here() -> dict[str, str]:
+    """Which parts of the isolation of candidates this machine has."""
+    from kernelwright.judge.isolation.sandbox import ARCHITECTURES, landlock_abi
+
+    abi = landlock_abi()
+    return {
+        "landlock": f"ABI {abi}" if abi else "not available: candidates can read this user's files",
+        "landlock_signals": "scoped" if abi >= 6 else "by seccomp",
+        "landlock_network": "TCP refused" if abi >= 4 else "by seccomp",
+        "seccomp": "filter" if platform.machine() in ARCHITECTURES else f"no filter for {platform.machine()}",
+        "capabilities": "dropped",
+        "session": "killed whole; memory and process count watched",
+        "user": "root without capabilities" if os.geteuid() == 0 else f"uid {os.geteuid()}",
+    }
 
 
 def _python() -> Finding:

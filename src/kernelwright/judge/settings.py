@@ -118,11 +118,6 @@ class Settings(BaseModel):
         few = {"processes_min": 2, "processes_max": 2, "blocks": 2, "triple_s": 0.0, "audits": 2, "warmup_calls": 1}
         return self.model_copy(update={name: min(getattr(self, name), most) for name, most in few.items()})
 
-    @property
-    def first(self) -> Settings:
-        """The same for the first of two measurements of a search."""
-        return self.model_copy(update={"until_certain": True})
-
     @classmethod
     def quick(cls, **changes: object) -> Settings:
         """Two process triples and few blocks: for tests, where the verdict matters and the interval may be wide."""

@@ -43,6 +43,7 @@ from kernelwright.report.standing import Beside
 from kernelwright.search import then_sass
 from kernelwright.search.beside import BaselinesBeside, chosen_baselines
 from kernelwright.search.proposals import Proposals
+from kernelwright.search.schedule import first_of_two
 from kernelwright.search.then_sass import Tune, is_composed
 
 DROP_IN = "optimized.py"
@@ -360,7 +361,7 @@ class TaskSearch:
                 if named:  # its one measurement may stand
                     yield Job(self._task, chosen.candidate(), settings, rival())
                 else:
-                    yield Job(self._task, chosen.candidate(), settings.first)
+                    yield Job(self._task, chosen.candidate(), first_of_two(settings))
             elif begun - judged.keys():
                 yield None
             elif over or (ready and any(one.is_improvement for one in self.judged)):

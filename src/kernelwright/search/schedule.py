@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from kernelwright.judge import Settings
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.screened import Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
@@ -28,6 +29,11 @@ _LONG_COMPILE_S = 20.0
 _FAR_BEHIND = 0.7
 """Share of the best estimate below which torch.compile's are no reason to wait for it again. On 42 tasks that were screened
 beside judges no best estimate would have been lost; with 0.8 one (results/2026-11-24-search-h200)."""
+
+
+def first_of_two(settings: Settings) -> Settings:
+    """Settings of the first of two measurements, which finds the candidates worth a second one."""
+    return settings.model_copy(update={"until_certain": True})
 
 
 def room(screened: Sequence[Screened]) -> float:

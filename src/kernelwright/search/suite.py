@@ -37,7 +37,7 @@ from kernelwright.search.bench import SAME, config_of, owed_in, require_baseline
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.beside import rival_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import TaskState, room
+from kernelwright.search.schedule import TaskState, first_of_two, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
@@ -312,7 +312,7 @@ class SuiteSearch:
         """A measurement that may stand, beside the best baseline where one is known by now, or the first of two."""
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         if not in_full:
-            return Job(state.task, one.candidate(), self._settings.first)
+            return Job(state.task, one.candidate(), first_of_two(self._settings))
         rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
         return Job(state.task, one.candidate(), self._settings, rival)
 

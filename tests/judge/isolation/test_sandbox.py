@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.cli.doctor import isolation_here
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
 from tests.judge.isolation.forked import in_child
@@ -187,7 +188,7 @@ def test_an_unknown_machine_has_no_filter_and_says_so(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "vax")
     with pytest.raises(SandboxError, match="vax"):
         sandbox._filter(1, True)
-    assert sandbox.describe()["seccomp"] == "no filter for vax"
+    assert isolation_here()["seccomp"] == "no filter for vax"
 
 
 # --- the requests to the kernel, with a kernel that only counts -----------------------------------
@@ -253,8 +254,8 @@ def test_without_landlock_nothing_is_asked_and_the_caller_is_told(kernel, tmp_pa
     fake = kernel(0)
     assert sandbox.restrict_files((tmp_path,), (), "cpu") is False
     assert fake.calls == []
-    assert sandbox.describe()["landlock"].startswith("not available")
-    assert sandbox.describe()["landlock_signals"] == "by seccomp"
+    assert isolation_here()["landlock"].startswith("not available")
+    assert isolation_here()["landlock_signals"] == "by seccomp"
 
 
 def test_only_a_gpu_opens_the_drivers_devices(kernel, tmp_path, monkeypatch):
@@ -552,7 +553,7 @@ def test_hidden_memory_belongs_to_nobody():
 
 
 def test_the_description_says_what_this_kernel_has():
-    assert set(sandbox.describe()) == {
+    assert set(isolation_here()) == {
         "landlock",
         "landlock_signals",
         "landlock_network",

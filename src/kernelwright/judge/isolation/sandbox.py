@@ -8,8 +8,8 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
   changes of their modes, owners and attributes;
 - resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
 
-Used in the order `restrict(...)` has it. `describe()` says which of these this kernel really has, for `kernelwright doctor`.
-Landlock and seccomp are defence in depth here: no number or verdict rests on them (see `docs/threat-model.md`).
+Used in the order `restrict(...)` has it. `kernelwright doctor` says which of these this kernel really has. Landlock
+and seccomp are defence in depth here: no number or verdict rests on them (see `docs/threat-model.md`).
 
 Sources: landlock(7), seccomp(2), prctl(2), capabilities(7), include/uapi/linux/landlock.h.
 """
@@ -110,7 +110,7 @@ def _gpu_nodes() -> list[Path]:
 
 # --- seccomp ------------------------------------------------------------------------------------------------------
 
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _DENIED: dict[str, tuple[int, int]] = {
     # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
     "ptrace": (101, 117),
@@ -218,15 +218,15 @@ def _errno_action(number: int) -> int:
 def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     """The BPF program. Refused calls return an error rather than kill, so that honest libraries can carry on."""
     machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise SandboxError(f"No seccomp filter is written for {machine}; wanted {' or '.join(_ARCHITECTURES)}.")
+    if machine not in ARCHITECTURES:
+        raise SandboxError(f"No seccomp filter is written for {machine}; wanted {' or '.join(ARCHITECTURES)}.")
     index = 0 if machine == "x86_64" else 1
     deny = _errno_action(errno.EPERM)
     low = 16  # offset of the first argument's low half in struct seccomp_data
 
     program: list[tuple[int, int, int, int]] = [
         (_LD_ABS, 0, 0, 4),
-        (_JEQ, 1, 0, _ARCHITECTURES[machine]),
+        (_JEQ, 1, 0, ARCHITECTURES[machine]),
         (_RET, 0, 0, _KILL_PROCESS),
         (_LD_ABS, 0, 0, 0),
     ]
@@ -317,17 +317,3 @@ def restrict(writable: tuple[Path, ...], device: str, file_limit_bytes: int) -> 
     drop_privileges()
     with_files = restrict_files(writable, tuple(sorted(readable)), device)
     restrict_calls(scoped_signals=with_files and landlock_abi() >= 6)
-
-
-def describe() -> dict[str, str]:
-    """Which parts of the isolation this machine has, for `doctor`."""
-    abi = landlock_abi()
-    return {
-        "landlock": f"ABI {abi}" if abi else "not available: candidates can read this user's files",
-        "landlock_signals": "scoped" if abi >= 6 else "by seccomp",
-        "landlock_network": "TCP refused" if abi >= 4 else "by seccomp",
-        "seccomp": "filter" if platform.machine() in _ARCHITECTURES else f"no filter for {platform.machine()}",
-        "capabilities": "dropped",
-        "session": "killed whole; memory and process count watched",
-        "user": "root without capabilities" if os.geteuid() == 0 else f"uid {os.geteuid()}",
-    }
