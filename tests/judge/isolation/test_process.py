@@ -69,6 +69,7 @@ def made(tmp_path):
         directory=tmp_path,
         build=tmp_path / "build",
         arena_bytes={"inputs": 512},
+        gate=FakeGate(alone=True),
     )
     worker = Worker(zygote, spec, Settings.quick(threads=1))
     yield worker, zygote
@@ -394,6 +395,7 @@ def test_a_failed_start_leaves_no_socket_open(tmp_path):
         directory=tmp_path,
         build=tmp_path / "b",
         arena_bytes={},
+        gate=FakeGate(),
     )
     with pytest.raises(RuntimeError, match="no"):
         Worker(Broken(), spec, Settings.quick())

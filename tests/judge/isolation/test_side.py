@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,7 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
         directory=tmp_path,
         build=tmp_path,
         arena_bytes=shapes.arena_bytes,
+        gate=SimpleNamespace(alone=False),
     )
     return Side(SimpleNamespace(start=start), Settings.quick(threads=1), shapes, spec)
 
@@ -172,7 +174,7 @@ def test_a_candidate_that_others_wait_for_has_little_more_time_than_it_has_neede
     one = side(tmp_path, lambda op: ANSWER, role=role)
     assert one._limit_s() == 60.0, "compilers work in the first call"
     one.call(one.place(INPUTS, 0))
-    one._gate = SimpleNamespace(alone=alone)
+    one._spec = replace(one._spec, gate=SimpleNamespace(alone=alone))
     one._settings = Settings.quick(threads=1, run_limit_s=100.0 if alone and role == "candidate" else 5.0)
     one.calls_us = [1e6, 500.0]
     assert one._limit_s(calls=2) == seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -319,21 +320,16 @@ class Bounds:
         `lower` gives mantissa bits and errors of lower precisions, from the highest down.
         """
         dtypes, settings = self._trial.facts.output_dtypes, self._trial.settings
-        remaining, known = iter(lower), list[tuple[int, Distance]]()
+        # Each costs a run in float64, and serves all outputs.
+        shared = itertools.tee(lower, len(dtypes))
 
         def errors(index: int, dtype: torch.dtype) -> Iterator[Distance]:
-            at, wanted = 0, lower_precisions(dtype)
-            while wanted:
-                if at == len(known):  # each costs a run in float64, and serves all outputs
-                    one = next(remaining, None)
-                    if one is None:
-                        return
-                    known.append(one)
-                if known[at][0] in wanted:
-                    yield known[at][1].of(index)
-                if known[at][0] <= wanted[-1]:
+            wanted = lower_precisions(dtype)
+            for bits, error in shared[index] if wanted else ():
+                if bits in wanted:
+                    yield error.of(index)
+                if bits <= wanted[-1]:
                     return
-                at += 1
 
         found = [calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)]
         lowers = [one.lower for one in found if one.lower is not None]
@@ -379,10 +375,8 @@ class Bounds:
         (`argmax` promises the first)."""
         if self._unordered is None:
             self._unordered = not _UNORDERED.isdisjoint(self._operators())
-        if not self._unordered:
-            return Distance(0.0, 0.0)
         dtype = next((tensor.dtype for tensor in tensors_of(question.inputs) if tensor.is_floating_point()), None)
-        if dtype is None:
+        if not self._unordered or dtype is None:
             return Distance(0.0, 0.0)
         try:
             return farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
@@ -401,7 +402,7 @@ class SumLength(_DispatchMode):
 
 def _terms(name: str, args: Sequence[Any], found: Any) -> int:
     """Terms of each sum that one operator takes, from its arguments and result."""
-    read, made = ([x for x in _flat(values) if isinstance(x, torch.Tensor) and x.numel()] for values in (args, found))
+    read, made = ([x for x in tree_leaves(values) if isinstance(x, torch.Tensor) and x.numel()] for values in (args, found))
     if not read or not made:
         return 1
     if re.search(r"mm|mv|dot|attention", name):
@@ -412,14 +413,6 @@ def _terms(name: str, args: Sequence[Any], found: Any) -> int:
         return read[0].shape[args[1]] if read[0].dim() else 1
     # A normalisation also returns its statistics, which are fewer than its outputs.
     return max(x.numel() for x in read) // min(x.numel() for x in made)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    if isinstance(values, list | tuple):
-        for value in values:
-            yield from _flat(value)
-    else:
-        yield values
 
 
 def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:

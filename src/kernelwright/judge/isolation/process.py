@@ -100,7 +100,7 @@ class WorkerSpec:
     """Compiler caches, shared by the fresh processes of one candidate so that each is compiled once. Inputs never
     repeat, so nothing worth keeping can be smuggled through it from one process to the next."""
     arena_bytes: dict[str, int]
-    gate: DeviceGate | None = None
+    gate: DeviceGate
     """Access to the device of the evaluation that it serves."""
     budget: CallBudget | None = None
     """Time that is left to that evaluation."""
@@ -142,13 +142,9 @@ class Worker:
         self._answered_cpu_us: float | None = None
         self._still = False
         self._paused: list[int] = []
-        self._ended = False
-        self._join()
-
-    def _join(self) -> None:
-        """Be stopped when the evaluation that it serves has to wait."""
-        if self.spec.gate is not None:
-            self.spec.gate.workers.append(self)
+        self.ended = False
+        """Whether the process has been ended."""
+        spec.gate.workers.append(self)  # to be stopped when the evaluation that it serves has to wait
 
     @property
     def is_trusted(self) -> bool:
@@ -177,7 +173,7 @@ class Worker:
 
     def forget(self) -> bool:
         """Have a trusted worker drop its module and its memory; whether it lives and has left no trace, and may `adopt`."""
-        if self._ended:
+        if self.ended:
             return False
         try:
             clean = self.request("forget", _FORGET_LIMIT_S).get("clean") is True
@@ -191,7 +187,7 @@ class Worker:
         self._take(spec)
         self._answered_cpu_us = None
         self.spent_us.clear()
-        self._join()
+        spec.gate.workers.append(self)
         self.exchange("adopt", _FORGET_LIMIT_S, self._files, config=self._task, files=len(self._files))
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
@@ -214,7 +210,7 @@ class Worker:
         cpu_before = self._cpu_us()
         timed_out = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
         try:
-            with contextlib.nullcontext() if self.spec.gate is None else self.spec.gate.request() as lock:
+            with self.spec.gate.request() as lock:
                 if self._still:
                     self._reject_started_while_stopped()
                     self.resume()
@@ -254,7 +250,7 @@ class Worker:
     def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float, float]:
         """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
         gate = self.spec.gate
-        if gate is None or gate.alone:
+        if gate.alone:
             return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
         watch = None if self.is_trusted else CompilerWatch(self.pid, self._stack, self._settings.stall_limit_s)
         came_s, stopped_s = time.monotonic(), 0.0
@@ -268,11 +264,6 @@ class Worker:
                 raise StuckError(f"no progress within {self._settings.stall_limit_s:g} s; {watch.detail()}")
         compiled_s = 0.0 if watch is None else watch.compiled_s
         return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s, compiled_s
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has been ended."""
-        return self._ended
 
     @property
     def asked_us(self) -> float:
@@ -290,10 +281,8 @@ class Worker:
         total = 0.0
         for pid in session_members(self.pid):
             if pid != self.pid:
-                try:
+                with contextlib.suppress(OSError):  # it ended while we looked
                     total += time.clock_gettime_ns(_process_clock(pid)) / 1e3
-                except OSError:
-                    continue  # it ended while we looked
         return total
 
     def run_on(self, cores: Iterable[int]) -> None:
@@ -320,7 +309,7 @@ class Worker:
 
     def stop(self) -> bool:
         """Stop it in the midst of what it does; False where it is stopped, or has ended, already."""
-        if self._paused or self._ended:
+        if self._paused or self.ended:
             return False
         self.pause()
         # A process that was not stopped yet may have started another one.
@@ -374,7 +363,7 @@ class Worker:
         return WorkerError(Reason.EXITED, f"left with status {ending.exit_code} during `{op}`")
 
     def _finish(self, grace_s: float = 0.0) -> Ending:
-        self._ended = True
+        self.ended = True
         os.close(self._stack)
         ending = self._zygote.end(self.pid, grace_s)
         self._channel.close()
@@ -382,13 +371,13 @@ class Worker:
 
     def close(self) -> None:
         """End the session and free the arenas' memory. Safe to call twice."""
-        if not self._ended:
+        if not self.ended:
             self._finish()
         self._leave()
 
     def _leave(self) -> None:
         """Give back what belongs to the evaluation that it served."""
-        if self.spec.gate is not None and self in self.spec.gate.workers:
+        if self in self.spec.gate.workers:
             self.spec.gate.workers.remove(self)
         for arena in self.arenas.values():
             arena.close()

@@ -31,6 +31,10 @@ _ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
 """Limit of a candidate's call while others are stopped for it: so long, and this many times its longest call. Our choice."""
 
 
+_Placed = tuple[torch.Tensor, torch.Tensor]
+"""A view of the arena, and what belongs there."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskShapes:
     """Memory that a task's tensors take, measured once on the reference."""
@@ -91,16 +95,6 @@ class CallOutput:
     inputs_intact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """A place for inputs, not yet written to."""
-
-    layout: int
-    slot: int
-    pairs: list[tuple[torch.Tensor, torch.Tensor]]
-    """A view of the arena, and what belongs there."""
-
-
 class Side:
     """The reference, the candidate, or the second reference of an A/A comparison."""
 
@@ -111,7 +105,6 @@ class Side:
         self._device = torch.device(spec.device)
         self._workers = workers
         self._spec = spec
-        self._gate = spec.gate
         self.worker = workers.start(spec, settings)
         self._layouts: dict[str, int] = {}
         self._called = False
@@ -123,8 +116,8 @@ class Side:
         """Latency of the latest timed call by the worker's clock, microseconds; to be believed of a reference only."""
         self._idle_us = 0.0
         """Processor time between the latest call and the next request, microseconds."""
-        self._placed: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        """Views of the arena and the inputs written to them, by slot."""
+        self._placed: dict[int, list[_Placed]] = {}
+        """What was written where, by slot."""
         self._holds_views = False
         """Whether the next outputs that are held are held by views."""
 
@@ -142,7 +135,7 @@ class Side:
         self.worker = self._workers.start(self._spec, self._settings)
         self._layouts.clear()
         self._placed.clear()
-        self._called, self._latest, self._idle_us, self._longest_s = False, None, 0.0, 0.0
+        self._called, self._latest, self._idle_us = False, None, 0.0
 
     def load_state(self, state: State) -> None:
         """Put weights into the module through `load_state_dict`."""
@@ -190,12 +183,13 @@ class Side:
         self.worker.arenas["outputs"].poison(self._shapes.output_bytes)
 
     def _put(self, inputs: list[Any], slot: int) -> int:
-        placement = self._prepare(inputs, slot)
-        self._write(placement)
-        return placement.layout
+        layout, pairs = self._prepare(inputs, slot)
+        self._write(slot, pairs)
+        return layout
 
-    def _prepare(self, inputs: list[Any], slot: int) -> _Placement:
-        """All of placing inputs but the writing, which a worker may not see too early."""
+    def _prepare(self, inputs: list[Any], slot: int) -> tuple[int, list[_Placed]]:
+        """All of placing inputs but the writing, which a worker may not see too early: the layout's number, and what belongs
+        where."""
         skeleton, tensors = flatten(inputs)
         laid_out = [_without_overlap(tensor) for tensor in tensors]
         specs, size = plan(laid_out, as_aligned=True)
@@ -209,12 +203,12 @@ class Side:
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
         views = [spec.view(memory) for spec in placed]
-        return _Placement(self._layouts[key], slot, list(zip(views, laid_out, strict=True)))
+        return self._layouts[key], list(zip(views, laid_out, strict=True))
 
-    def _write(self, placement: _Placement) -> None:
-        for view, tensor in placement.pairs:
+    def _write(self, slot: int, pairs: list[_Placed]) -> None:
+        for view, tensor in pairs:
             view.copy_(tensor)
-        self._placed[placement.slot] = placement.pairs
+        self._placed[slot] = pairs
 
     def timed_call(
         self, inputs: list[Any], flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int = 0
@@ -224,13 +218,14 @@ class Side:
         A process that has slept takes two to four times as long to launch the same kernels as one that calls again and
         again. So only the inputs are written between the repetitions and the call: no repetition may have seen them.
         """
-        placement = self._prepare(inputs, random.randrange(SLOTS))
+        slot = random.randrange(SLOTS)
+        layout, pairs = self._prepare(inputs, slot)
         if repeats:
             self.repeat(repeats)
-        self._write(placement)
+        self._write(slot, pairs)
         self._poison_outputs()
         flush()
-        answer = self.call(placement.layout, seed=seed, hold=hold)
+        answer = self.call(layout, seed=seed, hold=hold)
         self.latency_us = answer.clocks.inner_us
         return answer
 
@@ -255,7 +250,7 @@ class Side:
         if not self._called:
             return self._settings.build_limit_s
         limit_s = self._settings.run_limit_s * calls
-        if self.role == "candidate" and self._gate is not None and self._gate.alone:
+        if self.role == "candidate" and self._spec.gate.alone:
             return min(limit_s, _ALONE_LIMIT_S + _ALONE_RATIO * max(self.calls_us, default=0.0) / 1e6 * calls)
         return limit_s
 

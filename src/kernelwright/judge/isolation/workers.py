@@ -35,30 +35,25 @@ class Workers:
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Seconds that stopped workers have taken, by role and request."""
         self._waiting: list[Worker] = []
-        self._folder: JudgeFolder | None = None
+        self._folder = JudgeFolder() if keep else None
+        """Where those that are kept have their files, since the folder of an evaluation ends with it."""
 
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
         """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
-        if not self._keep or spec.kept_as is None:
+        if self._folder is None or spec.kept_as is None:
             return Worker(self._zygote, spec, settings)
+        spec = replace(spec, directory=self._folder.path, build=self._folder.path / spec.build.name)
         with self._lock:
-            if self._folder is None:
-                self._folder = JudgeFolder()
-            spec = replace(spec, directory=self._folder.path, build=self._folder.path / spec.build.name)
-        return self._waiting_for(spec, settings) or Worker(self._zygote, spec, settings)
-
-    def _waiting_for(self, spec: WorkerSpec, settings: Settings) -> Worker | None:
-        with self._lock:
-            fitting = [worker for worker in self._waiting if worker.fits(spec, settings)]
-            if not fitting:
-                return None
-            self._waiting.remove(fitting[0])
-        try:
-            fitting[0].adopt(spec)
-        except WorkerError:  # it died while it waited
-            fitting[0].discard()
-            return None
-        return fitting[0]
+            kept = next((worker for worker in self._waiting if worker.fits(spec, settings)), None)
+            if kept is not None:
+                self._waiting.remove(kept)
+        if kept is not None:
+            try:
+                kept.adopt(spec)
+                return kept
+            except WorkerError:  # it died while it waited
+                kept.discard()
+        return Worker(self._zygote, spec, settings)
 
     def stop(self, worker: Worker) -> None:
         """End a worker, or keep it if it may be."""

@@ -331,10 +331,8 @@ def session_members(session: int, *, zombies: bool = False) -> list[int]:
 def signal_each(pids: list[int], number: int) -> None:
     """Send a signal to each process that is still there."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def _anonymous_bytes(pid: int) -> int:
@@ -373,8 +371,6 @@ def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
             break
         _kill_session(one.pid)
         for pid in left:
-            try:
+            with contextlib.suppress(ChildProcessError):  # its own parent has not died or not reaped it yet
                 os.waitpid(pid, 0)
-            except ChildProcessError:
-                continue  # its own parent has not died or not reaped it yet
     return {"exit_code": os.waitstatus_to_exitcode(status), "cause": one.cause}

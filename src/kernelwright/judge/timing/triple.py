@@ -25,6 +25,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
+from kernelwright.judge.check.oracle import State
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
@@ -231,10 +232,9 @@ class ProcessTriple:
     def _near(
         self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str, allowed: Distance, inputs: list[Any]
     ) -> None:
-        found = apart(outputs, wanted)
-        if not found.within(allowed) and not self._check.bounds.settles(inputs, wanted, outputs):
-            detail = f"{what} is {found} from the reference's; allowed {allowed}"
-            raise RejectionError(Reason.TIMED_OUTPUT_WRONG, detail)
+        far = _far(self._check, inputs, wanted, outputs, allowed)
+        if far is not None:
+            raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
 
     def audit(self) -> None:
         """Call in series under one request each: the outer clock of a single request has the noise of a GPU's switching
@@ -270,10 +270,7 @@ class ProcessTriple:
             return  # the reference itself returns views of its inputs, which later calls overwrite
         inputs, wanted, _ = self._first
         held = held_output(self._trial, self._sides["candidate"], 0)
-        if held is None:
-            return
-        is_near = apart(held, wanted).within(self._check.timed_tolerance)
-        if not is_near and not self._check.bounds.settles(inputs, wanted, held):
+        if held is not None and _far(self._check, inputs, wanted, held, self._check.timed_tolerance) is not None:
             reject_overwritten(self._trial)
 
     def verify_buffers(self) -> None:
@@ -320,8 +317,7 @@ class ProcessTriple:
 
     def _far_from_reference(self) -> str | None:
         """Distance of a call's outputs from the reference's with the weights that both hold now, in words; None if near."""
-        trial, allowed = self._trial, self._check.timed_tolerance
-        reference = self._sides["reference"]
+        trial, reference = self._trial, self._sides["reference"]
         state = reference.read_state()
         inputs, seed = trial.facts.draw(), trial.facts.call_seed()
         wanted, outputs = (
@@ -329,10 +325,8 @@ class ProcessTriple:
         )
         if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
             return None  # these weights lie outside the task's domain
-        found = apart(outputs, wanted)
-        if found.within(allowed) or self._check.bounds.settles(inputs, wanted, outputs, state):
-            return None
-        return f"the output is {found} from the reference's; allowed {allowed}"
+        far = _far(self._check, inputs, wanted, outputs, self._check.timed_tolerance, state)
+        return None if far is None else f"the output is {far}"
 
     def finish(self, process: int) -> TripleClocks:
         """Clocks of all calls; raises RejectionError where the candidate worked between calls or after them."""
@@ -347,3 +341,18 @@ class ProcessTriple:
     def _reject_idle_work(self, ran_us: float) -> None:
         helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
         clocks.reject_idle_work(self._samples, helpers_us, ran_us, self._trial.settings.idle_limit_us)
+
+
+def _far(
+    check: CheckResult,
+    inputs: list[Any],
+    wanted: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    allowed: Distance,
+    state: State | None = None,
+) -> str | None:
+    """Distance of outputs from the reference's (`wanted`), in words; None where that is allowed, or right by the truth."""
+    found = apart(outputs, wanted)
+    if found.within(allowed) or check.bounds.settles(inputs, wanted, outputs, state):
+        return None
+    return f"{found} from the reference's; allowed {allowed}"
