@@ -78,3 +78,20 @@ class ModelNew(torch.nn.Module):
         {indented(forward)}
 """
     )
+
+
+def baseline(forward: str, init: str = "pass", name: str = "x") -> Candidate:
+    """A wrapper of `RELU`'s own module, as a stock baseline is one."""
+    source = f"""{RELU.source}
+
+class ModelNew(Model):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.calls = 0
+        {init}
+
+    def forward(self, x):
+        self.calls += 1
+        {forward}
+"""
+    return Candidate(source=source, policy="baseline", techniques=(name,))

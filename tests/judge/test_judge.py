@@ -21,12 +21,10 @@ from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
-from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
+from kernelwright.judge.check.trial import CheckFindings, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
-from kernelwright.judge.timing.rotation import Rotated
-from kernelwright.records import Candidate, Evaluation, Label, Reason, Scoring, Task, TimingBlock, Verdict
-from kernelwright.records.scoring import score
+from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from tests.judge.snippets import HEAD, LOCKS, RELU, candidate, task
 from tests.quick import exhaustive_but
 
@@ -816,14 +814,14 @@ def test_the_package_has_the_names_that_it_lists_and_no_others():
     ],
 )
 def test_only_memory_is_called_so(judge, error, kind):
-    with pytest.raises(kind), judge._workplace(RELU):
+    with pytest.raises(kind), judge.evaluation_folder(RELU):
         raise error
 
 
 def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(DeviceError, match=r"of relu; the judge's own share .* ran out: No 2 GiB\.") as caught:
-        with judge._workplace(RELU):
+        with judge.evaluation_folder(RELU):
             raise torch.OutOfMemoryError("No 2 GiB.\nA long story")
     assert "long story" not in str(caught.value)
     assert "fewer judges" in str(caught.value)
@@ -837,19 +835,19 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     side = SimpleNamespace(worker=worker, calls_us=[1.0])
     side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
-    monkeypatch.setattr(judge, "_trial", lambda *given: SimpleNamespace(start=lambda role: side, gate=gate))
+    monkeypatch.setattr(judge, "trial", lambda *given: SimpleNamespace(start=lambda role: side, gate=gate))
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
     monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
     monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))
     monkeypatch.setattr(judge, "_time", lambda trial, check, checked: order.append(("time", *checked)))
     monkeypatch.setattr(judge, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    judge._examine(RELU, candidate(), tmp_path, judge_module._EvaluationDraft(CheckFindings(frozenset())), TIME)
+    judge._examine(RELU, candidate(), tmp_path, judge_module.EvaluationDraft(CheckFindings(frozenset())), TIME)
     emptied = ["emptied"] if device != "cpu" else []
     assert order == ["check", *emptied, "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]
     order.clear()
     first_look = TIME.model_copy(update={"fresh_processes": False})
-    judge._examine(RELU, candidate(), tmp_path, judge_module._EvaluationDraft(CheckFindings(frozenset())), first_look)
+    judge._examine(RELU, candidate(), tmp_path, judge_module.EvaluationDraft(CheckFindings(frozenset())), first_look)
     assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
 
 
@@ -990,23 +988,13 @@ def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(judge, monkeypatc
     monkeypatch.setattr(judge, "_memory", lambda alone=False: entered.append(alone) or contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    asked = functools.partial(judge._with_memory, attempt, lambda one: one == "full", alone)
+    asked = functools.partial(judge.with_memory, attempt, lambda one: one == "full", alone)
     if alone is False:
         with pytest.raises(CrowdedError, match="found too little"):
             asked()
     else:
         assert asked() == "found"
     assert entered == ways
-
-
-def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(judge, monkeypatch):
-    def crowded(attempt, ran_out, alone):
-        assert alone is False
-        raise CrowdedError("too little")
-
-    monkeypatch.setattr(judge, "_with_memory", crowded)
-    with pytest.raises(CrowdedError):
-        judge.rotate(RELU, [candidate(), candidate()], alone=False)
 
 
 def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(judge, monkeypatch):
@@ -1016,7 +1004,7 @@ def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_tak
 
     def attempt():
         tries.append(judge._disturbances)
-        judge._trial(judge._live_task(RELU), candidate(), None, CHECK, CheckFindings(frozenset()))
+        judge.trial(RELU, candidate(), None, CHECK, CheckFindings(frozenset()))
         if len(tries) in (1, 3, 4):
             raise DisturbedError("others")
         return "found"
@@ -1026,68 +1014,10 @@ def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_tak
     assert limits == [CHECK.unstoppable_limit_s] * 4 + [None]
 
 
-FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
-TIMED = Rotated(
-    score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(miss_probability=0.05))
-)
-
-
-def _rotate_as_on_a_gpu(judge, monkeypatch, rotate):
-    """Have a judge rotate by this function, as if on a GPU; returns whether each try had the memory alone."""
-    ways = []
-    monkeypatch.setattr(judge_module, "rotate", rotate)
-    monkeypatch.setattr(judge, "_trial", lambda *given: given)
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device: None)
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    return ways
-
-
-@pytest.mark.parametrize("what", ["reference", "baseline"])
-def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
-    made = []
-
-    def rotate(trial, baselines, flush):
-        made.append(trial)
-        if len(made) == 1 and what == "reference":
-            raise DeviceError("no memory")
-        return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
-
-    ways = _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
-    (found,) = judge.rotate(RELU, [candidate()])
-    assert found.speedup == 1.0
-    assert ways == [False, True]
-
-
-@pytest.mark.parametrize("how", ["error", "verdict"])
-@pytest.mark.parametrize("fitting", [5, 2, 1, 0])
-def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
-    def rotate(trial, baselines, flush):
-        if len(baselines) > fitting and how == "error":
-            raise DeviceError("no memory")
-        return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
-
-    _rotate_as_on_a_gpu(judge, monkeypatch, rotate)
-    monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
-    baselines = [candidate(top=f"# {number}") for number in range(5)]
-    if not fitting and how == "error":
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
-        with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
-            judge.rotate(RELU, baselines)
-        return
-    found = judge.rotate(RELU, baselines)
-    assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
-    assert all(one.accepted is (fitting > 0) for one in found)
-    assert max(one.checks["rotation"] for one in found) == max(fitting, 1)
-
-
 @pytest.mark.parametrize("own_gib", [60, 80])
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):
-        made = judge_module._EvaluationDraft(CheckFindings(frozenset()))
+        made = judge_module.EvaluationDraft(CheckFindings(frozenset()))
         made.failure = made.reason = Reason.OUT_OF_MEMORY
         return made
 

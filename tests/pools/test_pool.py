@@ -259,10 +259,6 @@ class FakeJudge:
             raise TaskError("Wanted another task.")
         return evaluation(task)
 
-    def rotate(self, task, baselines, settings=None, alone=None):
-        self.seen.append((settings, alone))
-        return [evaluation(task) for _ in baselines]
-
     def close(self):
         self.closed = True
 
@@ -278,7 +274,12 @@ def sent(one, alone=False):
     )
 
 
-def test_an_evaluation_or_an_error_comes_back():
+def test_an_evaluation_or_an_error_comes_back(monkeypatch):
+    def rotate(judge, task, baselines, settings=None, alone=None):
+        judge.seen.append((settings, alone))
+        return [evaluation(task) for _ in baselines]
+
+    monkeypatch.setattr("kernelwright.pools.rotation.rotate", rotate)
     judge = FakeJudge()
     (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
     assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(update={"device": "cuda:3"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -32,7 +32,6 @@ from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.pairs import time_candidate
-from kernelwright.judge.timing.rotation import NotTimed, Rotated, rotate
 from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
@@ -83,7 +82,7 @@ class Judge:
         self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
         sandbox.hide_memory()
         try:
-            self._flush = CacheFlush(self.device)
+            self.flush = CacheFlush(self.device)
         except RuntimeError as error:
             self.close()
             if not device_is_full(error):
@@ -134,15 +133,20 @@ class Judge:
             InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
         """
         started = time.monotonic()
-        began = _now()
+        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         settings = settings or self.settings
-        draft = self._with_memory(
+        draft = self.with_memory(
             lambda: self._draft(task, candidate, settings, rival), lambda draft: draft.failure is Reason.OUT_OF_MEMORY, alone
         )
         return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
 
-    def _with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
-        """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it."""
+    def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
+        """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it.
+
+        Raises:
+            CrowdedError: it ran out, and `alone` is False.
+            DeviceError: it does not suffice alone either.
+        """
         if self.device.type != "cuda":
             return attempt()
         if not alone:
@@ -185,18 +189,18 @@ class Judge:
                 f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
             )
 
-    def _draft(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> _EvaluationDraft:
+    def _draft(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> EvaluationDraft:
         self._workers.spent_s.clear()
         labels = guard.static_labels(candidate.source, task.source)
         findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks["strict_fp32"] = settings.strict_fp32
-        draft, ended = _EvaluationDraft(findings), list[tuple[Reason, str]]()
+        draft, ended = EvaluationDraft(findings), list[tuple[Reason, str]]()
         if rival is not None and self._memory.alone:
             # The candidate may lack the very memory that a rival would take.
             rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"
         draft.rival = rival
-        with self._workplace(task) as directory:
+        with self.evaluation_folder(task) as directory:
             try:
                 self._examine(task, candidate, directory, draft, settings)
             except (RejectionError, WorkerError) as failure:
@@ -214,76 +218,8 @@ class Judge:
         findings.checks["phases_s"] = {name: round(seconds, 3) for name, seconds in findings.phases_s.items()}
         return draft
 
-    def rotate(
-        self,
-        task: Task,
-        baselines: Sequence[Candidate],
-        *,
-        settings: Settings | None = None,
-        alone: bool | None = None,
-    ) -> list[Evaluation]:
-        """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
-
-        Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
-        how many were in its own. One process of each side answers `blocks` rounds.
-
-        Args:
-            task: The task whose module they wrap.
-            baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
-                process that has served one of them may serve another.
-            settings: Settings in place of the judge's own.
-            alone: As for `evaluate`.
-
-        Raises:
-            TaskError: the reference itself does not work.
-            CrowdedError: as `evaluate`.
-            InfrastructureError: this machine failed.
-        """
-        started = time.monotonic()
-        began = _now()
-        settings = settings or self.settings
-
-        def attempt() -> dict[str, Rotated | NotTimed]:
-            with self._workplace(task) as directory:
-                findings = CheckFindings(settings.forbid)
-                trial = self._trial(self._live_task(task), baselines[0], directory, settings, findings)
-                return rotate(trial, baselines, self._flush)
-
-        def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
-            return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
-
-        found = None
-        try:
-            found = self._with_memory(attempt, ran_out, alone)
-        except CrowdedError:
-            raise
-        except DeviceError:
-            if len(baselines) == 1:
-                raise
-        if found is None or (ran_out(found) and len(baselines) > 1):
-            # Six modules of one task may not fit where three do.
-            middle = len(baselines) // 2
-            return [
-                record
-                for part in (baselines[:middle], baselines[middle:])
-                for record in self.rotate(task, part, settings=settings, alone=alone)
-            ]
-        records = []
-        for baseline in baselines:
-            one = found[baseline.sha256]
-            draft = _EvaluationDraft(CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)))
-            if isinstance(one, Rotated):
-                draft.score = one.score
-                draft.findings.checks["allowed"] = one.allowed.to_json()
-            else:
-                draft.reject(one)
-            draft.findings.checks["rotation"] = len(baselines)
-            draft.findings.checks["strict_fp32"] = settings.strict_fp32
-            records.append(draft.record(task, baseline, str(self.device), began, time.monotonic() - started))
-        return records
-
     @contextlib.contextmanager
-    def _workplace(self, task: Task) -> Iterator[Path]:
+    def evaluation_folder(self, task: Task) -> Iterator[Path]:
         """A directory of one evaluation; whatever it used is given back afterwards."""
         folder = JudgeFolder()
         try:
@@ -302,17 +238,17 @@ class Judge:
                 torch.cuda.empty_cache()
 
     def _examine(
-        self, task: Task, candidate: Candidate, directory: Path, draft: _EvaluationDraft, settings: Settings
+        self, task: Task, candidate: Candidate, directory: Path, draft: EvaluationDraft, settings: Settings
     ) -> None:
         findings = draft.findings
         with findings.phase("task"):
-            live = self._live_task(task)
+            self._live_task(task)
         try:
             guard.parse(candidate.source)
         except guard.PARSE_ERRORS as error:
             raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
         with findings.phase("facts"):
-            trial = self._trial(live, candidate, directory, settings, findings, draft.rival)
+            trial = self.trial(task, candidate, directory, settings, findings, draft.rival)
         for label in sorted(findings.labels):
             findings.label(label, "by its source")
         self._progress("checking")
@@ -349,19 +285,24 @@ class Judge:
                 with findings.phase("late check"):
                     check_late(examiner)
 
-    def _trial(
+    def trial(
         self,
-        live: LiveTask,
+        task: Task,
         candidate: Candidate,
         directory: Path,
         settings: Settings,
         findings: CheckFindings,
         rival: Candidate | None = None,
     ) -> Trial:
+        """A candidate beside its reference, in the directory of an `evaluation_folder`.
+
+        Raises:
+            TaskError: the reference does not work.
+        """
         looks = self._disturbances < _DISTURBANCES_MAX
         gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
-            facts = measure_task(live, self.device)
+            facts = measure_task(self._live_task(task), self.device)
         if self.device.type == "cuda":
             facts.oracle.give_way = gate.give_way
         return Trial(
@@ -384,7 +325,7 @@ class Judge:
         score, processes = time_candidate(
             trial,
             check,
-            self._flush,
+            self.flush,
             lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
             checked,
         )
@@ -398,7 +339,7 @@ class Judge:
         return self._live[task.sha256]
 
 
-class _EvaluationDraft:
+class EvaluationDraft:
     """Verdict and findings so far; becomes an `Evaluation`."""
 
     def __init__(self, findings: CheckFindings) -> None:
@@ -413,9 +354,11 @@ class _EvaluationDraft:
         self.rival: Candidate | None = None
 
     def reject(self, failure: RejectionError | WorkerError) -> None:
+        """Reject the candidate, with a hint where its reason has one."""
         self.reason, self.detail = failure.reason, with_hint(failure.reason, failure.detail.strip())
 
     def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
+        """The record of an evaluation that began then, and has taken so long."""
         timed = {} if self.score is None or self.reason is not None else self.score.recorded
         if self.rival is not None and timed.get("vs_rival") is not None:
             timed["rival"] = "-".join(self.rival.techniques)
@@ -449,10 +392,6 @@ def _slow(reference: Side, candidate: Side, budget_s: float) -> str:
     if (mine_us - theirs_us) * _CALLS > budget_s * 1e6:
         return f"each of them takes {(mine_us - theirs_us) / 1e6:.1f} s longer than the reference's"
     return ""
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RotationJob:
-    """Trusted wrappers of one task to measure together (`Judge.rotate`)."""
+    """Trusted wrappers of one task to measure together (`rotation.rotate`)."""
 
     task: Task
     baselines: tuple[Candidate, ...]
@@ -397,7 +397,9 @@ def _do(
         candidates = [Candidate.model_validate_json(one) for one in candidates_json]
         settings = Settings.model_validate_json(changed) if changed else None
         if together:
-            found = judge.rotate(task, candidates, settings=settings, alone=alone)
+            from kernelwright.pools.rotation import rotate  # imports torch, as the judge has done by now
+
+            found = rotate(judge, task, candidates, settings=settings, alone=alone)
         else:
             candidate, *rivals = candidates
             found = [judge.evaluate(task, candidate, settings=settings, alone=alone, rival=next(iter(rivals), None))]

@@ -12,6 +12,7 @@ import pytest
 from kernelwright.judge import Judge
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
+from kernelwright.pools.rotation import rotate
 from kernelwright.records import Candidate, Reason, Task
 from tests.judge.snippets import LOCKS
 
@@ -104,7 +105,7 @@ def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
     for made in (RELU, WIDER, RELU):
         source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
         both = [Candidate(source=f"{source}# {name}", policy="test", techniques=(name,)) for name in ("one", "other")]
-        assert [found.accepted for found in judge.rotate(made, both, settings=settings)] == [True, True]
+        assert [found.accepted for found in rotate(judge, made, both, settings=settings)] == [True, True]
     builds = [build for role, build in started if role == "baseline"]
     assert len(builds) == len(set(builds)) == 2, "one process and one folder of caches for each kind"
 

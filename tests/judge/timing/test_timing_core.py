@@ -15,6 +15,7 @@ from kernelwright.judge.isolation.cores import cores_beside, siblings_of
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.timing.timing_core import timing_core
+from kernelwright.pools.rotation import rotate
 from kernelwright.records import Candidate
 from tests.judge.snippets import RELU
 
@@ -101,7 +102,7 @@ def moves(monkeypatch) -> list[set[int]]:
 
 
 def test_baselines_are_timed_on_it_and_let_go(judge, moves):
-    (found,) = judge.rotate(RELU, [candidate(ON)], settings=SETTINGS)
+    (found,) = rotate(judge, RELU, [candidate(ON)], settings=SETTINGS)
     assert found.accepted, found.detail
     assert moves == [{judge.core}] * 2 + [cores_beside(judge.core)] * 2
 

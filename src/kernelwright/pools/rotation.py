@@ -4,10 +4,13 @@ Pairing each baseline with the reference in processes of its own costs a compila
 baseline serves the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock
 is believed and outputs are compared as loosely as KernelBench does, or more loosely where eager itself is far from the
 truth: through a hundred batch norms in training mode rounding grows until PyTorch's own modes have little in common.
+
+It lies outside the judge for the same reason: no candidate's code runs here, and no candidate is accepted by it.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import random
 import time
@@ -16,14 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from kernelwright.errors import CrowdedError, DeviceError
+from kernelwright.judge.check import guard
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.judge.check.oracle import OutOfDomainError
-from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
+from kernelwright.judge.judge import EvaluationDraft, Judge
+from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
-from kernelwright.records import Candidate, Reason, Scoring, TimingBlock
+from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock
 from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score, whole_ns
 
@@ -43,8 +50,77 @@ class Rotated:
     """Distance allowed between its answers and eager's."""
 
 
-def rotate(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | NotTimed]:
-    """Measure modules that wrap the task's own, from a trusted policy; returns latencies or a failure by their hashes.
+def rotate(
+    judge: Judge,
+    task: Task,
+    baselines: Sequence[Candidate],
+    *,
+    settings: Settings | None = None,
+    alone: bool | None = None,
+) -> list[Evaluation]:
+    """Measure wrappers of the task's own module, all in one rotation with it; none of them is checked as a drop-in.
+
+    Where a GPU's memory does not suffice for all of them they are measured in two rotations, and so on; each record says
+    how many were in its own. One process of each side answers `blocks` rounds.
+
+    Args:
+        judge: Whose device, workers and settings are used.
+        task: The task whose module they wrap.
+        baselines: At least one, from a trusted policy. Those with the same techniques are of one kind: on a GPU a
+            process that has served one of them may serve another.
+        settings: Settings in place of the judge's own.
+        alone: As for `Judge.evaluate`.
+
+    Raises:
+        TaskError: the reference itself does not work.
+        CrowdedError: as `Judge.evaluate`.
+        InfrastructureError: this machine failed.
+    """
+    started = time.monotonic()
+    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    settings = settings or judge.settings
+
+    def attempt() -> dict[str, Rotated | NotTimed]:
+        with judge.evaluation_folder(task) as directory:
+            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(settings.forbid))
+            return measure(trial, baselines, judge.flush)
+
+    def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
+        return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
+
+    found = None
+    try:
+        found = judge.with_memory(attempt, ran_out, alone)
+    except CrowdedError:
+        raise
+    except DeviceError:
+        if len(baselines) == 1:
+            raise
+    if found is None or (ran_out(found) and len(baselines) > 1):
+        # Six modules of one task may not fit where three do.
+        middle = len(baselines) // 2
+        return [
+            record
+            for part in (baselines[:middle], baselines[middle:])
+            for record in rotate(judge, task, part, settings=settings, alone=alone)
+        ]
+    records = []
+    for baseline in baselines:
+        one = found[baseline.sha256]
+        draft = EvaluationDraft(CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)))
+        if isinstance(one, Rotated):
+            draft.score = one.score
+            draft.findings.checks["allowed"] = one.allowed.to_json()
+        else:
+            draft.reject(one)
+        draft.findings.checks["rotation"] = len(baselines)
+        draft.findings.checks["strict_fp32"] = settings.strict_fp32
+        records.append(draft.record(task, baseline, str(judge.device), began, time.monotonic() - started))
+    return records
+
+
+def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | NotTimed]:
+    """Time all of them together; returns latencies or a failure by their hashes.
 
     `settings.blocks` is the least number of rounds, two inputs each; short ones go on for `settings.triple_s` for every
     three sides, as in `time_candidate`. The trial's candidate is not used.

@@ -1,0 +1,59 @@
+"""A rival, a stock baseline timed in the same process triples as the candidate: what it decides is nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.judge import Judge, Settings
+from kernelwright.records import Evaluation
+from tests.judge.snippets import RELU, baseline, candidate
+
+SAME = baseline("return super().forward(x)", name="same")
+
+TRIPLES = Settings.quick(threads=1, thorough=False, target_half_width=1e-9)
+
+
+def test_a_rival_is_timed_in_the_same_process_triples_as_the_candidate(shared_judge: Judge):
+    slow = baseline("time.sleep(0.004); return super().forward(x)", name="slow")
+    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, rival=slow)
+    assert found.accepted, found.detail
+    assert {block.process for block in found.blocks} >= {0, 1}  # a busy machine has a third
+    assert all(len(block.rival_us) == len(block.candidate_us) == 2 for block in found.blocks)
+    assert min(value for block in found.blocks for value in block.rival_us) > 4000
+    assert found.rival == "slow"
+    assert found.vs_rival_low <= found.vs_rival <= found.vs_rival_high
+    assert found.vs_rival > 4 * found.speedup
+    assert "rival" not in found.checks
+    assert "baseline call" in found.checks["spent_s"]
+    assert Evaluation.model_validate_json(found.model_dump_json()) == found
+    again = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES)
+    assert (again.rival, again.vs_rival, again.blocks[0].rival_us) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "why"),
+    [
+        ("return super().forward(x)", "raise ValueError('no')", "build-failed: ValueError: no"),
+        ("return super().forward(x)", "self.more = torch.nn.Parameter(torch.ones(1))", "unexpected 'more'; other"),
+        ("raise ValueError('first')", "pass", "runtime-error: ValueError: first"),
+        ("return super().forward(x) if self.calls < 8 else 1 / 0", "pass", "runtime-error: ZeroDivisionError"),
+        ("return super().forward(x) if self.calls < 9 else os._exit(3)", "pass", "exited"),
+    ],
+    ids=["no constructor", "other state", "raises", "raises in a block", "leaves"],
+)  # fmt: skip
+def test_a_rival_that_fails_is_noted_and_decides_nothing(shared_judge: Judge, forward, init, why):
+    bad = baseline(forward, init, name="bad")
+    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, rival=bad)
+    assert found.accepted, found.detail
+    assert why in found.checks["rival"]
+    assert (found.rival, found.vs_rival, found.vs_rival_low, found.vs_rival_high) == (None, None, None, None)
+    assert not any(block.rival_us for block in found.blocks)
+    assert {block.process for block in found.blocks} >= {0, 1}
+
+
+def test_where_memory_did_not_suffice_beside_others_there_is_no_rival(shared_judge: Judge, monkeypatch):
+    monkeypatch.setattr(shared_judge._memory, "alone", True)
+    once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
+    found = shared_judge.evaluate(RELU, candidate(), settings=once, rival=SAME)
+    assert (found.accepted, found.rival) == (True, None)
+    assert "memory" in found.checks["rival"]

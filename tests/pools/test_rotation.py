@@ -1,0 +1,240 @@
+"""Baselines of one task in one rotation: each has a time or a reason, and one that fails costs the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernelwright.errors import CrowdedError, DeviceError, TaskError
+from kernelwright.judge import Judge, Settings
+from kernelwright.judge.check.trial import RejectionError
+from kernelwright.pools import rotation
+from kernelwright.pools.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
+from kernelwright.records import Candidate, Reason, Scoring, TimingBlock, Verdict
+from kernelwright.records.scoring import score
+from tests.judge.snippets import RELU, baseline, candidate, task
+
+SETTINGS = Settings.quick(threads=1, blocks=3)
+SAME = baseline("return super().forward(x)", name="same")
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge("cpu", SETTINGS) as made:
+        yield made
+
+
+def test_each_baseline_is_paired_with_the_same_reference_calls(judge: Judge):
+    other = baseline("y = super().forward(x)\n        return y.clone()", name="clone")
+    first, second = rotate(judge, RELU, [SAME, other], settings=SETTINGS)
+    assert (first.verdict, second.verdict) == (Verdict.ACCEPTED, Verdict.ACCEPTED)
+    assert (first.techniques, second.techniques) == (("same",), ("clone",))
+    assert len(first.blocks) == SETTINGS.blocks
+    assert [block.reference_us for block in first.blocks] == [block.reference_us for block in second.blocks]
+    assert [block.candidate_us for block in first.blocks] != [block.candidate_us for block in second.blocks]
+    assert first.reference_us is not None
+    assert first.speedup_low <= first.speedup <= first.speedup_high
+    assert first.noise_floor is None
+    assert first.checks["rotation"] == 2
+    assert first.checks["allowed"] == TOLERANCE.to_json()
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (baseline("return super().forward(x) + 1"), Reason.WRONG_OUTPUT),
+        (baseline("return super().forward(x)", init="raise ValueError('no')"), Reason.BUILD_FAILED),
+        (baseline("raise ValueError('no')"), Reason.RUNTIME_ERROR),
+        (baseline("return super().forward(x) if self.calls < 3 else 1 / 0"), Reason.RUNTIME_ERROR),
+        (baseline("return super().forward(x) * (1 if self.calls < 4 else 2)"), Reason.WRONG_OUTPUT),
+        (baseline("return super().forward(x) if self.calls < 4 else os._exit(3)"), Reason.EXITED),
+        (baseline("return super().forward(x)", init="self.more = torch.nn.Parameter(torch.ones(1))"), Reason.STATE_MISMATCH),
+    ],
+    ids=["wrong", "no constructor", "raises", "raises later", "wrong later", "leaves", "other state"],
+)  # fmt: skip
+def test_one_that_fails_has_a_reason_and_the_others_their_times(judge: Judge, bad, reason):
+    failed, fine = rotate(judge, RELU, [bad, SAME], settings=SETTINGS)
+    assert (failed.verdict, failed.reason) == (Verdict.REJECTED, reason), failed.detail
+    assert failed.speedup is None
+    assert fine.accepted
+    assert len(fine.blocks) == SETTINGS.blocks
+
+
+ILL = task("return (inputs[0] + 2.0**20) - 2.0**20", name="ill-conditioned")
+"""Eager's own answer is 4 % off."""
+
+
+def of_the_ill_conditioned(answer: str, name: str) -> Candidate:
+    source = f"{ILL.source}\nclass ModelNew(Model):\n    def forward(self, x):\n        return {answer}\n"
+    return Candidate(source=source, policy="baseline", techniques=(name,))
+
+
+def test_a_baseline_may_be_as_far_from_eager_as_eager_is_from_the_truth(judge: Judge):
+    better, wrong = of_the_ill_conditioned("x.clone()", "better"), of_the_ill_conditioned("x * 1.3", "wrong")
+    right, other = rotate(judge, ILL, [better, wrong], settings=SETTINGS)
+    assert right.accepted, right.detail
+    assert right.checks["allowed"]["rms"] > TOLERANCE.rms
+    assert (other.verdict, other.reason) == (Verdict.REJECTED, Reason.WRONG_OUTPUT)
+
+
+def test_where_rounding_explains_nothing_the_tolerance_stays(judge: Judge):
+    (found,) = rotate(judge, RELU, [baseline("return super().forward(x) * 1.03")], settings=SETTINGS)
+    assert found.reason is Reason.WRONG_OUTPUT
+    assert "allowed 1.00e-02 rms, 1.00e-01 worst" in found.detail
+
+
+def test_short_rounds_go_on_for_a_while_and_not_for_ever(judge: Judge, monkeypatch):
+    monkeypatch.setattr("kernelwright.pools.rotation.BLOCKS_MAX", SETTINGS.blocks + 2)
+    found = rotate(judge, RELU, [SAME], settings=SETTINGS.model_copy(update={"triple_s": 60.0}))
+    assert [len(one.blocks) for one in found] == [SETTINGS.blocks + 2]
+
+
+def test_brief_calls_of_every_side_are_repeated_on_a_gpu(judge: Judge, monkeypatch):
+    from kernelwright.judge.isolation import side as stage
+    from kernelwright.judge.timing import triple as timing
+
+    warmed = []
+    monkeypatch.setattr(stage.Side, "repeat", lambda self, calls: warmed.append(self.role))
+    rotate(judge, RELU, [SAME], settings=SETTINGS)
+    assert warmed == []
+    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
+    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
+    rotate(judge, RELU, [SAME], settings=SETTINGS)
+    rounds = 2 * (SETTINGS.warmup_calls + SETTINGS.blocks)
+    # Of the first input it is not known yet how long it takes.
+    assert len(warmed) >= 2 * (rounds - 1)
+    assert set(warmed) == {"reference", "baseline"}
+
+
+def test_nothing_is_left_when_all_fail(judge: Judge):
+    found = rotate(judge, RELU, [baseline("return x"), baseline("raise ValueError")], settings=SETTINGS)
+    assert [one.accepted for one in found] == [False, False]
+
+
+def test_a_reference_that_fails_is_the_tasks_fault(judge: Judge):
+    broken = task("return inputs[0] @ inputs[0]")
+    with pytest.raises(TaskError):
+        rotate(judge, broken, [SAME], settings=SETTINGS)
+
+
+def test_every_side_meets_every_input_once_and_in_both_orders(judge: Judge, monkeypatch):
+    orders = []
+    input_of = rotation.RotatedCalls._input
+    monkeypatch.setattr(
+        rotation.RotatedCalls, "_input", lambda self, order: orders.append(list(order)) or input_of(self, order)
+    )
+    rotate(judge, RELU, [SAME, baseline("return super().forward(x) * 1")], settings=SETTINGS)
+    for first, second in zip(orders[::2], orders[1::2], strict=True):
+        assert first == second[::-1]
+        assert len(set(first)) == 3
+
+
+def test_a_reference_that_draws_is_not_compared(judge: Judge):
+    noisy = task("return inputs[0] + torch.rand_like(inputs[0])", name="noisy")
+    forward = "def forward(self, x):\n        return x + torch.rand_like(x) * 0.5 * 2\n"
+    other = Candidate(source=f"{noisy.source}\n\nclass ModelNew(Model):\n    {forward}")
+    assert rotate(judge, noisy, [other], settings=SETTINGS)[0].accepted
+
+
+# --- memory that does not suffice -----------------------------------------------------------------
+
+
+def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(judge, monkeypatch):
+    def crowded(attempt, ran_out, alone):
+        assert alone is False
+        raise CrowdedError("too little")
+
+    monkeypatch.setattr(judge, "with_memory", crowded)
+    with pytest.raises(CrowdedError):
+        rotate(judge, RELU, [candidate(), candidate()], alone=False)
+
+
+FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
+TIMED = Rotated(
+    score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(miss_probability=0.05))
+)
+
+
+def _rotate_as_on_a_gpu(judge, monkeypatch, measure):
+    """Have baselines be measured by this function, as if on a GPU; returns whether each try had the memory alone."""
+    ways = []
+    monkeypatch.setattr(rotation, "measure", measure)
+    monkeypatch.setattr(judge, "trial", lambda *given: given)
+    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    return ways
+
+
+@pytest.mark.parametrize("what", ["reference", "baseline"])
+def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
+    made = []
+
+    def measure(trial, baselines, flush):
+        made.append(trial)
+        if len(made) == 1 and what == "reference":
+            raise DeviceError("no memory")
+        return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
+
+    ways = _rotate_as_on_a_gpu(judge, monkeypatch, measure)
+    (found,) = rotate(judge, RELU, [candidate()])
+    assert found.speedup == 1.0
+    assert ways == [False, True]
+
+
+@pytest.mark.parametrize("how", ["error", "verdict"])
+@pytest.mark.parametrize("fitting", [5, 2, 1, 0])
+def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
+    def measure(trial, baselines, flush):
+        if len(baselines) > fitting and how == "error":
+            raise DeviceError("no memory")
+        return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
+
+    _rotate_as_on_a_gpu(judge, monkeypatch, measure)
+    monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
+    baselines = [candidate(top=f"# {number}") for number in range(5)]
+    if not fitting and how == "error":
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
+        with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
+            rotate(judge, RELU, baselines)
+        return
+    found = rotate(judge, RELU, baselines)
+    assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
+    assert all(one.accepted is (fitting > 0) for one in found)
+    assert max(one.checks["rotation"] for one in found) == max(fitting, 1)
+
+
+# --- what explains a distance from eager ----------------------------------------------------------
+
+TRUTH = [torch.ones(4, dtype=torch.float64)]
+
+
+def explained(outputs, tf32=None):
+    oracle = SimpleNamespace(
+        training=False,
+        truth=lambda inputs, state, training: TRUTH,
+        with_tf32_in_cudnn=lambda inputs, state, training: tf32,
+    )
+    trial = SimpleNamespace(state={}, facts=SimpleNamespace(oracle=oracle), lets_cudnn_use_tf32=tf32 is not None)
+    return RotatedCalls._explained(SimpleNamespace(_trial=trial), [], SimpleNamespace(outputs=outputs))
+
+
+def test_a_baseline_may_be_as_far_as_several_times_eagers_own_rounding():
+    allowed = explained([torch.full((4,), 1.001)])
+    assert allowed.rms == pytest.approx(0.001 * LEGAL_ERRORS, rel=0.01)
+
+
+def test_where_cudnn_may_use_tf32_its_rounding_counts_too():
+    allowed = explained([torch.full((4,), 1.001)], tf32=[torch.full((4,), 1.01)])
+    assert allowed.rms == pytest.approx(0.01 * LEGAL_ERRORS, rel=0.01)
+
+
+@pytest.mark.parametrize("outputs", [[torch.ones(3)], [torch.full((4,), float("inf"))]], ids=["other shapes", "infinite"])
+def test_what_cannot_be_compared_with_its_truth_keeps_the_usual_tolerance(outputs):
+    assert explained(outputs) is TOLERANCE
