@@ -21,7 +21,7 @@ from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.oracle import Oracle
-from kernelwright.judge.check.trial import CheckFindings, Trial
+from kernelwright.judge.check.trial import CheckFindings, Failed, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
@@ -829,25 +829,25 @@ def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, m
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, tmp_path, device):
+def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch, device):
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
     side = SimpleNamespace(worker=worker, calls_us=[1.0])
     side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
-    monkeypatch.setattr(judge, "trial", lambda *given: SimpleNamespace(start=lambda role: side, gate=gate))
+    trial = SimpleNamespace(start=lambda role: side, gate=gate, findings=CheckFindings(frozenset()), settings=TIME)
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
     monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
     monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))
     monkeypatch.setattr(judge, "_time", lambda trial, check, checked: order.append(("time", *checked)))
     monkeypatch.setattr(judge, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    judge._examine(RELU, candidate(), tmp_path, judge_module.EvaluationDraft(CheckFindings(frozenset())), TIME)
+    judge._examine(trial)
     emptied = ["emptied"] if device != "cpu" else []
     assert order == ["check", *emptied, "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]
     order.clear()
-    first_look = TIME.model_copy(update={"fresh_processes": False})
-    judge._examine(RELU, candidate(), tmp_path, judge_module.EvaluationDraft(CheckFindings(frozenset())), first_look)
+    trial.settings = TIME.model_copy(update={"fresh_processes": False})
+    judge._examine(trial)
     assert order == ["check", *emptied, ("time", "reference", "candidate"), "late", "close", "close"]
 
 
@@ -948,20 +948,21 @@ def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
 @pytest.mark.parametrize("found", ["error", "verdict"])
 def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatch, device, found):
     """A neighbour's candidate may have had all of it."""
-    real, answers, ways = judge._draft, [], []
+    real, answers, ways = judge._found, [], []
 
     def verdict(*arguments):
         answers.append(made := real(*arguments))
         if len(answers) == 1 and found == "error":
             raise DeviceError("no memory")
         if len(answers) == 1:
-            made.failure = made.reason = Reason.OUT_OF_MEMORY
+            made.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
         return made
 
-    monkeypatch.setattr(judge, "_draft", verdict)
+    monkeypatch.setattr(judge, "_found", verdict)
     monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     shown = torch.device(device)
-    monkeypatch.setattr(judge, "_examine", lambda *arguments: None)
+    monkeypatch.setattr(judge, "trial", lambda *given: None)
+    monkeypatch.setattr(judge, "_examine", lambda trial: None)
     monkeypatch.setattr(judge, "device", shown)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -1017,11 +1018,11 @@ def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_tak
 @pytest.mark.parametrize("own_gib", [60, 80])
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):
-        made = judge_module.EvaluationDraft(CheckFindings(frozenset()))
-        made.failure = made.reason = Reason.OUT_OF_MEMORY
+        made = CheckFindings(frozenset())
+        made.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
         return made
 
-    monkeypatch.setattr(judge, "_draft", verdict)
+    monkeypatch.setattr(judge, "_found", verdict)
     monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)

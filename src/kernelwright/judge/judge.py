@@ -21,7 +21,7 @@ from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
-from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
+from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
@@ -135,10 +135,13 @@ class Judge:
         started = time.monotonic()
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         settings = settings or self.settings
-        draft = self.with_memory(
-            lambda: self._draft(task, candidate, settings, rival), lambda draft: draft.failure is Reason.OUT_OF_MEMORY, alone
-        )
-        return draft.record(task, candidate, str(self.device), began, time.monotonic() - started)
+
+        def ran_out(found: CheckFindings) -> bool:
+            return found.failure is not None and found.failure.reason is Reason.OUT_OF_MEMORY
+
+        found = self.with_memory(lambda: self._found(task, candidate, settings, rival), ran_out, alone)
+        elapsed_s = time.monotonic() - started
+        return record_of(found, task, candidate, str(self.device), began, elapsed_s, found.kept(), rival)
 
     def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
         """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it.
@@ -189,34 +192,32 @@ class Judge:
                 f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
             )
 
-    def _draft(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> EvaluationDraft:
+    def _found(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> CheckFindings:
         self._workers.spent_s.clear()
         labels = guard.static_labels(candidate.source, task.source)
         findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks["strict_fp32"] = settings.strict_fp32
-        draft, ended = EvaluationDraft(findings), list[tuple[Reason, str]]()
         if rival is not None and self._memory.alone:
             # The candidate may lack the very memory that a rival would take.
             rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"
-        draft.rival = rival
         with self.evaluation_folder(task) as directory:
             try:
-                self._examine(task, candidate, directory, draft, settings)
+                with findings.phase("task"):
+                    self._live_task(task)
+                _require_python(candidate.source)
+                with findings.phase("facts"):
+                    trial = self.trial(task, candidate, directory, settings, findings, rival)
+                self._examine(trial)
             except (RejectionError, WorkerError) as failure:
-                draft.failure = failure.reason
-                ended.append((failure.reason, failure.detail))
-                draft.reject(findings.rejection or failure)
-            else:
-                if findings.rejection is not None:
-                    draft.reject(findings.rejection)
-        draft.contract, draft.contracts = settings.contract, findings.kept(draft.failure)
+                findings.failure = Failed(failure.reason, failure.detail)
         if findings.missing:
+            ended = [] if findings.failure is None else [findings.failure]
             findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}
         spent_s = self._workers.spent_s
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         findings.checks["phases_s"] = {name: round(seconds, 3) for name, seconds in findings.phases_s.items()}
-        return draft
+        return findings
 
     @contextlib.contextmanager
     def evaluation_folder(self, task: Task) -> Iterator[Path]:
@@ -237,18 +238,8 @@ class Judge:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _examine(
-        self, task: Task, candidate: Candidate, directory: Path, draft: EvaluationDraft, settings: Settings
-    ) -> None:
-        findings = draft.findings
-        with findings.phase("task"):
-            self._live_task(task)
-        try:
-            guard.parse(candidate.source)
-        except guard.PARSE_ERRORS as error:
-            raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
-        with findings.phase("facts"):
-            trial = self.trial(task, candidate, directory, settings, findings, draft.rival)
+    def _examine(self, trial: Trial) -> None:
+        settings, findings = trial.settings, trial.findings
         for label in sorted(findings.labels):
             findings.label(label, "by its source")
         self._progress("checking")
@@ -277,10 +268,10 @@ class Judge:
                 for side in sides:
                     side.rest()
                 sides[1].worker.pause()
-                draft.score = self._time(trial, check, {})
+                findings.score = self._time(trial, check, {})
                 sides[1].worker.resume()
             else:
-                draft.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
+                findings.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
                 with findings.phase("late check"):
                     check_late(examiner)
@@ -339,49 +330,48 @@ class Judge:
         return self._live[task.sha256]
 
 
-class EvaluationDraft:
-    """Verdict and findings so far; becomes an `Evaluation`."""
+def record_of(
+    findings: CheckFindings,
+    task: Task,
+    candidate: Candidate,
+    device: str,
+    began: str,
+    elapsed_s: float,
+    contracts: dict[Contract, KeptContract] | None = None,
+    rival: Candidate | None = None,
+) -> Evaluation:
+    """The record of an evaluation that began then, took so long, and ended with these findings and answers to contracts."""
+    decides = findings.rejection or findings.failure
+    timed = {} if findings.score is None or decides is not None else findings.score.recorded
+    if rival is not None and timed.get("vs_rival") is not None:
+        timed["rival"] = "-".join(rival.techniques)
+    return Evaluation(
+        task=task.id,
+        task_sha256=task.sha256,
+        candidate_sha256=candidate.sha256,
+        verdict=Verdict.ACCEPTED if decides is None else Verdict.REJECTED,
+        reason=None if decides is None else decides.reason,
+        detail="" if decides is None else with_hint(decides.reason, decides.detail.strip()),
+        contract=findings.contract,
+        contracts=contracts,
+        labels=tuple(sorted(findings.labels)),
+        device=device,
+        policy=candidate.policy,
+        techniques=candidate.techniques,
+        parent=candidate.parent,
+        source=candidate.source,
+        checks=findings.checks,
+        started=began,
+        elapsed_s=round(elapsed_s, 3),
+        **timed,
+    )
 
-    def __init__(self, findings: CheckFindings) -> None:
-        self.findings = findings
-        self.reason: Reason | None = None
-        self.detail = ""
-        self.failure: Reason | None = None
-        """Reason for which the check or timing broke off; it keeps neither contract."""
-        self.contract = Contract.DROP_IN
-        self.contracts: dict[Contract, KeptContract] | None = None
-        self.score: Score | None = None
-        self.rival: Candidate | None = None
 
-    def reject(self, failure: RejectionError | WorkerError) -> None:
-        """Reject the candidate, with a hint where its reason has one."""
-        self.reason, self.detail = failure.reason, with_hint(failure.reason, failure.detail.strip())
-
-    def record(self, task: Task, candidate: Candidate, device: str, began: str, elapsed_s: float) -> Evaluation:
-        """The record of an evaluation that began then, and has taken so long."""
-        timed = {} if self.score is None or self.reason is not None else self.score.recorded
-        if self.rival is not None and timed.get("vs_rival") is not None:
-            timed["rival"] = "-".join(self.rival.techniques)
-        return Evaluation(
-            task=task.id,
-            task_sha256=task.sha256,
-            candidate_sha256=candidate.sha256,
-            verdict=Verdict.ACCEPTED if self.reason is None else Verdict.REJECTED,
-            reason=self.reason,
-            detail=self.detail,
-            contract=self.contract,
-            contracts=self.contracts,
-            labels=tuple(sorted(self.findings.labels)),
-            device=device,
-            policy=candidate.policy,
-            techniques=candidate.techniques,
-            parent=candidate.parent,
-            source=candidate.source,
-            checks=self.findings.checks,
-            started=began,
-            elapsed_s=round(elapsed_s, 3),
-            **timed,
-        )
+def _require_python(source: str) -> None:
+    try:
+        guard.parse(source)
+    except guard.PARSE_ERRORS as error:
+        raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
 
 
 def _slow(reference: Side, candidate: Side, budget_s: float) -> str:

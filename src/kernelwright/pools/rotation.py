@@ -23,10 +23,10 @@ from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.judge.check.oracle import OutOfDomainError
-from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
+from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
-from kernelwright.judge.judge import EvaluationDraft, Judge
+from kernelwright.judge.judge import Judge, record_of
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
@@ -107,15 +107,15 @@ def rotate(
     records = []
     for baseline in baselines:
         one = found[baseline.sha256]
-        draft = EvaluationDraft(CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source)))
+        findings = CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source))
         if isinstance(one, Rotated):
-            draft.score = one.score
-            draft.findings.checks["allowed"] = one.allowed.to_json()
+            findings.score = one.score
+            findings.checks["allowed"] = one.allowed.to_json()
         else:
-            draft.reject(one)
-        draft.findings.checks["rotation"] = len(baselines)
-        draft.findings.checks["strict_fp32"] = settings.strict_fp32
-        records.append(draft.record(task, baseline, str(judge.device), began, time.monotonic() - started))
+            findings.failure = Failed(one.reason, one.detail)
+        findings.checks["rotation"] = len(baselines)
+        findings.checks["strict_fp32"] = settings.strict_fp32
+        records.append(record_of(findings, task, baseline, str(judge.device), began, time.monotonic() - started))
     return records
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,7 @@ from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Candidate, Contract, KeptContract, Label, Reason
 from kernelwright.records.canonical import sha256_of
+from kernelwright.records.scoring import Score
 
 _TF32_CAPABILITY = (8, 0)
 _EXCUSABLE = frozenset(
@@ -57,6 +58,13 @@ class RejectionError(InternalError):
         self.detail = detail
 
 
+class Failed(NamedTuple):
+    """Reason for which a candidate is not accepted, and its detail; no exception, whose traceback holds tensors."""
+
+    reason: Reason
+    detail: str
+
+
 class CheckFindings:
     """Labels and measurements of one evaluation. They outlive a rejection, since the record shows them too."""
 
@@ -64,13 +72,16 @@ class CheckFindings:
         self, forbidden: Set[Label], labels: Set[Label] = frozenset(), contract: Contract = Contract.DROP_IN
     ) -> None:
         self._forbidden = forbidden
-        self._contract = contract
+        self.contract = contract
         self.labels = set(labels)
         self.checks: dict[str, Any] = {}
         self.missing: dict[Reason, str] = {}
         """What a drop-in keeps and this candidate does not, though it may keep the contract `kernelbench`; in words."""
-        self.rejection: RejectionError | None = None
+        self.rejection: Failed | None = None
         """The first of these that decides the verdict."""
+        self.failure: Failed | None = None
+        """Failure for which the check or timing broke off; it keeps neither contract."""
+        self.score: Score | None = None
         self.reference_reuses_output = False
         """Whether an output of the reference was seen in the memory of an earlier one."""
         self.phases_s: defaultdict[str, float] = defaultdict(float)
@@ -99,9 +110,9 @@ class CheckFindings:
         self.missing.setdefault(reason, detail)
         if label:
             self.labels.add(label)
-        decides = label in self._forbidden if label else self._contract is Contract.DROP_IN
+        decides = label in self._forbidden if label else self.contract is Contract.DROP_IN
         if decides and self.rejection is None:
-            self.rejection = RejectionError(reason, detail)
+            self.rejection = Failed(reason, detail)
 
     def excuse(self, failure: RejectionError | WorkerError, reason: Reason, refusal: Label | None = None) -> None:
         """Note a failure in what only a drop-in is asked, as `miss`; raise it where it is more than that.
@@ -114,9 +125,9 @@ class CheckFindings:
         refuses = failure.reason is Reason.RUNTIME_ERROR and not crashed
         self.miss(reason, f"{failure.reason}: {failure.detail}", refusal if refuses else None)
 
-    def kept(self, failure: Reason | None) -> dict[Contract, KeptContract]:
-        """Answers to both contracts, after a check that ended with this failure."""
-        failed = () if failure is None else (failure,)
+    def kept(self) -> dict[Contract, KeptContract]:
+        """Answers to both contracts, after a check that ended with its failure."""
+        failed = () if self.failure is None else (self.failure.reason,)
         missing = {Contract.DROP_IN: (*dict.fromkeys((*self.missing, *failed)),), Contract.KERNELBENCH: failed}
         return {contract: KeptContract(kept=not reasons, missing=reasons) for contract, reasons in missing.items()}
 
