@@ -238,7 +238,7 @@ def test_workers_of_one_that_waits_are_stopped_as_long():
 
 
 def test_a_request_while_the_device_is_alone_or_a_gpu_builds_has_no_lock(monkeypatch):
-    monkeypatch.setattr(gate_module, "_name", lambda device: "gpu-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
     gate = DeviceGate(torch.device("cuda", 0))
     with gate.request() as lock:
         assert lock is None
@@ -256,7 +256,7 @@ def gpu(monkeypatch):
         def is_quiet(self):
             return quiet.pop(0) if len(quiet) > 1 else quiet[0]
 
-        monkeypatch.setattr(gate_module, "_name", lambda device: "gpu-1")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
         monkeypatch.setattr(DeviceGate, "_is_quiet", is_quiet)
         monkeypatch.setattr(gate_module, "_ENDING_S", 0.0)
         monkeypatch.setattr(gate_module.time, "sleep", lambda seconds: None)

@@ -70,10 +70,8 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         drawn = tensors_of(first.question.inputs)
         fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
         for index, inputs in enumerate(fitting):
-            try:
+            with trial.findings.skipping(inputs.name):
                 examiner.ask(inputs, slot=(index + 1) % 2)
-            except OutOfDomainError as error:
-                trial.findings.skip(inputs.name, error)
         check_repeat(examiner, first)
         if facts.stochastic:
             check_unseeded_call(examiner)
@@ -136,9 +134,8 @@ def check_layouts(examiner: Examiner) -> None:
     trial = examiner.trial
     for inputs in (one for one in INPUT_SETS if one.layout):
         try:
-            examiner.ask(inputs, slot=1, state=_present_state(examiner))
-        except OutOfDomainError as error:
-            trial.findings.skip(inputs.name, error)
+            with trial.findings.skipping(inputs.name):
+                examiner.ask(inputs, slot=1, state=_present_state(examiner))
         except (RejectionError, WorkerError) as failure:
             trial.findings.excuse(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)
             examiner.tolerances.pop(inputs, None)
@@ -211,12 +208,9 @@ def _ask_in_both_modes(examiner: Examiner) -> None:
         own = InputSet(name, INPUT_SETS[0].vary, "work skipped in one mode")
         # The other mode alone may draw random numbers, as dropout does.
         draws = trial.facts.stochastic or (mode != oracle.training and trial.facts.draws_in(mode, trial.state))
-        try:
+        with trial.findings.skipping(name):
             for _ in range(2 if draws else 1):  # random numbers that were drawn once may have been kept
                 examiner.ask(own, slot=1, state=_present_state(examiner), training=mode, draws=draws)
-        except OutOfDomainError as error:
-            trial.findings.skip(name, error)
-        else:
             check_moved_buffers(examiner, "train" if mode else "eval", draws)
 
 

@@ -99,11 +99,6 @@ class TaskFacts:
 
         return self._with_new(state, matrices or names, chosen)
 
-    def with_defaults_changed(self, state: State) -> State | None:
-        """A state with other values in buffers whose elements are all alike; None where there are none."""
-        other = self.oracle.other_defaults(self.generator)
-        return {**state, **other} if other else None
-
     def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same state with the chosen elements of these parameters drawn anew."""
         other = self.new_weights()

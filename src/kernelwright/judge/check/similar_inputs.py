@@ -8,7 +8,6 @@ import torch
 
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import some_of
-from kernelwright.judge.check.oracle import OutOfDomainError
 from kernelwright.tasks import InputSet
 
 
@@ -21,10 +20,8 @@ def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
         ("one-changed", functools.partial(_change, 0.0), "a sample"),
     ):
         changed = InputSet(name, vary, f"caches keyed by {kept}", truths=True)
-        try:
+        with examiner.trial.findings.skipping(name):
             examiner.ask(changed, slot=1, base=first.question.inputs)
-        except OutOfDomainError as error:
-            examiner.trial.findings.skip(name, error)
 
 
 def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from kernelwright.errors import InternalError, listed
 from kernelwright.judge.check.facts import TaskFacts
-from kernelwright.judge.check.oracle import State
+from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import CallBudget, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.replies import BuiltModule
@@ -131,9 +131,13 @@ class CheckFindings:
         missing = {Contract.DROP_IN: (*dict.fromkeys((*self.missing, *failed)),), Contract.KERNELBENCH: failed}
         return {contract: KeptContract(kept=not reasons, missing=reasons) for contract, reasons in missing.items()}
 
-    def skip(self, input_set: str, why: Exception) -> None:
-        """Note that an input set lies outside the reference's domain."""
-        self.checks.setdefault("skipped", {})[input_set] = str(why)
+    @contextlib.contextmanager
+    def skipping(self, input_set: str) -> Iterator[None]:
+        """Leave out the rest of a block where an input set lies outside the reference's domain, and note why."""
+        try:
+            yield
+        except OutOfDomainError as error:
+            self.checks.setdefault("skipped", {})[input_set] = str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

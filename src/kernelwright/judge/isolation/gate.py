@@ -238,10 +238,5 @@ class DeviceMemory:
 
 def lock_path(device: torch.device, what: str) -> Path:
     """A lock file of a device for all processes of this machine."""
-    return Path(tempfile.gettempdir(), ".".join(filter(None, (f"kernelwright-{_name(device)}", what, "lock"))))
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"gpu-{torch.cuda.get_device_properties(device).uuid}"
-    return "cpu"
+    name = f"gpu-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else "cpu"
+    return Path(tempfile.gettempdir(), ".".join(filter(None, (f"kernelwright-{name}", what, "lock"))))

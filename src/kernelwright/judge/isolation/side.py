@@ -367,11 +367,5 @@ def _without_overlap(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if torch.equal(first, second):
-        return True
-    # Equal except for NaN, which equals nothing?
-    return (
-        first.is_floating_point()
-        and bool(torch.equal(torch.isnan(first), torch.isnan(second)))
-        and bool(torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)))
-    )
+    """Whether two tensors are equal, where NaN equals NaN."""
+    return bool(torch.isclose(first, second, rtol=0.0, atol=0.0, equal_nan=True).all())

@@ -105,16 +105,8 @@ class Ready:
     original_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeIt:
-    cubin: bytes
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class _CompareIt:
-    cubin: bytes
-    seeds: tuple[int, ...]
+_Request = tuple[bytes, Plan | tuple[int, ...]]
+"""A cubin, and how it is to be timed or the seeds on which its outputs are to be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,7 @@ class ContainedLauncher:
             ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
-        found: ScheduleSamples = self._ask(_TimeIt(cubin, plan), ScheduleSamples)
+        found: ScheduleSamples = self._ask((cubin, plan), ScheduleSamples)
         return found
 
     def compare(self, cubin: bytes, seeds: Sequence[int]) -> str | None:
@@ -177,7 +169,7 @@ class ContainedLauncher:
             ScheduleFailedError: it faulted, hung or ended the process.
             DeviceError: the machine is at fault.
         """
-        found: str | None = self._ask(_CompareIt(cubin, tuple(seeds)), str | None)
+        found: str | None = self._ask((cubin, tuple(seeds)), str | None)
         return found
 
     def close(self) -> None:
@@ -206,11 +198,11 @@ class ContainedLauncher:
             raise DeviceError(f"wanted the original of {self.spec.name} to run, found: {found}; check its launch spec")
         return answer
 
-    def _ask(self, request: _TimeIt | _CompareIt, kind: Any) -> Any:
+    def _ask(self, request: _Request, kind: Any) -> Any:
         """The child's answer, which must be of this kind."""
         self.ready()
         try:
-            waits = isinstance(request, _TimeIt) and TURNS_VARIABLE in os.environ
+            waits = isinstance(request[1], Plan) and TURNS_VARIABLE in os.environ
             answer = self._answer(_TURN_TIMEOUT_S if waits else self.limit_s, request)
             if isinstance(answer, _Begun):
                 answer = self._answer(self.limit_s)
@@ -225,7 +217,7 @@ class ContainedLauncher:
             raise DeviceError(f"wanted {wanted} from the process that runs schedules, found {answer!r}; report this")
         return answer
 
-    def _answer(self, limit_s: float, request: _TimeIt | _CompareIt | None = None) -> Any:
+    def _answer(self, limit_s: float, request: _Request | None = None) -> Any:
         """The next answer, after sending this request; raises DeviceError where the child tells of one."""
         try:
             if request is not None:
@@ -285,17 +277,17 @@ def serve(
     expected: dict[int, list[bytes]] = {}
     while True:
         try:
-            request = connection.recv()
+            cubin, how = connection.recv()
         except EOFError:
             return
         try:
-            if isinstance(request, _TimeIt):
-                plan = replace(request.plan, launches=max(request.plan.launches, least_launches))
+            if isinstance(how, Plan):
+                plan = replace(how, launches=max(how.launches, least_launches))
                 answer: ScheduleSamples | str | None = _timed(
-                    launcher, original, request.cubin, plan, functools.partial(connection.send, _Begun())
+                    launcher, original, cubin, plan, functools.partial(connection.send, _Begun())
                 )
             else:
-                answer = _compared(request, launcher, handle, spec, expected)
+                answer = _compared(cubin, how, launcher, handle, spec, expected)
             connection.send(answer)
         except CudaError as error:
             connection.send(_Faulted(error.name, str(error)))
@@ -346,11 +338,16 @@ def _unload(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[An
 
 
 def _compared(
-    request: _CompareIt, launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
+    cubin: bytes,
+    seeds: Sequence[int],
+    launcher: Launcher,
+    original: Any,
+    spec: LaunchSpec,
+    expected: dict[int, list[bytes]],
 ) -> str | None:
-    handle = launcher.load(request.cubin)
+    handle = launcher.load(cubin)
     found = None
-    for seed in request.seeds:
+    for seed in seeds:
         if seed not in expected:
             # Only the latest are kept: outputs may be large.
             while len(expected) >= _OUTPUTS_KEPT:
