@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.gpu.device_state import device_state
 from kernelwright.gpu.devices import resolve_device
@@ -32,7 +33,6 @@ from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.pairs import time_candidate
-from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score

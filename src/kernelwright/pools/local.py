@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from kernelwright.cores import cores_beside
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.pools.generated import without_advice_on_generated

@@ -24,11 +24,10 @@ from kernelwright.judge.check import guard
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
 from kernelwright.judge.check.oracle import OutOfDomainError
 from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
-from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import CallOutput, Side
 from kernelwright.judge.judge import Judge, record_of
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
 from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock
 from kernelwright.records.intervals import MISS_PROBABILITY

@@ -28,13 +28,13 @@ from typing import Any, Self
 
 import torch
 
+from kernelwright.cores import timing_core
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
-from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
+from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.timing.timing_core import on_core, timing_core
 from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
 from kernelwright.pools.local import spread
 from kernelwright.pools.zygotes import Zygotes

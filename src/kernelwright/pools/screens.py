@@ -10,10 +10,10 @@ from typing import Self
 
 import torch
 
+from kernelwright.cores import timing_core
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.pools.local import Job
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Task

@@ -17,12 +17,11 @@ from typing import Self
 
 import torch
 
+from kernelwright.cores import cores_beside, timing_core
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.timing.timing_core import timing_core
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import see_one_gpu
 from kernelwright.pools.screening import ScreeningPool

@@ -11,13 +11,14 @@ import signal
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from kernelwright.cores import cores_beside
 from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
 from kernelwright.judge.isolation.gate import DeviceGate
@@ -387,6 +388,22 @@ class Worker:
         """Close and remove the private directory."""
         self.close()
         remove_tree(self._private)
+
+
+@contextlib.contextmanager
+def on_core(core: int | None, workers: Iterable[Worker]) -> Iterator[None]:
+    """Run workers, with all their threads, on this core only; afterwards on all others that this process may use."""
+    if core is None:
+        yield
+        return
+    moved = list(workers)
+    for worker in moved:
+        worker.run_on({core})
+    try:
+        yield
+    finally:
+        for worker in moved:
+            worker.run_on(cores_beside(core))
 
 
 def _of_the_process(settings: Settings) -> dict[str, Any]:

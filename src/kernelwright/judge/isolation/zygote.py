@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kernelwright
+from kernelwright.cores import cores_beside
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.cores import cores_beside
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
 

@@ -19,13 +19,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.trial import RejectionError, Trial
-from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import TripleClocks
-from kernelwright.judge.timing.timing_core import on_core
 from kernelwright.judge.timing.triple import RIVAL, SIDES, ProcessTriple, forgiving
 from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.improvement import clears_noise_floor
