@@ -886,12 +886,15 @@ def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
         Judge("cuda")
 
 
-def test_the_judge_of_a_gpu_keeps_its_threads(monkeypatch):
-    gpu = torch.device("cuda", 0)
-    asked = []
+@pytest.mark.parametrize(("device", "threads"), [("cpu", [1]), ("cuda:0", [])])
+def test_the_judge_of_a_gpu_keeps_its_threads(judge, monkeypatch, device, threads):
+    asked, before = [], torch.get_num_threads()
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    with judge_module._one_thread(gpu):
-        assert asked == []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(judge, "device", torch.device(device))
+    with judge.evaluation_folder(RELU):
+        assert asked == threads
+    assert asked == [*threads, before]
 
 
 # --- nothing is left ------------------------------------------------------------------------------

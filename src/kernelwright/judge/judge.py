@@ -222,9 +222,11 @@ class Judge:
     @contextlib.contextmanager
     def evaluation_folder(self, task: Task) -> Iterator[Path]:
         """A directory of one evaluation; whatever it used is given back afterwards."""
-        folder = JudgeFolder()
+        folder, threads = JudgeFolder(), torch.get_num_threads()
         try:
-            with _one_thread(self.device), printing_aside():
+            if self.device.type == "cpu":
+                torch.set_num_threads(1)  # the parent's own thread pool must not spin beside the worker that is being timed
+            with printing_aside():
                 yield folder.path
         except RuntimeError as error:
             if not device_is_full(error):
@@ -234,6 +236,7 @@ class Judge:
                 f"{str(error).splitlines()[0]} Let fewer judges share the GPU."
             ) from error
         finally:
+            torch.set_num_threads(threads)
             folder.remove()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -313,13 +316,11 @@ class Judge:
         self._progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-        score, processes = time_candidate(
-            trial,
-            check,
-            self.flush,
-            lambda done, most: self._progress(f"timing: {done} of at most {most} process triples"),
-            checked,
-        )
+
+        def tell(done: int, most: int) -> None:
+            self._progress(f"timing: {done} of at most {most} process triples")
+
+        score, processes = time_candidate(trial, check, self.flush, tell, checked)
         checks["device_after"] = device_state(self.device)
         checks["clocks"] = {"processes": processes}
         return score
@@ -382,15 +383,3 @@ def _slow(reference: Side, candidate: Side, budget_s: float) -> str:
     if (mine_us - theirs_us) * _CALLS > budget_s * 1e6:
         return f"each of them takes {(mine_us - theirs_us) / 1e6:.1f} s longer than the reference's"
     return ""
-
-
-@contextlib.contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """On the CPU the parent's own thread pool must not spin beside the worker that is being timed."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

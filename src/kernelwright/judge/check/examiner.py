@@ -45,17 +45,13 @@ class Examiner:
         self.trial = trial
         self.reference = reference
         self.candidate = candidate
+        self.sides = reference, candidate
         self.bounds = Bounds(trial, lambda: reference.operators(layout=0))
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
         self.vacuity = VacuityGate()
         self.earlier_truth: list[torch.Tensor] | None = None
         """Truth of the question before, to recognise an answer to that one."""
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        """Reference and candidate."""
-        return self.reference, self.candidate
 
     def load(self, state: State) -> None:
         """Load weights into both sides."""

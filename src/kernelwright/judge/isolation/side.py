@@ -52,15 +52,10 @@ class TaskShapes:
         return max(1, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
 
     @property
-    def slots(self) -> int:
-        """Places for a set of inputs."""
-        return max(SLOTS, self.series_calls)
-
-    @property
     def arena_bytes(self) -> dict[str, int]:
         """Size of each of a worker's arenas."""
         return {
-            "inputs": self.slots * self.slot_bytes,
+            "inputs": max(SLOTS, self.series_calls) * self.slot_bytes,
             "outputs": self.series_calls * self.output_bytes,
             "state": self.state_bytes,
         }

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,13 +173,12 @@ class Zygote:
 # --- inside the zygote --------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Watched:
-    def __init__(self, pid: int, config: dict[str, Any]) -> None:
-        self.pid = pid
-        self.memory_limit_bytes: int = config["memory_limit_bytes"]
-        self.process_limit: int = config["process_limit"]
-        self.cause: str | None = None
-        self.ticks = 0
+    pid: int
+    config: dict[str, Any]
+    cause: str | None = None
+    ticks: int = 0
 
 
 def main(handle: int) -> None:
@@ -302,9 +302,9 @@ def _watch(one: _Watched) -> None:
         return
     one.ticks += 1
     members = [one.pid] if one.ticks % _SESSION_WATCH_EVERY else session_members(one.pid)
-    if len(members) > one.process_limit:
+    if len(members) > one.config["process_limit"]:
         one.cause = "processes"
-    elif sum(_anonymous_bytes(pid) for pid in members) > one.memory_limit_bytes:
+    elif sum(_anonymous_bytes(pid) for pid in members) > one.config["memory_limit_bytes"]:
         one.cause = "memory"
     if one.cause is not None:
         _kill_session(one.pid)

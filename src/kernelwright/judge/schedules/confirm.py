@@ -34,6 +34,8 @@ LAUNCHES = 4
 CHECK_SEEDS = 4
 """Fresh inputs on which outputs are compared in each process; our choice."""
 CONFIRMING = Plan.steady(BLOCKS, LAUNCHES)
+LogRatios = Sequence[Sequence[float]]
+"""log(original / schedule) of each block, by process."""
 _FIRST_CHECK_SEED = 2000
 _SEED_STEP = 1000
 
@@ -56,18 +58,13 @@ class Confirmation:
     failure: ScheduleFailure | None = None
     gpu: GpuIdentity | None = None
     """GPU it was measured on; None for a model's costs."""
-    log_ratios: tuple[tuple[float, ...], ...] = ()
-    """log(original / schedule) of each block, by process."""
-    null_log_ratios: tuple[tuple[float, ...], ...] = ()
+    log_ratios: LogRatios = ()
+    null_log_ratios: LogRatios = ()
     """The same of the original against itself."""
 
     @classmethod
     def of_ratios(
-        cls,
-        log_ratios: Sequence[Sequence[float]],
-        null_log_ratios: Sequence[Sequence[float]],
-        baseline: float,
-        gpu: GpuIdentity | None = None,
+        cls, log_ratios: LogRatios, null_log_ratios: LogRatios, baseline: float, gpu: GpuIdentity | None = None
     ) -> Confirmation:
         """Score a schedule whose outputs are right."""
         from kernelwright.records.scoring import score_ratios  # numpy is slow to import where no schedule is confirmed
@@ -166,9 +163,7 @@ class ScheduleTrial:
         self.log_ratios.append([math.log(ratio) for ratio in samples.ratios])
         return samples
 
-    def confirmation(
-        self, nulls: Sequence[Sequence[float]], original_us: float, gpu: GpuIdentity | None = None
-    ) -> Confirmation:
+    def confirmation(self, nulls: LogRatios, original_us: float, gpu: GpuIdentity | None = None) -> Confirmation:
         """The measurements of all processes together."""
         if self.wrong is not None:
             return Confirmation.of_failure(self.wrong, len(nulls), self.failure)
