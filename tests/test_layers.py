@@ -16,7 +16,7 @@ import pytest
 SOURCES = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    {"errors", "files", "cores"},
+    {"errors", "files", "cores", "seconds"},
     {"config"},
     {"records"},
     {"report", "tasks", "sass"},

@@ -36,6 +36,7 @@ from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
+from kernelwright.seconds import counted
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
 _SPENT_S = 0.01
@@ -203,10 +204,10 @@ class Judge:
             rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"
         with self.evaluation_folder(task) as directory:
             try:
-                with findings.phase("task"):
+                with counted(findings.phases_s, "task"):
                     self._live_task(task)
                 _require_python(candidate.source)
-                with findings.phase("facts"):
+                with counted(findings.phases_s, "facts"):
                     trial = self.trial(task, candidate, directory, settings, findings, rival)
                 self._examine(trial)
             except (RejectionError, WorkerError) as failure:
@@ -249,7 +250,7 @@ class Judge:
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             sides = []
-            with findings.phase("check"):
+            with counted(findings.phases_s, "check"):
                 for role in ("reference", "candidate"):
                     side = trial.start(role)
                     stack.callback(side.close)
@@ -276,7 +277,7 @@ class Judge:
             else:
                 findings.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
-                with findings.phase("late check"):
+                with counted(findings.phases_s, "late check"):
                     check_late(examiner)
 
     def trial(

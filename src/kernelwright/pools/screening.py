@@ -40,6 +40,7 @@ from kernelwright.pools.local import spread
 from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
+from kernelwright.seconds import counted
 
 PROGRAM = "kernelwright.judge.worker.screening"
 SCREENS_PER_GPU, SCREENS_PER_CPU = 8, 4
@@ -78,14 +79,14 @@ class ScreeningProcess:
         pool, start_s = self._pool, time.monotonic()
         spent_s: defaultdict[str, float] = defaultdict(float)
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with _counted(spent_s, "task"):
+        with counted(spent_s, "task"):
             worker = self._started(pool.wants_compiler(candidate.source))
         found: dict[str, Any] = {}
         try:
             found = self._look(worker, candidate, spent_s)
         except WorkerError as failure:
             found = {"correct": False, "reason": failure.reason, "detail": failure.detail.strip()[:2000]}
-        with _counted(spent_s, "next"):
+        with counted(spent_s, "next"):
             self._make_ready(worker)
         return screened_of(
             pool.task,
@@ -100,20 +101,20 @@ class ScreeningProcess:
 
     def _look(self, worker: Worker, candidate: Candidate, spent_s: defaultdict[str, float]) -> dict[str, Any]:
         pool = self._pool
-        with _counted(spent_s, "build"):
+        with counted(spent_s, "build"):
             answer = worker.request("build", pool.build_limit_s, source=candidate.source)
         if "reason" not in answer:
             # Whoever judges on this device stops these requests while it measures.
             with self._gate(shared=True):
-                with _counted(spent_s, "first call"):
+                with counted(spent_s, "first call"):
                     worker.request("call", pool.build_limit_s)
-                with _counted(spent_s, "check"):
+                with counted(spent_s, "check"):
                     answer = worker.request("check", pool.run_limit_s)
         if "reason" in answer:
             return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
         if not pool.settings.timed:
             return {"correct": True}
-        with pool.timing(worker, spent_s), self._gate(shared=True), _counted(spent_s, "time"):
+        with pool.timing(worker, spent_s), self._gate(shared=True), counted(spent_s, "time"):
             timed = worker.request("time", pool.run_limit_s)
         names = ("estimate", "spread", "reference_us", "candidate_us")
         numbers = {name: _number(timed.get(name)) for name in names}
@@ -288,7 +289,7 @@ class ScreeningPool:
         on the same cores, so the other processes of this pool are stopped.
         """
         with contextlib.ExitStack() as stack:
-            with _counted(spent_s, "wait"):
+            with counted(spent_s, "wait"):
                 fcntl.flock(stack.enter_context(self._turn.open("a")), fcntl.LOCK_EX)
             stack.enter_context(on_core(self._core, [worker]))
             if self.where.type == "cpu":
@@ -320,15 +321,6 @@ class ScreeningPool:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def _counted(spent_s: defaultdict[str, float], phase: str) -> Iterator[None]:
-    start_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        spent_s[phase] += time.perf_counter() - start_s
 
 
 def _reason(text: Any) -> Reason:

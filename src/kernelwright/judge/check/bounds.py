@@ -24,7 +24,7 @@ from kernelwright.judge.check.compare import (
     of_outputs,
     reordered,
 )
-from kernelwright.judge.check.oracle import OutOfDomainError, State, SumLength, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State, SumLength, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import INPUT_SETS, is_inexact
 
@@ -42,7 +42,7 @@ class Question:
     inputs: list[Any]
     state: State
     training: bool
-    truth: list[torch.Tensor]
+    truth: Outputs
     tolerance: Tolerance
     has_float64: bool
     """Whether the truth is float64's; otherwise the reference's answer stands for it."""
@@ -95,7 +95,7 @@ class Bounds:
         pairs = zip(self._trial.facts.output_dtypes, self._trial.facts.shapes.outputs, strict=True)
         return [index for index, (dtype, spec) in enumerate(pairs) if dtype.is_floating_point and 0 not in spec.shape]
 
-    def truth(self, drawn: list[Any], state: State, training: bool) -> list[torch.Tensor] | None:
+    def truth(self, drawn: list[Any], state: State, training: bool) -> Outputs | None:
         """Outputs in float64; None where the module does not run in it or draws random numbers.
 
         Raises:
@@ -122,14 +122,7 @@ class Bounds:
         self._has_answered = True
         return found
 
-    def around(
-        self,
-        drawn: list[Any],
-        state: State,
-        training: bool,
-        truth: list[torch.Tensor] | None,
-        outputs: list[torch.Tensor],
-    ) -> Question:
+    def around(self, drawn: list[Any], state: State, training: bool, truth: Outputs | None, outputs: Outputs) -> Question:
         """Set the tolerance for the reference's `outputs`.
 
         Raises:
@@ -277,9 +270,7 @@ class Bounds:
             combined(lambda old, new: replace(old, worst=max(old.worst, new.worst)), before.allowed, wider.allowed)
         )
 
-    def settles(
-        self, drawn: list[Any], wanted: list[torch.Tensor], outputs: list[torch.Tensor], state: State | None = None
-    ) -> bool | None:
+    def settles(self, drawn: list[Any], wanted: Outputs, outputs: Outputs, state: State | None = None) -> bool | None:
         """Whether a candidate's outputs, beside the reference's (`wanted`), are right by the truth of these very inputs.
 
         None where there is no truth. The distance allowed between two answers is known from other inputs. Where few elements

@@ -12,7 +12,7 @@ from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.form import check_form
-from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
@@ -50,7 +50,7 @@ class Examiner:
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
         self.vacuity = VacuityGate()
-        self.earlier_truth: list[torch.Tensor] | None = None
+        self.earlier_truth: Outputs | None = None
         """Truth of the question before, to recognise an answer to that one."""
 
     def load(self, state: State) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernelwright.errors import listed
+from kernelwright.judge.check.oracle import Outputs
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.replies import Output
@@ -22,7 +23,7 @@ def reject_overwritten(trial: Trial, detail: str = "the first call's output was 
     trial.findings.label(Label.ALIASED_OUTPUT, detail)
 
 
-def held_output(trial: Trial, candidate: Side, index: int) -> list[torch.Tensor] | None:
+def held_output(trial: Trial, candidate: Side, index: int) -> Outputs | None:
     """The output of an earlier call as it is now; None where a CUDA graph of torch.compile may have overwritten it."""
     try:
         return candidate.recopy(index)

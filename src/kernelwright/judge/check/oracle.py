@@ -21,6 +21,8 @@ from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_genera
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
+Outputs = list[torch.Tensor]
+"""All tensors that one call returned, flat."""
 _ARGUMENTS = "Have get_inputs() return a list of the arguments that Model.forward takes."
 _HARDLY_SEEN = 0.01
 """Root mean square of a parameter below which its effect may vanish in rounding."""
@@ -93,7 +95,7 @@ class Oracle:
         mantissa_bits: int | None = None,
         noise: float = 0.0,
         mode: TorchDispatchMode | None = None,
-    ) -> list[torch.Tensor]:
+    ) -> Outputs:
         """Outputs in float64, flat.
 
         Args:
@@ -135,14 +137,14 @@ class Oracle:
         """The float64 module's state as the latest call left it."""
         return {key: value.clone() for key, value in self._double.state_dict().items()}
 
-    def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+    def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> Outputs | None:
         """Outputs in float64 with the inputs of convolutions and cuDNN's recurrent networks rounded to TF32, which is
         PyTorch's default for cuDNN; None where the reference has neither. Raises as `truth`."""
         rounding = _OtherArguments(_tf32_in_cudnn)
         outputs = self.truth(inputs, state, training=training, mode=rounding)
         return outputs if rounding.happened else None
 
-    def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> list[torch.Tensor] | None:
+    def with_other_sums_in_norms(self, inputs: list[Any], state: State, *, training: bool) -> Outputs | None:
         """Outputs of the reference in its own dtype and without TF32, flat. The inputs of batch, instance and group norms
         lie with channels last in memory, which PyTorch sums otherwise. None where no norm has an image. Raises as `truth`.
         """
@@ -153,7 +155,7 @@ class Oracle:
             outputs = self.own_precision(inputs, state, training=training, seed=self._seed)
         return outputs if layout.happened else None
 
-    def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> list[torch.Tensor]:
+    def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> Outputs:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
         fresh = self._prepared(inputs, state, training)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -167,7 +169,7 @@ class Oracle:
         skeleton, tensors = flatten(inputs)
         return unflatten(skeleton, [tensor.clone() for tensor in tensors])  # type: ignore[no-any-return]
 
-    def _run(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
+    def _run(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         outputs = self._forward(model, inputs)
         if not outputs:
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
@@ -176,7 +178,7 @@ class Oracle:
             raise OutOfDomainError("the reference gives NaN")
         return outputs
 
-    def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> list[torch.Tensor]:
+    def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         try:
             with torch.no_grad():
                 return flatten(model(*inputs))[1]
@@ -189,7 +191,7 @@ class Oracle:
                 raise  # by others, as it may be: the judge makes room, for no check may be left out because of them
             raise OutOfDomainError(f"the reference raised {type(error).__name__}: {error}") from error
 
-    def own_outputs(self, inputs: list[Any]) -> list[torch.Tensor]:
+    def own_outputs(self, inputs: list[Any]) -> Outputs:
         """Outputs of the reference in its own dtype, in the mode it was built in; flat."""
         fresh = self._prepared(inputs, self.initial_state, self.training)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
@@ -86,15 +85,6 @@ class CheckFindings:
         """Whether an output of the reference was seen in the memory of an earlier one."""
         self.phases_s: defaultdict[str, float] = defaultdict(float)
         """Seconds that each part took; `docs/record-format.md` says which of them include waiting for the device."""
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a part of the evaluation, whether it fails or not."""
-        start_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phases_s[name] += time.perf_counter() - start_s
 
     def label(self, label: Label, detail: str) -> None:
         """Attach a label, or reject where the settings forbid it: at once, unless `kernelbench` may still be kept."""

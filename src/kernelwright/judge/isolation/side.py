@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernelwright.errors import DeviceError, TaskError
-from kernelwright.judge.check.oracle import State
+from kernelwright.judge.check.oracle import Outputs, State
 from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.replies import BuiltModule, Described, Inspection, Mode, Operators, R, Series, parse
 from kernelwright.judge.isolation.workers import Workers
@@ -82,7 +82,7 @@ class TaskShapes:
 class CallOutput:
     """Outputs and clocks of one call."""
 
-    outputs: list[torch.Tensor]
+    outputs: Outputs
     """Copies of the output arena's tensors, in the reference's dtypes; what was not written is NaN."""
     described: Described
     """The worker's description of its outputs: types, shapes, strides. Checked for being a good drop-in."""
@@ -301,7 +301,7 @@ class Side:
         differing = [(view != tensor).any() for view, tensor in pairs]
         return not differing or not torch.stack(differing).any() or all(_same_bits(view, tensor) for view, tensor in pairs)
 
-    def recopy(self, index: int) -> list[torch.Tensor]:
+    def recopy(self, index: int) -> Outputs:
         """The output of an earlier held call, as it is in the worker's memory now."""
         self._poison_outputs()
         self._ask("recopy", self._settings.run_limit_s, index=index)
@@ -319,7 +319,7 @@ class Side:
         """Give the worker back."""
         self._workers.stop(self.worker)
 
-    def _read_outputs(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    def _read_outputs(self, specs: Sequence[TensorSpec]) -> Outputs:
         memory = self.worker.arenas["outputs"].memory
         return [spec.view(memory).clone() for spec in specs]
 

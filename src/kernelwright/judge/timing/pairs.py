@@ -10,6 +10,7 @@ and a large excess rejects (`clocks`, `kernelwright.records.scoring`).
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -30,6 +31,7 @@ from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
 from kernelwright.records.scoring import Score, score
+from kernelwright.seconds import counted
 from kernelwright.tasks.input_sets import InputSet
 
 _SECOND_CHANCES = 2
@@ -144,7 +146,7 @@ def _time_process(
     given: Mapping[str, Side],
     against_truth: bool,
 ) -> TripleClocks:
-    phase = trial.findings.phase
+    phase = functools.partial(counted, trial.findings.phases_s)
     with phase("starts"):
         names = (*SIDES, RIVAL) if trial.has_rival else SIDES
         sides = {**_start(trial, [name for name in names if name not in given]), **given}

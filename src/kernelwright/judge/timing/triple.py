@@ -25,7 +25,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
-from kernelwright.judge.check.oracle import State
+from kernelwright.judge.check.oracle import Outputs, State
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
@@ -82,7 +82,7 @@ class ProcessTriple:
         self._sides = sides
         self._flush = flush
         self._samples = {name: CallSamples() for name in sides}
-        self._first: tuple[list[Any], list[torch.Tensor], list[torch.Tensor]] | None = None
+        self._first: tuple[list[Any], Outputs, Outputs] | None = None
         """Inputs, the reference's output and the candidate's of the call whose output is held."""
         self._still = trial.facts.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
@@ -229,9 +229,7 @@ class ProcessTriple:
         allowed = self._check.timed_tolerance
         self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed, inputs)
 
-    def _near(
-        self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], what: str, allowed: Distance, inputs: list[Any]
-    ) -> None:
+    def _near(self, outputs: Outputs, wanted: Outputs, what: str, allowed: Distance, inputs: list[Any]) -> None:
         far = _far(self._check, inputs, wanted, outputs, allowed)
         if far is not None:
             raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
@@ -344,12 +342,7 @@ class ProcessTriple:
 
 
 def _far(
-    check: CheckResult,
-    inputs: list[Any],
-    wanted: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-    allowed: Distance,
-    state: State | None = None,
+    check: CheckResult, inputs: list[Any], wanted: Outputs, outputs: Outputs, allowed: Distance, state: State | None = None
 ) -> str | None:
     """Distance of outputs from the reference's (`wanted`), in words; None where that is allowed, or right by the truth."""
     found = apart(outputs, wanted)
