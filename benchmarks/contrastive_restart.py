@@ -4,8 +4,8 @@
 
 Stage 1's examples and stage 2's answers, with their verdicts, are put where a run that was broken off would have left them.
 A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; of results
-only the untrained model's come along, where there are any. The weights may differ from the first ones, by rounding on another machine, so that
-whatever was measured of trained models is to be measured again, unless the losses say otherwise
+only the untrained model's come along, where there are any. The weights may differ from the first ones by rounding,
+so that whatever was measured of trained models is to be measured again, unless the losses say otherwise
 (results/2026-11-23-contrastive-spared-h200).
 """
 
