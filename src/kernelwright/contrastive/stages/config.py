@@ -239,8 +239,8 @@ class AugmentationSection(_SettingsTable):
     """Largest speedup of a variation that is learnt; None: any. The paper's teachers mostly wrote what was right and no
     faster (table 5), so that stage 3 had something left to find. Our choice."""
     slowest: float | None = Field(default=None, gt=0)
-    """Smallest speedup of a variation that is learnt; None: any, as in the paper. Needs `timed`, as `fastest` does. A small model that has learnt copies of
-    the reference writes nothing else once failures cost more than copies (docs/log.md)."""
+    """Smallest speedup of a variation that is learnt; None: any, as in the paper. Needs `timed`, as `fastest` does. A small
+    model that has learnt copies of the reference writes nothing else once failures cost more than copies (docs/log.md)."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
     paper's stage 1 has none (Table 2); a small model must have seen the form."""
