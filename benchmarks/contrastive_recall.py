@@ -4,14 +4,16 @@
 
 WORK gets the file of evaluations that all parts of a campaign share, with the first measurements of the published one:
 teachers' code, answers and baselines, under the settings with which they were made. Use it on the same kind of GPU alone;
-the kind is printed. Nothing else comes along: a campaign with other settings of training begins anew with it.
+the kind is printed. Nothing else comes along: a campaign with other settings of training begins anew with it. A WORK that is
+there already keeps what it knows, and gets the rest: of several published campaigns the first one's measurements stand, and
+`contrastive_restart.py` may have made it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from publishing import from_command_line, require_new
+from publishing import from_command_line
 
 from kernelwright import config as settings
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
@@ -30,12 +32,11 @@ def main() -> None:
 
 
 def recall(published: Path, work: Path) -> None:
-    """Make `work`, which must be new.
+    """Fill the shared evaluations of `work`, which is made where it is not there.
 
     Raises:
-        UsageError: there is something there already, or the published folder holds no stage 1.
+        UsageError: the published folder holds no stage 1.
     """
-    require_new(work)
     stage_1 = RunDirectory(published / "sft")
     config, environment = stage_1.read_json("config.json"), stage_1.read_json("environment.json") or {}
     if config is None:

@@ -3,9 +3,9 @@
     python benchmarks/contrastive_restart.py results/contrastive-h200 WORK
 
 Stage 1's examples and stage 2's answers, with their verdicts, are put where a run that was broken off would have left them.
-A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; only the
-untrained model's results come along. The weights may differ from the first ones, by rounding on another machine, so that
-whatever was measured of trained models is to be measured again, unless the losses say otherwise
+A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; of results
+only the untrained model's come along, where there are any. The weights may differ from the first ones by rounding,
+so that whatever was measured of trained models is to be measured again, unless the losses say otherwise
 (results/2026-11-23-contrastive-spared-h200).
 """
 
@@ -33,7 +33,8 @@ from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, Task, append_lines
 
 UNTRAINED = "zero-shot"
-COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}", f"held-out/results/{UNTRAINED}.json")
+COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}")
+RESULT = f"held-out/results/{UNTRAINED}.json"
 READ = ("sft/examples.jsonl.gz", "self-supervised/rollouts.jsonl.gz")
 
 
@@ -54,12 +55,13 @@ def restart(published: Path, work: Path) -> None:
         raise UsageError(
             f"Wanted a published campaign in {published}; it lacks {', '.join(lacking)}. Name one of contrastive training."
         )
-    copy_plain(published, work, COPIED)
+    copy_plain(published, work, (*COPIED, RESULT))
     (work / "sft" / "examples.jsonl").write_bytes(gzip.decompress((published / "sft" / "examples.jsonl.gz").read_bytes()))
     for number, attempts in attempts_of(published).items():
         folder = round_folder(RunDirectory(work / "self-supervised"), number)
         drawn(folder / "attempts.json", lambda attempts=attempts: attempts)  # type: ignore[misc]
-    _untrained(published / "held-out", work / "held-out")
+    if (published / RESULT).exists():
+        _untrained(published / "held-out", work / "held-out")
 
 
 def attempts_of(published: Path) -> dict[int, list[Attempt]]:

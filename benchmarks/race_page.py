@@ -177,7 +177,7 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder:
     estimates = [one for run in runs for one in run.screened()]
     if estimates:
         text += [
-            f"### Techniques on {name}",
+            f"### Techniques, {name}",
             "",
             f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
             f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("%", " %"),

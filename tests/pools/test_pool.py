@@ -39,11 +39,17 @@ class FakeMember:
     act = staticmethod(lambda one: [evaluation(one.task)])
 
     def __init__(self, device, settings):
+        self.device = device
+        self.rested = 0
         self.started.append(device)
+        self.made.append(self)
 
     def do(self, one, alone):
         self.asked.append((one.task.id, alone))
         return self.act(one) if not self.crowded or alone or one.task.id not in self.crowded else CrowdedError("too little")
+
+    def rest(self):
+        self.rested += 1
 
     def kill(self):
         self.ended.append(-9)
@@ -55,7 +61,7 @@ class FakeMember:
 
 @pytest.fixture
 def member(monkeypatch):
-    made = type("Member", (FakeMember,), {"started": [], "ended": [], "asked": [], "crowded": ()})
+    made = type("Member", (FakeMember,), {"started": [], "ended": [], "asked": [], "made": [], "crowded": ()})
     monkeypatch.setattr(pool, "_JudgeProcess", made)
     return made
 
@@ -118,9 +124,10 @@ def test_where_all_jobs_need_the_memory_alone_they_have_it_in_turn(member, monke
     assert sorted(member.asked) == [(str(number), alone) for number in range(3) for alone in (False, True)]
 
 
-@pytest.mark.parametrize("slots", [3, 4])
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
 def test_a_job_that_needs_the_memory_alone_waits_until_nothing_else_is_left(member, monkeypatch, slots):
-    monkeypatch.setattr(pool, "_QUIET_S", 0.2)
+    monkeypatch.setattr(pool, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(pool, "_QUIET_S", 1.0)
     member.crowded = ("1", "2")
     at_work, most = [], []
 
@@ -154,6 +161,21 @@ def test_what_has_to_be_alone_waits_for_another_pool_on_the_device_too(member, m
         may_end.set()
         assert [found.task for future in (busy, crowded) for found in future.result(60)] == ["0", "1"]
     assert member.asked[-1] == ("1", True)
+
+
+def test_before_a_job_has_the_memory_alone_the_others_on_its_device_give_back_what_only_waits(member, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    both = threading.Barrier(3)
+    member.act = staticmethod(lambda one: both.wait(60) is None or [evaluation(one.task)])
+    with JudgePool(["cpu", "cuda:0"], SETTINGS) as judges, JudgePool(["cpu"], SETTINGS, beside=judges) as rotating:
+        for future in [judges._submit(job(0)), judges._submit(job(1)), rotating._submit(job(2))]:
+            future.result(60)
+        member.act, member.crowded = staticmethod(FakeMember.act), ("3",)
+        rotating._submit(job(3)).result(60)
+    assert member.asked[-1] == ("3", True)
+    *others, alone = [one for pooled in (judges, rotating) for one in pooled._members]
+    assert {one.device: one.rested for one in others} == {"cpu": 1, "cuda:0": 0}
+    assert alone.rested == 0
 
 
 def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_closed(member):
@@ -251,7 +273,11 @@ class FakeJudge:
 
     def __init__(self, device="cpu", settings=None):
         self.closed = False
+        self.rested = 0
         self.seen = []
+
+    def rest(self):
+        self.rested += 1
 
     def evaluate(self, task, candidate, settings=None, alone=None, rival=None):
         self.seen.append((settings, alone) if rival is None else rival)
@@ -301,7 +327,7 @@ def test_a_rival_reaches_the_judge():
     def send(message):
         answers.append(pool._do(judge, "cpu", *message))
 
-    member._connection = SimpleNamespace(send=send, recv=lambda: answers.pop())
+    member._connection, member._sending = SimpleNamespace(send=send, recv=lambda: answers.pop()), threading.Lock()
     (found,) = member.do(Job(RELU, candidate(), SETTINGS, rival), False)
     assert found.task == RELU.id
     member.do(Job(RELU, candidate(), SETTINGS), True)
@@ -310,7 +336,8 @@ def test_a_rival_reaches_the_judge():
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
-    waiting = [sent(job(number)) for number in range(count)]
+    rest = None
+    waiting = [rest, *(message for number in range(count) for message in (sent(job(number)), rest))]
     answers, judges = [], []
 
     def receive():
@@ -331,7 +358,7 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
     finally:
         signal.signal(signal.SIGINT, handler)
     assert [len(answer) for answer in answers] == [1] * count
-    assert [judge.closed for judge in judges] == [True] * min(count, 1)
+    assert [(judge.closed, judge.rested) for judge in judges] == [(True, count)] * min(count, 1)
 
 
 @pytest.mark.parametrize(

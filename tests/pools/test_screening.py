@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections import defaultdict
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -186,6 +189,35 @@ def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any
     pool._free.append(ScreeningProcess(pool))
     assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]
     pool._free[:] = [first]
+
+
+@pytest.mark.parametrize(
+    ("device", "reference_us", "alone"), [("cuda", 1200.0, True), ("cuda", 90.0, False), ("cpu", 1200.0, False)]
+)
+def test_long_calls_have_a_gpu_alone_while_they_are_timed(device, reference_us, alone):
+    process, asked = object.__new__(ScreeningProcess), []
+    timed = {"estimate": 2.0, "spread": 0.1, "pairs": 9, "reference_us": reference_us, "candidate_us": reference_us / 2}
+
+    @contextlib.contextmanager
+    def gate(*, shared):
+        asked.append(("gate", shared))
+        yield
+
+    def request(what, limit_s, **_):
+        asked.append(what)
+        return timed if what == "time" else {}
+
+    looked_at = SimpleNamespace(
+        build_limit_s=1.0,
+        run_limit_s=1.0,
+        where=torch.device(device),
+        settings=SETTINGS,
+        timing=lambda *_: contextlib.nullcontext(),
+    )
+    process._pool, process._gate, process._reference_us = looked_at, gate, reference_us
+    found = process._look(SimpleNamespace(request=request), Candidate(source=""), defaultdict(float))
+    assert found["estimate"] == 2.0
+    assert asked == ["build", ("gate", True), "call", "check", ("gate", not alone), "time"]
 
 
 def test_on_a_gpu_whatever_compiles_is_forked_from_the_zygote_with_the_compiler(pool, monkeypatch):

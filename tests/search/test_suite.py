@@ -156,6 +156,31 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     assert (next(event for event in heard if event.judged).screened < 8) == ahead
 
 
+@pytest.mark.parametrize(("screening", "judging"), [(1, 7), (3, 5), (6, 4), (0, 8)])
+def test_while_few_tasks_are_screened_more_judges_work(tmp_path, screening, judging):
+    tasks = [Task(id=str(number), source=f"{TASK.source}# {number}\n") for number in range(16)]
+    suite = Suite("tiny", tuple(SuiteEntry(task) for task in tasks))
+    search = searching.SuiteSearch(RunDirectory(tmp_path), suite, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, None)
+    for number, state in enumerate(search._states.values()):
+        state.at_work, state.exhausted = number < screening, number >= screening
+        candidate = Candidate(source=f"# {number}", policy="builtin")
+        state.screened = [screened_of(state.task, candidate, correct=True, estimate=1.5, spread=0.0)]
+    search._judging_begins.set()
+    taken = []
+
+    class Full(Judges):
+        slots = 8
+
+        def evaluate(self, jobs, stop=None):
+            while len(taken) < self.slots and (job := next(jobs)) is not None:
+                taken.append(job)
+            search._ended.set()
+            return iter(())
+
+    search.judge(Full([], None, 8, {}))
+    assert len(taken) == judging
+
+
 def baseline(task, name, gain, **changes):
     source = baseline_source(task, name)
     common = {"task": task.id, "task_sha256": task.sha256, "policy": "baseline", "techniques": (name,)}

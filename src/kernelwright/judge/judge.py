@@ -80,7 +80,8 @@ class Judge:
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self._zygote.import_compiler(self.device.type)
-        self._workers = Workers(self._zygote, keep=KEPT if self.device.type == "cuda" else 0)
+        self._memory = DeviceMemory(self.device)
+        self._workers = Workers(self._zygote, KEPT if self.device.type == "cuda" else 0, self._memory.is_ample)
         sandbox.hide_memory()
         try:
             self.flush = CacheFlush(self.device)
@@ -92,7 +93,6 @@ class Judge:
                 f"Wanted a judge on {self.device}; others have filled the GPU's memory: {str(error).splitlines()[0]} "
                 "Let fewer programs share it."
             ) from error
-        self._memory = DeviceMemory(self.device)
         self._live: dict[str, LiveTask] = {}
         self._disturbances = 0
         """Attempts that were given up because a GPU was at work for somebody else."""
@@ -102,6 +102,10 @@ class Judge:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def rest(self) -> None:
+        """End the processes that wait for another task: somebody wants the GPU's memory."""
+        self._workers.rest()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -80,25 +80,29 @@ _Entry = tuple[Job | RotationJob, Future[_Found]]
 
 
 def spread(
-    work: Iterable[W | None], slots: int, submit: Callable[[W], Future[R]], stop: Callable[[], bool] | None
+    work: Iterable[W | None],
+    slots: int,
+    submit: Callable[[W], Future[R]],
+    stop: Callable[[], bool] | None,
+    waits: Callable[[], int] = lambda: 0,
 ) -> Iterator[tuple[W, R]]:
     """Keep slots busy: take work as they become free, until there is none or `stop()`; yields each as it ends.
 
-    None among the work asks to wait until something has ended.
+    None among the work asks to wait until something has ended. `waits` says how much of what was submitted waits outside
+    the slots.
     """
     waiting = iter(work)
     running: dict[Future[R], W] = {}
     while True:
-        while len(running) < slots and not (stop is not None and stop()):
+        while len(running) - waits() < slots and not (stop is not None and stop()):
             one = next(waiting, None)
             if one is None:
                 break
             running[submit(one)] = one
         if not running:
             return
-        # What there is to do may depend on others, too: ask again after a while.
-        limit_s = _ASK_AGAIN_S if len(running) < slots else None
-        for ended in wait(running, timeout=limit_s, return_when=FIRST_COMPLETED).done:
+        # What there is to do may depend on others, and a slot may be free though nothing has ended: ask again after a while.
+        for ended in wait(running, timeout=_ASK_AGAIN_S, return_when=FIRST_COMPLETED).done:
             yield running.pop(ended), ended.result()
             break
 
@@ -159,14 +163,19 @@ class JudgePool:
 
     def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Implements `Evaluator.evaluate`."""
-        for job, found in spread(jobs, self.slots, self._submit, stop):
+        for job, found in spread(jobs, self.slots, self._submit, stop, self._waits):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
         self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """Measure rotations; yields one evaluation for each baseline of each."""
-        return spread(rotations, self.slots, self._submit, stop)
+        return spread(rotations, self.slots, self._submit, stop, self._waits)
+
+    def _waits(self) -> int:
+        """Jobs that have given their slot to others until nothing else is left to do."""
+        with self._changed:
+            return len(self._crowded)
 
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
         future: Future[_Found] = Future()
@@ -244,6 +253,8 @@ class JudgePool:
                 if member is None:
                     member = _JudgeProcess(device, self._settings)
                     self._members.add(member)
+                if alone:
+                    self._rest_others(member)
                 try:
                     found = member.do(job, alone)
                     break
@@ -267,11 +278,21 @@ class JudgePool:
         if member is not None:
             member.end()
 
+    def _rest_others(self, member: _JudgeProcess) -> None:
+        """Have the other judges on its device give back what only waits there; none of them is at work."""
+        with self._changed:
+            members = [one for pool in self._pools for one in list(pool._members)]
+        for other in members:
+            if other is not member and other.device == member.device:
+                other.rest()
+
 
 class _JudgeProcess:
     """A process with a judge."""
 
     def __init__(self, device: str, settings: Settings, ready: bool = False) -> None:
+        self.device = device
+        self._sending = threading.Lock()
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         # Not a daemon: its judge starts a process of its own.
@@ -283,17 +304,22 @@ class _JudgeProcess:
     def do(self, work: Job | RotationJob, alone: bool) -> _Found:
         """Have the process do a job, alone on its device or beside others; raises EOFError or OSError when it is gone."""
         candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate, work.rival)
-        self._connection.send(
-            (
-                isinstance(work, RotationJob),
-                work.task.model_dump_json(),
-                [candidate.model_dump_json() for candidate in candidates if candidate is not None],
-                work.settings and work.settings.model_dump_json(),
-                alone,
-            )
+        message = (
+            isinstance(work, RotationJob),
+            work.task.model_dump_json(),
+            [candidate.model_dump_json() for candidate in candidates if candidate is not None],
+            work.settings and work.settings.model_dump_json(),
+            alone,
         )
+        with self._sending:
+            self._connection.send(message)
         found = self._connection.recv()
         return [Evaluation.model_validate_json(one) for one in found] if isinstance(found, list) else found
+
+    def rest(self) -> None:
+        """Have it end the processes that wait for its next task; for any thread."""
+        with self._sending, contextlib.suppress(OSError):  # one that is gone holds nothing
+            self._connection.send(None)
 
     def kill(self) -> None:
         """End the process at once; its children die with it."""
@@ -346,6 +372,10 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
                 message = connection.recv()
             except EOFError:
                 return
+            if message is None:
+                if judge is not None:
+                    judge.rest()
+                continue
             try:
                 judge = judge or made()
             except KernelwrightError as error:

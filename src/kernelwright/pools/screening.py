@@ -52,6 +52,10 @@ STARTED_EARLY = 3
 LEFT_BYTES_MAX = {"resident_bytes": 3 << 30, "device_bytes": 1 << 30}
 """Memory that a process may have gained beyond its task before it is started anew. torch.compile takes 1 GiB of the host's.
 Our choice."""
+LONG_CALL_US = 1000.0
+"""Latency of a reference from which on screening has a GPU alone while it times. Others' work comes between the many kernels
+of a long call, and less often between those of a CUDA graph: beside others such candidates read 1.4 to 2 times too fast, and
+short ones hardly (`docs/log.md`). Our choice."""
 _POLL_S = 0.05
 
 
@@ -63,6 +67,7 @@ class ScreeningProcess:
         self._gate = DeviceGate(pool.where, pool.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
         self._least_us: float | None = None
+        self._reference_us = 0.0
         self._starting = threading.Lock()
 
     @property
@@ -114,7 +119,8 @@ class ScreeningProcess:
             return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
         if not pool.settings.timed:
             return {"correct": True}
-        with pool.timing(worker, spent_s), self._gate(shared=True), counted(spent_s, "time"):
+        beside = pool.where.type == "cpu" or self._reference_us < LONG_CALL_US
+        with pool.timing(worker, spent_s), self._gate(shared=beside), counted(spent_s, "time"):
             timed = worker.request("time", pool.run_limit_s)
         names = ("estimate", "spread", "reference_us", "candidate_us")
         numbers = {name: _number(timed.get(name)) for name in names}
@@ -154,7 +160,7 @@ class ScreeningProcess:
             if failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
             raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
-        self._least_us = answer.get("least_us")
+        self._least_us, self._reference_us = answer.get("least_us"), _number(answer.get("reference_us"))
         return worker
 
     def _make_ready(self, worker: Worker) -> None:
@@ -285,8 +291,8 @@ class ScreeningPool:
     def timing(self, worker: Worker, spent_s: defaultdict[str, float]) -> Iterator[None]:
         """Be the only one that screening times on the device, on the core for timing.
 
-        Compilers of the others go on meanwhile, on other cores: estimates are medians of pairs. On a processor they would be
-        on the same cores, so the other processes of this pool are stopped.
+        Compilers of the others go on meanwhile, on other cores. On a processor they would be on the same cores, so the other
+        processes of this pool are stopped.
         """
         with contextlib.ExitStack() as stack:
             with counted(spent_s, "wait"):

@@ -47,7 +47,8 @@ SCREENED_BESIDE = 0.5
 """Tasks that may still be screened when the judge begins, on a GPU, as a share of those that can be screened at once: the
 last ones are large networks, whose compilers leave the GPU and most cores idle. Our choice."""
 JUDGED_BESIDE = 0.5
-"""Share of the judges that work until all is screened. Our choice."""
+"""Least share of the judges that work while tasks are screened: each of these takes the place of one. When it was the most,
+a few large networks kept half of the judges idle for eight of ten minutes (`docs/log.md`). Our choice."""
 MOST_JUDGES_PER_GPU = 10
 """Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
 takes (results/2026-11-24-search-h200)."""
@@ -285,7 +286,8 @@ class SuiteSearch:
                         and (one := state.owed(self._count)) is not None
                         and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
-                if at_work and not is_over and len(at_work) >= JUDGED_BESIDE * pool.slots:
+                    screened = sum(state.at_work for state in states)
+                if at_work and not is_over and len(at_work) >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
                     yield None
                 elif jobs:
                     at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))

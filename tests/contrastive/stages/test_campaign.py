@@ -431,6 +431,19 @@ def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_pat
         assert found.blocks == one.blocks
     again = next(iter(RunDirectory(published / "held-out" / "confirmations").evaluations()))
     assert known.find(SimpleNamespace(sha256=again.task_sha256), again.candidate()).blocks != again.blocks
-    for place in (published, tmp_path):
-        with pytest.raises(UsageError, match=r"Wanted a (new directory|published campaign)"):
-            recall(place, tmp_path / ("work" if place == published else "other"))
+    with pytest.raises(UsageError, match="Wanted a published campaign"):
+        recall(tmp_path, tmp_path / "other")
+    recall(published, tmp_path / "work")  # knows it already, and what was first stays
+    assert known.find(SimpleNamespace(sha256=again.task_sha256), again.candidate()).blocks != again.blocks
+
+
+def test_a_campaign_whose_weights_are_gone_starts_again_without_the_untrained_model(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contrastive_restart import restart
+
+    work = tmp_path / "work"
+    restart(ROOT / "results" / "2026-11-25-contrastive-device-bound-second-h100", work)
+    assert (work / "sft" / "examples.jsonl").read_text().count("\n") == 177
+    rounds = [json.loads(path.read_text()) for path in sorted((work / "self-supervised" / "rounds").rglob("attempts.json"))]
+    assert [len(attempts) for attempts in rounds] == [128, 128]
+    assert not (work / "held-out").exists()

@@ -72,6 +72,21 @@ def test_a_setting_that_cannot_be_names_itself(changes, said):
         stage_from("contrastive", {"model": MODEL} | changes)
 
 
+@pytest.mark.parametrize(
+    ("stage", "bounds", "said"),
+    [
+        ("sft", {"augmentation": {"slowest": 1.1, "fastest": 3.0}}, "slowest and fastest bound speedups"),
+        ("sft", {"augmentation": {"fastest": 3.0}}, "fastest bound speedups"),
+        ("self-supervised", {"slowest": 1.1}, "slowest bound speedups"),
+    ],
+)
+def test_a_bound_of_speedups_needs_them_measured(stage, bounds, said):
+    with pytest.raises(ConfigError, match=said):
+        stage_from(stage, {"model": MODEL} | bounds)
+    timed = {"augmentation": bounds["augmentation"] | {"timed": True}} if stage == "sft" else bounds | {"timed": True}
+    assert stage_from(stage, {"model": MODEL} | timed)
+
+
 def test_an_unknown_setting_of_the_judge_is_named():
     config = stage_from("sft", {"model": MODEL, "judge": {"settings": {"block": 3}}})
     with pytest.raises(ConfigError, match=r"`block`; did you mean `blocks`"):

@@ -153,6 +153,24 @@ def test_other_limits_want_other_processes(judge):
     assert waiting(judge) == before  # no room for a second
 
 
+def test_without_room_none_is_kept_and_what_waits_can_be_ended(judge):
+    rooms = [True]
+    judge._workers = Workers(judge._zygote, keep=3, is_room=lambda: rooms[-1])
+    judge.evaluate(RELU, candidate(RELU))
+    (kept,) = waiting(judge)
+    rooms.append(False)
+    judge.evaluate(RELU, candidate(RELU))
+    assert waiting(judge) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(kept, 0)
+    rooms.append(True)
+    judge.evaluate(RELU, candidate(RELU))
+    assert len(waiting(judge)) == 1
+    judge.rest()
+    assert waiting(judge) == []
+    assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
+
+
 def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:

@@ -210,6 +210,12 @@ class TeacherSection(_SettingsTable):
     """Most tokens of one answer."""
 
 
+def _require_timed(timed: bool, **bounds: float | None) -> None:
+    given = [name for name, bound in bounds.items() if bound is not None]
+    if given and not timed:
+        raise ValueError(f"{' and '.join(given)} bound speedups, which are not measured; set timed = true")
+
+
 class AugmentationSection(_SettingsTable):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
@@ -233,11 +239,16 @@ class AugmentationSection(_SettingsTable):
     """Largest speedup of a variation that is learnt; None: any. The paper's teachers mostly wrote what was right and no
     faster (table 5), so that stage 3 had something left to find. Our choice."""
     slowest: float | None = Field(default=None, gt=0)
-    """Smallest speedup of a variation that is learnt; None: any, as in the paper. A small model that has learnt copies of
-    the reference writes nothing else once failures cost more than copies (docs/log.md)."""
+    """Smallest speedup of a variation that is learnt; None: any, as in the paper. Needs `timed`, as `fastest` does. A small
+    model that has learnt copies of the reference writes nothing else once failures cost more than copies (docs/log.md)."""
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
     paper's stage 1 has none (Table 2); a small model must have seen the form."""
+
+    @model_validator(mode="after")
+    def _bounds_are_of_what_is_measured(self) -> Self:
+        _require_timed(self.timed, slowest=self.slowest, fastest=self.fastest)
+        return self
 
 
 class _StageSettings(_SettingsTable):
@@ -312,6 +323,11 @@ class SelfSupervisedConfig(_StageSettings):
     what it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
     rehearse: Path | None = None
     """Run directory of stage 1, which holds those examples."""
+
+    @model_validator(mode="after")
+    def _bound_is_of_what_is_measured(self) -> Self:
+        _require_timed(self.timed, slowest=self.slowest)
+        return self
 
 
 class RewardSection(_SettingsTable):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 from kernelwright.judge.isolation.folder import JudgeFolder
@@ -25,11 +26,12 @@ KEPT = 3
 
 
 class Workers:
-    """Starts the workers of one judge; `keep` trusted ones of one kind may wait for another task."""
+    """Starts the workers of one judge; `keep` trusted ones of one kind may wait for another task, while there `is_room`."""
 
-    def __init__(self, zygote: Zygote, keep: int) -> None:
+    def __init__(self, zygote: Zygote, keep: int, is_room: Callable[[], bool] = lambda: True) -> None:
         self._zygote = zygote
         self._keep = keep
+        self._is_room = is_room
         self._lock = threading.Lock()
         """Guards the fields below: the sides of a process triple start in parallel."""
         self.spent_s: defaultdict[str, float] = defaultdict(float)
@@ -62,7 +64,7 @@ class Workers:
         with self._lock:
             alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
             keep = worker.spec.kept_as is not None and alike < self._keep
-        kept = keep and worker.forget()
+        kept = keep and worker.forget() and self._is_room()
         if not kept:
             worker.discard()
         spent_s["end"] = time.perf_counter() - start_s
@@ -72,10 +74,14 @@ class Workers:
             for op, seconds in spent_s.items():
                 self.spent_s[f"{worker.spec.role} {op}"] += seconds
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """End those that wait."""
         while self._waiting:
             self._waiting.pop().discard()
+
+    def close(self) -> None:
+        """End those that wait, for good."""
+        self.rest()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None

@@ -111,8 +111,17 @@ class ScreeningHarness(Harness):
         least_us = size / self._bytes_per_us() if self.device.type == "cuda" else None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        reference_us = self._whole_us(own)
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
-        return {"least_us": least_us}
+        return {"least_us": least_us, "reference_us": reference_us}
+
+    def _whole_us(self, inputs: list[Any]) -> float:
+        """Time of a call of the reference until the device rests, microseconds; about, since others may be at work there."""
+        with torch.no_grad():
+            start_s = time.perf_counter()
+            self._reference(*_copied(inputs))
+            self.clock.settle()
+        return 1e6 * (time.perf_counter() - start_s)
 
     def _bytes_per_us(self) -> float:
         """Bandwidth of the device's memory. A processor has none that holds: its caches are not emptied."""
