@@ -1,4 +1,4 @@
-"""Reads clocks, temperature and load of the device before and after timing; it sets nothing."""
+"""Reads clocks, temperature, load and free memory of a device; it sets nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 
 import pynvml
 import torch
+
+_AMPLE_SHARE = 1 / 3
+"""Share of a GPU's memory that evaluations should find free. Where all processes were kept, 11 of an H100's 79 GiB were
+left, and tasks did not fit (`docs/log.md`). Our choice."""
+
+
+def has_ample_memory(device: torch.device) -> bool:
+    """Whether a GPU has enough left for processes that only wait."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return free_bytes >= _AMPLE_SHARE * total_bytes
 
 
 def device_state(device: torch.device) -> dict[str, float | str]:

@@ -16,7 +16,7 @@ import torch
 
 from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError
-from kernelwright.gpu.device_state import device_state
+from kernelwright.gpu.device_state import device_state, has_ample_memory
 from kernelwright.gpu.devices import resolve_device
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
@@ -81,7 +81,8 @@ class Judge:
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self._zygote.import_compiler(self.device.type)
         self._memory = DeviceMemory(self.device)
-        self._workers = Workers(self._zygote, KEPT if self.device.type == "cuda" else 0, self._memory.is_ample)
+        keep = KEPT if self.device.type == "cuda" else 0
+        self._workers = Workers(self._zygote, keep, lambda: has_ample_memory(self.device))
         sandbox.hide_memory()
         try:
             self.flush = CacheFlush(self.device)
@@ -145,8 +146,7 @@ class Judge:
             return found.failure is not None and found.failure.reason is Reason.OUT_OF_MEMORY
 
         found = self.with_memory(lambda: self._found(task, candidate, settings, rival), ran_out, alone)
-        elapsed_s = time.monotonic() - started
-        return record_of(found, task, candidate, str(self.device), began, elapsed_s, found.kept(), rival)
+        return record_of(found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), rival)
 
     def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
         """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it.

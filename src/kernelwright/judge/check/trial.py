@@ -210,16 +210,13 @@ class Trial:
         side = Side(self.workers, self.settings, facts.shapes, spec)
         try:
             self._furnish(side)
-        except WorkerError as failure:
+        except BaseException as failure:
             side.close()
-            if role != "candidate" or failure.reason is not Reason.STATE_MISMATCH:
+            if role != "candidate" or not isinstance(failure, WorkerError) or failure.reason is not Reason.STATE_MISMATCH:
                 raise
             # What it has loaded of them, nobody knows. A new one keeps those it is built with.
             self.findings.label(Label.STATE_DIFFERS, failure.detail)
             return self._start(role, source, class_name, kept_as)
-        except BaseException:
-            side.close()
-            raise
         return side
 
     def renew(self, side: Side) -> None:

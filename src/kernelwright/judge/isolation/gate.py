@@ -25,9 +25,6 @@ _PROBES, _BUSY_US = 5, 500.0
 """Empty launches that tell whether a GPU is at work for other processes, and their median above which it is: each then waits
 for a time slice, which lasts about 2 ms. Our choice."""
 _PROBE_S = 0.01
-_AMPLE_SHARE = 1 / 3
-"""Share of a GPU's memory that evaluations should find free. Where all processes were kept, 11 of an H100's 79 GiB were
-left, and tasks did not fit (`docs/log.md`). Our choice."""
 _ENDING_S = 2.0
 """Time in which the driver ends the work of a process that was killed. Our choice."""
 
@@ -223,7 +220,6 @@ class DeviceMemory:
     """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._memory, self._turn = (lock_path(device, what) for what in ("memory", "turn"))
         self.alone = False
         """Whether whoever entered last has it alone."""
@@ -238,11 +234,6 @@ class DeviceMemory:
                 fcntl.flock(turn, fcntl.LOCK_UN)
             self.alone = alone
             yield
-
-    def is_ample(self) -> bool:
-        """Whether a GPU has enough left for processes that only wait."""
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        return free_bytes >= _AMPLE_SHARE * total_bytes
 
 
 def lock_path(device: torch.device, what: str) -> Path:

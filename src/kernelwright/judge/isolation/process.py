@@ -250,14 +250,13 @@ class Worker:
 
     def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float, float]:
         """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
-        gate = self.spec.gate
-        if gate.alone:
+        if self.spec.gate.alone:
             return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
         watch = None if self.is_trusted else CompilerWatch(self.pid, self._stack, self._settings.stall_limit_s)
         came_s, stopped_s = time.monotonic(), 0.0
         while not self._channel.pending(_POLL_S):
             if lock is not None:
-                stopped_s += gate.stand_aside(lock, self)
+                stopped_s += self.spec.gate.stand_aside(lock, self)
             ran_s = time.monotonic() - came_s - stopped_s
             if ran_s >= limit_s:
                 raise ChannelTimeoutError

@@ -207,12 +207,8 @@ _SIGNAL_CALLS = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240))
 _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX = 1
 
-_ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
+_ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LD_ABS, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
-
-
-def _errno_action(number: int) -> int:
-    return 0x00050000 | number
 
 
 def _filter(own_pid: int, scoped_signals: bool) -> bytes:
@@ -221,7 +217,7 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     if machine not in ARCHITECTURES:
         raise SandboxError(f"No seccomp filter is written for {machine}; wanted {' or '.join(ARCHITECTURES)}.")
     index = 0 if machine == "x86_64" else 1
-    deny = _errno_action(errno.EPERM)
+    deny = _ERRNO | errno.EPERM
     low = 16  # offset of the first argument's low half in struct seccomp_data
 
     program: list[tuple[int, int, int, int]] = [
@@ -237,14 +233,14 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
         program.append((_JEQ, 0, len(body), number))
         program.extend(body)
 
-    for calls, answer in ((_DENIED, deny), (_IGNORED, _errno_action(0))):
+    for calls, answer in ((_DENIED, deny), (_IGNORED, _ERRNO)):
         for numbers in calls.values():
             if numbers[index] >= 0:
                 when(numbers[index], (_RET, 0, 0, answer))
     flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
-    when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _errno_action(0)))
+    when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO))
     # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.
-    when(_CLONE3[index], (_RET, 0, 0, _errno_action(errno.ENOSYS)))
+    when(_CLONE3[index], (_RET, 0, 0, _ERRNO | errno.ENOSYS))
     when(_SOCKET[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, _AF_UNIX), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
     when(_CLONE[index], (_LD_ABS, 0, 0, low), (_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
     # Allowed with 0, the caller, as the process.
