@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import progress
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.progress import CompilerWatch
+from kernelwright.judge.worker import serving
 from kernelwright.records import Candidate, Reason
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
@@ -29,11 +33,13 @@ class Looks:
     def __init__(self, monkeypatch, tmp_path):
         self.found, self.file = {}, tmp_path / "stack"
         self.file.write_text("from before: /triton/compiler/")
-        self.asked = []
+        asked, asks = os.pipe()
+        os.set_blocking(asked, False)
+        os.set_blocking(asks, False)
+        self.asked = asked
         monkeypatch.setattr(progress, "session_members", lambda pid: list(self.found))
         monkeypatch.setattr(progress, "_name_and_time", lambda pid: self.found[pid])
-        monkeypatch.setattr(progress, "signal_each", lambda pids, number: self.asked.append((pids, number)))
-        self.watch = CompilerWatch(7, os.open(self.file, os.O_RDONLY), limit_s=16.0)
+        self.watch = CompilerWatch(7, asks, os.open(self.file, os.O_RDONLY), limit_s=16.0)
 
     def look(self, at_s, found, wrote=""):
         self.found = found
@@ -58,7 +64,7 @@ PYTHON = ("python3", 0.0)
 def test_one_that_only_computes_is_stuck_after_its_limit_and_where_it_was_is_told(looks):
     own = frames(("/tmp/x/candidate.py", 12, "forward"), ("/p/torch/_dynamo/convert_frame.py", 3, "_compile"))
     assert not looks.look(2.0, {7: ("python3", 2.0)})
-    assert looks.asked == [([7], signal.SIGUSR1)]
+    assert os.read(looks.asked, 9) == b"?"
     assert not looks.look(15.9, {7: ("python3", 15.0)}, own)
     assert looks.look(16.1, {7: ("python3", 16.0)})
     assert looks.watch.detail() == "no compiler was at work; it was last seen in candidate.py, line 12, in forward"
@@ -149,7 +155,7 @@ NEVER = {
     "a loop in C that keeps the interpreter's lock": (
         candidate("native('int f(void) { for (;;); }').f()", top=COMPILE),
         Reason.RUN_TIMEOUT,
-        "candidate.py, line",
+        "no Python code ran in it",
     ),
     "a child that never ends": (
         candidate("pid = os.fork()\nif not pid:\n    while True: pass\nos.waitpid(pid, 0)\n" + RIGHT),
@@ -184,6 +190,48 @@ def test_one_that_never_returns_is_rejected_with_what_it_did(judge, what):
 def test_a_compiler_at_work_may_take_longer_than_that(judge, name):
     init = f"program({name!r}, {BUSY!r})\nsubprocess.run([{name!r}], check=True)"
     found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=HURRIED)
+    assert found.accepted, (found.reason, found.detail)
+
+
+IN_A_THREAD = """
+import threading
+CODE = compile("def g(n):\\n  return 0 if n <= 0 else g(n - 1)\\ng(30)", "/p/triton/compiler/compiler.py", "exec")
+def compiles():
+    until = time.process_time() + 3
+    while time.process_time() < until:
+        exec(CODE, {})
+"""
+
+
+ASKED_OFTEN = f"""
+import os, sys, threading, time
+from pathlib import Path
+from kernelwright.judge.worker import serving
+{IN_A_THREAD}
+private = Path(sys.argv[1])
+os.mkfifo(private / serving.ASKED)
+asks = os.open(private / serving.ASKED, os.O_RDWR)
+serving._say_where_when_asked(private)
+worker = threading.Thread(target=compiles)
+worker.start()
+while worker.is_alive():
+    os.write(asks, b"?")
+    time.sleep(0.0005)
+"""
+
+
+def test_a_process_says_where_its_threads_are_and_goes_on(tmp_path):
+    subprocess.run([sys.executable, "-c", ASKED_OFTEN, str(tmp_path)], check=True, timeout=120)
+    accounts = (tmp_path / serving.STACK_LOG).read_text()
+    assert accounts.count("most recent call first") > 100
+    assert re.search(r'File "/p/triton/compiler/compiler.py", line \d+ in g\n', accounts)
+
+
+@pytest.mark.exhaustive
+def test_a_compiler_in_a_thread_of_the_candidates_is_looked_at_without_harm(judge):
+    # Asked about from a signal's handler, which read frames that were being made, it crashed in two runs of four.
+    init = "worker = threading.Thread(target=compiles)\nworker.start()\nworker.join()"
+    found = judge.evaluate(RELU, candidate(init=init, top=IN_A_THREAD), settings=HURRIED)
     assert found.accepted, (found.reason, found.detail)
 
 

@@ -34,7 +34,7 @@ from kernelwright.judge.worker.channel import (
     decode,
     encode,
 )
-from kernelwright.judge.worker.serving import STACK_LOG
+from kernelwright.judge.worker.serving import ASKED, STACK_LOG
 from kernelwright.records import Reason
 
 
@@ -121,8 +121,10 @@ class Worker:
         spec.build.mkdir(mode=0o700, exist_ok=True)
         self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
         self._private.mkdir(mode=0o700)
-        # Opened before the candidate can put anything else in its place.
+        # Opened before the candidate can put anything else in their places.
         self._stack = os.open(self._private / STACK_LOG, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.mkfifo(self._private / ASKED, 0o600)
+        self._asked = os.open(self._private / ASKED, os.O_RDWR | os.O_NONBLOCK)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = self._task | {
             "device": spec.device,
@@ -252,7 +254,7 @@ class Worker:
         """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
         if self.spec.gate.alone:
             return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
-        watch = None if self.is_trusted else CompilerWatch(self.pid, self._stack, self._settings.stall_limit_s)
+        watch = None if self.is_trusted else CompilerWatch(self.pid, self._asked, self._stack, self._settings.stall_limit_s)
         came_s, stopped_s = time.monotonic(), 0.0
         while not self._channel.pending(_POLL_S):
             if lock is not None:
@@ -364,7 +366,8 @@ class Worker:
 
     def _finish(self, grace_s: float = 0.0) -> Ending:
         self.ended = True
-        os.close(self._stack)
+        for file in (self._asked, self._stack):
+            os.close(file)
         ending = self._zygote.end(self.pid, grace_s)
         self._channel.close()
         return ending

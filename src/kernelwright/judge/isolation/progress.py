@@ -6,12 +6,12 @@ is a library. The worker's own account of where it is can be forged. A candidate
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import signal
 
 from kernelwright.errors import InternalError
-from kernelwright.judge.isolation.zygote import session_members, signal_each
+from kernelwright.judge.isolation.zygote import session_members
 
 _COMPILERS = re.compile(
     r"(?:[\w-]+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|ld|lld|as)(?:[-.][\w.]+)?|cc1|cc1plus|collect2|lto1|lto-wrapper|gold"
@@ -44,12 +44,14 @@ class CompilerWatch:
 
     Args:
         pid: The worker, whose session is all that it started.
-        stack: File to which the worker writes where it is when it gets SIGUSR1.
+        asked: Pipe that asks the worker where it is.
+        stack: File to which it writes that.
         limit_s: Longest time without progress, of the worker's running time.
     """
 
-    def __init__(self, pid: int, stack: int, limit_s: float) -> None:
+    def __init__(self, pid: int, asked: int, stack: int, limit_s: float) -> None:
         self._pid = pid
+        self._asked = asked
         self._stack = stack
         self._limit_s = limit_s
         self._looked_s = 0.0
@@ -66,7 +68,8 @@ class CompilerWatch:
             if self._has_worked(ran_s - self._looked_s):
                 self.compiled_s = ran_s
             self._looked_s = ran_s
-            signal_each([self._pid], signal.SIGUSR1)
+            with contextlib.suppress(BlockingIOError):  # one that has not answered for long has enough to read
+                os.write(self._asked, b"?")
         return ran_s - self.compiled_s >= self._limit_s
 
     def detail(self) -> str:
@@ -96,7 +99,7 @@ class CompilerWatch:
         start = max(self._read_from, size - _DUMP_BYTES_MAX)
         self._read_from = size
         text = os.pread(self._stack, size - start, start).decode("utf-8", "replace")
-        self._where = ""
+        self._where = "" if text else "; no Python code ran in it"
         for thread in text.split(_DUMP)[1:]:
             for path, line, function in _FRAME.findall(thread):
                 if _LIBRARIES.search(path):

@@ -186,7 +186,6 @@ def main(handle: int) -> None:
     from kernelwright.judge.worker import serving  # noqa: F401 - imports torch once, for all workers that are forked off
 
     sandbox.adopt_orphans()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in workers too, until they answer it
     channel = Channel(socket.socket(fileno=handle))
     watched: dict[int, _Watched] = {}
     idle: list[str] = []

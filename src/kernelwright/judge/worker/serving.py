@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import os
-import signal
 import socket
+import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from kernelwright.judge.worker.harness import Harness
 
 OUTPUT_LOG = "output.log"
 """File in a worker's private folder that receives what it prints."""
-STACK_LOG = "stack.log"
-"""File there to which a worker writes where it is when it gets SIGUSR1."""
+STACK_LOG, ASKED = "stack.log", "asked"
+"""File there to which a worker writes where it is, and the pipe that asks for that."""
+_FRAMES_MAX = 100
+"""Frames of a thread that an account holds, the innermost first."""
 _AWAKE_S = 2e-3
 """Longest time for which a worker waits for the next request without sleeping, after calls that warm the host up."""
 
 
 def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -> None:
     """Answer the parent until it hangs up. Exceptions of the module become answers."""
+    _say_where_when_asked(Path(config["private"]))
     channel = Channel(connection)
     harness: Harness | None = None
     while True:
@@ -55,6 +58,37 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
             return
         if message["op"] == "repeat":
             channel.watch(_AWAKE_S)
+
+
+def _say_where_when_asked(private: Path) -> None:
+    """Start a thread that writes where all others are whenever the parent asks.
+
+    It holds the interpreter's lock meanwhile. A signal's handler does not, and crashed processes that compiled in another
+    thread: it read frames that were being made (`docs/log.md`).
+    """
+    asked = os.open(private / ASKED, os.O_RDONLY)
+    stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def answer() -> None:
+        while os.read(asked, 1 << 10):
+            os.write(stack, _where().encode(errors="replace"))
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def _where() -> str:
+    """Lines of all threads but this one, as `progress` reads them."""
+    lines = []
+    for thread, frame in sys._current_frames().items():
+        if thread == threading.get_ident():
+            continue
+        lines.append("Thread (most recent call first):\n")
+        for _ in range(_FRAMES_MAX):
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+    return "".join(lines)
 
 
 def _harness(config: dict[str, Any], files: list[int]) -> Harness:
@@ -87,7 +121,7 @@ def _error(error: BaseException, config: dict[str, Any]) -> dict[str, str]:
 
 
 def prepare_directories(private: Path, build: Path) -> None:
-    """Point every cache and temporary file of this process into its private directory, and its answer to SIGUSR1."""
+    """Point every cache and temporary file of this process into its private directory."""
     for name in ("home", "tmp"):
         (private / name).mkdir(parents=True, exist_ok=True)
     for module in ("statistics", "numpy", "json"):
@@ -103,7 +137,5 @@ def prepare_directories(private: Path, build: Path) -> None:
         "MPLCONFIGDIR": str(private / "home"),
         **COMPILER_ENVIRONMENT,
     }
-    stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
     tempfile.tempdir = None  # some module imported before the fork may have asked for it already
     os.chdir(private)
