@@ -67,6 +67,24 @@ def test_attention_whose_keys_serve_several_queries_is_printed_whole() -> None:
     compare(done.reference, done.source, 1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return torch.ops.aten.einsum.default('ij,jk,kl->il', [a * 1.0, a.t(), b], path=[1, 2, 0, 1])",
+        "return (a * 1.0).reshape(2, 2, 2, 3).to(torch.float32, memory_format=torch.channels_last)",
+        "return F.kl_div(a * 1.0, b, log_target=True)",
+        "return F.triplet_margin_loss(a * 1.0, b, a * b)",
+        "return F.binary_cross_entropy_with_logits(a * 1.0, b, pos_weight=b[0])",
+    ],
+    ids=["no such keyword", "by keyword only", "another default", "another default of many", "with an argument left out"],
+)
+def test_operators_are_called_as_such_where_pythons_function_takes_other_arguments(forward: str) -> None:
+    done = apply_rules(task_text(forward, "torch.randn(4, 6), torch.rand(4, 6)"), "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
 def test_in_place_operators_on_own_values_are_made_functional() -> None:
     text = task_text(
         "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y",
