@@ -186,6 +186,15 @@ def test_without_a_graph_only_wrappers_are_proposed_and_the_reason_is_told() -> 
     assert all(item.note.startswith("No operator graph:") for item in found)
 
 
+def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_proposed() -> None:
+    """A replay reads the state where the captured call did, and printed operators would drop what the call leaves."""
+    forward = "self.h = torch.tanh(self.f(torch.cat([a, self.h], 1))) * 1.0\nreturn self.h"
+    task = task_text(forward, "torch.randn(4, 6)", "self.f = nn.Linear(11, 5)\nself.h = torch.zeros(4, 5)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert [one.techniques for one in found] == [("compile",)]
+    assert "keeps a state between calls in h" in found[0].note
+
+
 def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(editor: object) -> int:
         raise ValueError("no such thing")

@@ -32,12 +32,27 @@ def test_long_recurrent_layers_are_traced_quickly() -> None:
         ("self.p.data.add_(1)\nreturn a + self.p", "self.p = nn.Parameter(torch.ones(1))", "."),
         ("a[:, 0] = 1\nreturn a * 2", "pass", "shares"),
         ("return a + 1", "self.d = nn.Dropout(0.5).eval()", "different modes"),
+        ("self.h = a + self.h\nreturn self.h * 1.0", "self.h = torch.zeros(4, 6)", "keeps a state between calls in h"),
     ],
-    ids=["control flow", "writes its input", "writes a parameter", "writes through a view of its input", "mixed modes"],
+    ids=[
+        "control flow",
+        "writes its input",
+        "writes a parameter",
+        "writes through a view of its input",
+        "mixed modes",
+        "carried state",
+    ],
 )
 def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> None:
     with pytest.raises(UntraceableError, match=why):
         trace(Task(id="sample", source=task_text(forward, "torch.randn(4, 6)", init)))
+
+
+def test_a_constant_that_the_first_call_moves_and_a_result_that_is_only_left_behind_are_no_state() -> None:
+    text = task_text("self.h = self.h.to(a.device)\nself.last = a * self.h\nreturn self.last * 1.0", "torch.ones(3)")
+    text = text.replace("pass", "self.h = torch.full((3,), 2.0)")
+    done = apply_rules(text, "remove-noops")
+    assert load(done.source, "candidate").ModelNew()(torch.ones(3)).tolist() == [2.0] * 3
 
 
 @pytest.mark.usefixtures("float64")

@@ -17,7 +17,7 @@ from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import aten
-from kernelwright.rewrites.normalise import UntraceableError
+from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
@@ -82,6 +82,8 @@ class Workshop:
     trace: Trace | None = None
     obstacle: str = ""
     """Why there is no operator graph."""
+    keeps_state: bool = False
+    """Whether a call leaves a tensor for the next one, which a CUDA graph would read where the captured call did."""
     place: Place = field(default_factory=Place)
     """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Workshop:
             workshop.place = Place.of(workshop.trace)
         except UntraceableError as error:
             workshop.obstacle = str(error)
+            workshop.keeps_state = isinstance(error, CarriedStateError)
         return workshop
 
     def build(self, recipe: Recipe) -> BuiltRecipe | None:
@@ -106,6 +109,8 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
+        if self.keeps_state and recipe.wrapper in wrappers.WITH_GRAPH:
+            return None
         source = "\n\n".join(filter(None, (emit.future_import(self.task.source), emit.reference_source(self.task.source))))
         techniques: tuple[str, ...] = ()
         changes = bool(recipe.rules or recipe.fuse or recipe.product)
@@ -165,7 +170,7 @@ class Workshop:
 
     def wrappers(self) -> tuple[str, ...]:
         """The wrappers that make sense on this device."""
-        if not self.device.startswith("cuda"):
+        if not self.device.startswith("cuda") or self.keeps_state:
             return wrappers.ON_ANY_DEVICE
         found: tuple[str, ...] = ()
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
