@@ -195,6 +195,17 @@ def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_propos
     assert "keeps a state between calls in h" in found[0].note
 
 
+@pytest.mark.parametrize(("batch", "erratic"), [(2, True), (3, False)])
+def test_where_batch_norms_over_two_values_follow_one_another_only_the_references_kernels_are_proposed(
+    batch: int, erratic: bool
+) -> None:
+    """Any other rounding turns the signs that these norms give, and running statistics with them."""
+    layers = ", ".join(["nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()"] * 3)
+    task = task_text("return self.f(a) * 1.0", f"torch.randn({batch}, 4, 1, 1)", f"self.f = nn.Sequential({layers})")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert ({one.techniques for one in found} == {("cuda-graph",)}) == erratic
+
+
 def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(editor: object) -> int:
         raise ValueError("no such thing")

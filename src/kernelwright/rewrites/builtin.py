@@ -16,7 +16,7 @@ from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
-from kernelwright.rewrites.graph import aten
+from kernelwright.rewrites.graph import Editor, argument, aten, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -34,6 +34,8 @@ _SHORT_US = 1000.0
 """Latency of a call above which the launches of copies do not matter. Our choice."""
 _NEARLY = 0.9
 """Estimate of a long call with a graph from which it is tried without. Our choice."""
+_SIGNS = 3
+"""Batch norms over two values from which a network passes rounding on as it is. Our choice; see `_is_erratic`."""
 _GRAPH_OF = {
     "compile": "compile-cuda-graph",
     "cudnn-benchmark": "cudnn-cuda-graph",
@@ -84,6 +86,8 @@ class Workshop:
     """Why there is no operator graph."""
     keeps_state: bool = False
     """Whether a call leaves a tensor for the next one, which a CUDA graph would read where the captured call did."""
+    is_erratic: bool = False
+    """Whether any other rounding makes it another network."""
     place: Place = field(default_factory=Place)
     """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class Workshop:
         try:
             workshop.trace = trace(task)
             workshop.place = Place.of(workshop.trace)
+            workshop.is_erratic = _is_erratic(workshop.trace)
         except UntraceableError as error:
             workshop.obstacle = str(error)
             workshop.keeps_state = isinstance(error, CarriedStateError)
@@ -109,11 +114,13 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
+        changes = bool(recipe.rules or recipe.fuse or recipe.product)
         if self.keeps_state and recipe.wrapper in wrappers.WITH_GRAPH:
+            return None
+        if self.is_erratic and (changes or recipe.wrapper not in wrappers.SAME_ROUNDING):
             return None
         source = "\n\n".join(filter(None, (emit.future_import(self.task.source), emit.reference_source(self.task.source))))
         techniques: tuple[str, ...] = ()
-        changes = bool(recipe.rules or recipe.fuse or recipe.product)
         if self.trace is not None and changes:
             try:
                 source, techniques = self._rewritten(self.trace, recipe)
@@ -178,6 +185,17 @@ class Workshop:
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
             found += wrappers.WITH_CONVOLUTIONS_2D
         return found + wrappers.ON_CUDA
+
+
+def _is_erratic(traced: Trace) -> bool:
+    """Whether batch norms over two values follow one another, as behind a pooling to 1x1 with a batch of two.
+
+    Such a norm gives little more than the sign of a difference, which rounding decides where the two are alike. In an
+    EfficientNet with 14 of them, eager with another library for convolutions moves the last running variance by a quarter.
+    """
+    norms = Editor(traced.training.graph, traced.training.mode).nodes(aten.batch_norm)
+    inputs = [node.args[0] for node in norms if argument(node, "training") and is_tensor(node.args[0])]
+    return sum(numel(item) == 2 * shape(item)[1] for item in inputs) >= _SIGNS
 
 
 class BuiltinPolicy:

@@ -273,6 +273,8 @@ WRAPPERS |= {
 """Name of a technique: templates of classes, each around the one before, and the options they pass to torch.compile."""
 WITH_GRAPH = frozenset(name for name, (parts, _) in WRAPPERS.items() if any("class _Recording" in part for part in parts))
 """Wrappers that capture a CUDA graph."""
+SAME_ROUNDING = frozenset({"cuda-graph", DIRECT["cuda-graph"]})
+"""Wrappers that launch the very kernels of the reference."""
 
 ON_ANY_DEVICE = ("compile",)
 ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune")
