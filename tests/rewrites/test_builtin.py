@@ -195,6 +195,19 @@ def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_propos
     assert "keeps a state between calls in h" in found[0].note
 
 
+@pytest.mark.parametrize(("rows", "fits"), [("view(2, 64)", False), ("flatten(1)", True), ("mean((2, 3)).view(2, 4)", True)])
+def test_channels_last_is_not_proposed_where_a_view_refuses_the_layout(rows: str, fits: bool) -> None:
+    task = task_text(f"return torch.relu(self.f(a)).{rows} + 1", "torch.randn(2, 3, 6, 6)", "self.f = nn.Conv2d(3, 4, 3)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert (("channels-last-cuda-graph",) in {one.techniques for one in found}) == fits
+    module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
+    if fits:
+        module.ModelNew()(torch.randn(2, 3, 6, 6))
+    else:
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            module.ModelNew()(torch.randn(2, 3, 6, 6))
+
+
 @pytest.mark.parametrize(("batch", "erratic"), [(2, True), (3, False)])
 def test_where_batch_norms_over_two_values_follow_one_another_only_the_references_kernels_are_proposed(
     batch: int, erratic: bool

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites import wrappers

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
-from kernelwright.rewrites.graph import Editor, argument, aten, is_tensor, numel, shape
+from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -88,6 +89,8 @@ class Workshop:
     """Whether a call leaves a tensor for the next one, which a CUDA graph would read where the captured call did."""
     is_erratic: bool = False
     """Whether any other rounding makes it another network."""
+    takes_channels_last: bool = True
+    """Whether it has convolutions in two dimensions, and nothing that refuses their other layout; True where unknown."""
     place: Place = field(default_factory=Place)
     """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -102,6 +105,9 @@ class Workshop:
             workshop.trace = trace(task)
             workshop.place = Place.of(workshop.trace)
             workshop.is_erratic = _is_erratic(workshop.trace)
+            graph = workshop.trace.training
+            has_images = emit.uses(graph, *_CONVOLUTIONS_2D)
+            workshop.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
         except UntraceableError as error:
             workshop.obstacle = str(error)
             workshop.keeps_state = isinstance(error, CarriedStateError)
@@ -182,7 +188,7 @@ class Workshop:
         found: tuple[str, ...] = ()
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
             found += wrappers.WITH_CONVOLUTIONS
-        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
+        if self.takes_channels_last:
             found += wrappers.WITH_CONVOLUTIONS_2D
         return found + wrappers.ON_CUDA
 
@@ -194,7 +200,7 @@ def _is_erratic(traced: Trace) -> bool:
     EfficientNet with 14 of them, eager with another library for convolutions moves the last running variance by a quarter.
     """
     norms = Editor(traced.training.graph, traced.training.mode).nodes(aten.batch_norm)
-    inputs = [node.args[0] for node in norms if argument(node, "training") and is_tensor(node.args[0])]
+    inputs: list[Any] = [node.args[0] for node in norms if argument(node, "training") and is_tensor(node.args[0])]
     return sum(numel(item) == 2 * shape(item)[1] for item in inputs) >= _SIGNS
 
 
