@@ -186,6 +186,39 @@ def test_without_a_graph_only_wrappers_are_proposed_and_the_reason_is_told() -> 
     assert all(item.note.startswith("No operator graph:") for item in found)
 
 
+def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_proposed() -> None:
+    """A replay reads the state where the captured call did, and printed operators would drop what the call leaves."""
+    forward = "self.h = torch.tanh(self.f(torch.cat([a, self.h], 1))) * 1.0\nreturn self.h"
+    task = task_text(forward, "torch.randn(4, 6)", "self.f = nn.Linear(11, 5)\nself.h = torch.zeros(4, 5)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert [one.techniques for one in found] == [("compile",)]
+    assert "keeps a state between calls in h" in found[0].note
+
+
+@pytest.mark.parametrize(("rows", "fits"), [("view(2, 64)", False), ("flatten(1)", True), ("mean((2, 3)).view(2, 4)", True)])
+def test_channels_last_is_not_proposed_where_a_view_refuses_the_layout(rows: str, fits: bool) -> None:
+    task = task_text(f"return torch.relu(self.f(a)).{rows} + 1", "torch.randn(2, 3, 6, 6)", "self.f = nn.Conv2d(3, 4, 3)")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert (("channels-last-cuda-graph",) in {one.techniques for one in found}) == fits
+    module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
+    if fits:
+        module.ModelNew()(torch.randn(2, 3, 6, 6))
+    else:
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            module.ModelNew()(torch.randn(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize(("batch", "erratic"), [(2, True), (3, False)])
+def test_where_batch_norms_over_two_values_follow_one_another_only_the_references_kernels_are_proposed(
+    batch: int, erratic: bool
+) -> None:
+    """Any other rounding turns the signs that these norms give, and running statistics with them."""
+    layers = ", ".join(["nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()"] * 3)
+    task = task_text("return self.f(a) * 1.0", f"torch.randn({batch}, 4, 1, 1)", f"self.f = nn.Sequential({layers})")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    assert ({one.techniques for one in found} == {("cuda-graph",)}) == erratic
+
+
 def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(editor: object) -> int:
         raise ValueError("no such thing")

@@ -1,4 +1,4 @@
-"""A CUDA graph that copies from and to the caller's tensors, on a driver and a capture of our own, which need no GPU."""
+"""Wrappers with a CUDA graph, on a driver and a capture of our own, which need no GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites import wrappers
@@ -27,7 +28,6 @@ class Graph:
     """What was captured: copies by address, and other operators with their results."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        assert keep_graph
         self.nodes: list[Any] = []
 
     def instantiate(self) -> None:
@@ -55,9 +55,9 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.copy_.default:
+        if func is torch.ops.aten.copy_.default and all(torch.empty_like(one).stride() == one.stride() for one in args[:2]):
             self.graph.nodes.append([args[1].data_ptr(), args[0].data_ptr(), args[0].nbytes])
-        elif "empty" not in str(func):
+        elif "empty" not in str(func) and not func.is_view:
             self.graph.nodes.append((func, args, kwargs or {}, result))
         return result
 
@@ -105,7 +105,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[An
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
 
-    def record(forward: Callable[..., Any], inputs: list[torch.Tensor], refuses: str = "") -> tuple[Any, Driver]:
+    def record(
+        forward: Callable[..., Any], inputs: list[torch.Tensor], refuses: str = "", name: str = "direct-cuda-graph"
+    ) -> tuple[Any, Driver]:
         driver = Driver(refuses)
 
         @contextlib.contextmanager
@@ -117,7 +119,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[An
         monkeypatch.setattr(torch.cuda, "graph", capture)
         monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
         space: dict[str, Any] = {}
-        exec(wrappers.wrap(REFERENCE, "direct-cuda-graph", ("direct-cuda-graph",)), space)
+        exec(wrappers.wrap(REFERENCE, name, (name,)), space)
         return space["_Recording"](torch.nn.Identity(), forward, inputs), driver
 
     return record
@@ -149,6 +151,26 @@ def test_nested_outputs_and_negated_views(recorded):
     assert torch.equal(answer["sum"], y - x)
     assert answer["count"] == 3
     assert torch.equal(answer["more"][0], -2 * x)
+
+
+@pytest.mark.parametrize("name", ["cuda-graph", "direct-cuda-graph"])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x, y: (x * y)[:, 2:5],
+        lambda x, y: ((x * y).t(), {"row": (x + y)[1:2, 1:].expand(4, 6), "plain": x - y}, (x + y)[2, 3]),
+        lambda x, y: [(x * y).unfold(1, 3, 1), (x + y)[:0], (x * y)[:, :1]],
+    ],
+    ids=["a view of something larger", "nested, transposed and expanded", "overlapping, empty and of size 1"],
+)
+def test_copies_of_outputs_have_the_strides_of_the_outputs(recorded, name, forward):
+    recording, _ = recorded(forward, inputs(0), name=name)
+    first = tree_leaves(recording.replay(inputs(1)))
+    later = tree_leaves(recording.replay(inputs(2)))
+    for seed, found in ((1, first), (2, later)):
+        for have, want in zip(found, tree_leaves(forward(*inputs(seed))), strict=True):
+            assert have.stride() == want.stride()
+            assert torch.equal(have, want)
 
 
 @pytest.mark.parametrize(("latency_us", "fires"), [(40.0, True), (4000.0, False)])

@@ -32,12 +32,27 @@ def test_long_recurrent_layers_are_traced_quickly() -> None:
         ("self.p.data.add_(1)\nreturn a + self.p", "self.p = nn.Parameter(torch.ones(1))", "."),
         ("a[:, 0] = 1\nreturn a * 2", "pass", "shares"),
         ("return a + 1", "self.d = nn.Dropout(0.5).eval()", "different modes"),
+        ("self.h = a + self.h\nreturn self.h * 1.0", "self.h = torch.zeros(4, 6)", "keeps a state between calls in h"),
     ],
-    ids=["control flow", "writes its input", "writes a parameter", "writes through a view of its input", "mixed modes"],
+    ids=[
+        "control flow",
+        "writes its input",
+        "writes a parameter",
+        "writes through a view of its input",
+        "mixed modes",
+        "carried state",
+    ],
 )
 def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> None:
     with pytest.raises(UntraceableError, match=why):
         trace(Task(id="sample", source=task_text(forward, "torch.randn(4, 6)", init)))
+
+
+def test_a_constant_that_the_first_call_moves_and_a_result_that_is_only_left_behind_are_no_state() -> None:
+    text = task_text("self.h = self.h.to(a.device)\nself.last = a * self.h\nreturn self.last * 1.0", "torch.ones(3)")
+    text = text.replace("pass", "self.h = torch.full((3,), 2.0)")
+    done = apply_rules(text, "remove-noops")
+    assert load(done.source, "candidate").ModelNew()(torch.ones(3)).tolist() == [2.0] * 3
 
 
 @pytest.mark.usefixtures("float64")
@@ -64,6 +79,24 @@ def test_attention_whose_keys_serve_several_queries_is_printed_whole() -> None:
         "torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)",
     )
     done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-14)
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return torch.ops.aten.einsum.default('ij,jk,kl->il', [a * 1.0, a.t(), b], path=[1, 2, 0, 1])",
+        "return (a * 1.0).reshape(2, 2, 2, 3).to(torch.float32, memory_format=torch.channels_last)",
+        "return F.kl_div(a * 1.0, b, log_target=True)",
+        "return F.triplet_margin_loss(a * 1.0, b, a * b)",
+        "return F.binary_cross_entropy_with_logits(a * 1.0, b, pos_weight=b[0])",
+    ],
+    ids=["no such keyword", "by keyword only", "another default", "another default of many", "with an argument left out"],
+)
+def test_operators_are_called_as_such_where_pythons_function_takes_other_arguments(forward: str) -> None:
+    done = apply_rules(task_text(forward, "torch.randn(4, 6), torch.rand(4, 6)"), "remove-noops")
     compare(done.reference, done.source, 1e-14)
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
-from kernelwright.rewrites.graph import aten
-from kernelwright.rewrites.normalise import UntraceableError
+from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_tensor, numel, shape
+from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
@@ -34,6 +35,8 @@ _SHORT_US = 1000.0
 """Latency of a call above which the launches of copies do not matter. Our choice."""
 _NEARLY = 0.9
 """Estimate of a long call with a graph from which it is tried without. Our choice."""
+_SIGNS = 3
+"""Batch norms over two values from which a network passes rounding on as it is. Our choice; see `_is_erratic`."""
 _GRAPH_OF = {
     "compile": "compile-cuda-graph",
     "cudnn-benchmark": "cudnn-cuda-graph",
@@ -82,6 +85,12 @@ class Workshop:
     trace: Trace | None = None
     obstacle: str = ""
     """Why there is no operator graph."""
+    keeps_state: bool = False
+    """Whether a call leaves a tensor for the next one, which a CUDA graph would read where the captured call did."""
+    is_erratic: bool = False
+    """Whether any other rounding makes it another network."""
+    takes_channels_last: bool = True
+    """Whether it has convolutions in two dimensions, and nothing that refuses their other layout; True where unknown."""
     place: Place = field(default_factory=Place)
     """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -95,8 +104,13 @@ class Workshop:
         try:
             workshop.trace = trace(task)
             workshop.place = Place.of(workshop.trace)
+            workshop.is_erratic = _is_erratic(workshop.trace)
+            graph = workshop.trace.training
+            has_images = emit.uses(graph, *_CONVOLUTIONS_2D)
+            workshop.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
         except UntraceableError as error:
             workshop.obstacle = str(error)
+            workshop.keeps_state = isinstance(error, CarriedStateError)
         return workshop
 
     def build(self, recipe: Recipe) -> BuiltRecipe | None:
@@ -106,9 +120,13 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
+        changes = bool(recipe.rules or recipe.fuse or recipe.product)
+        if self.keeps_state and recipe.wrapper in wrappers.WITH_GRAPH:
+            return None
+        if self.is_erratic and (changes or recipe.wrapper not in wrappers.SAME_ROUNDING):
+            return None
         source = "\n\n".join(filter(None, (emit.future_import(self.task.source), emit.reference_source(self.task.source))))
         techniques: tuple[str, ...] = ()
-        changes = bool(recipe.rules or recipe.fuse or recipe.product)
         if self.trace is not None and changes:
             try:
                 source, techniques = self._rewritten(self.trace, recipe)
@@ -165,14 +183,25 @@ class Workshop:
 
     def wrappers(self) -> tuple[str, ...]:
         """The wrappers that make sense on this device."""
-        if not self.device.startswith("cuda"):
+        if not self.device.startswith("cuda") or self.keeps_state:
             return wrappers.ON_ANY_DEVICE
         found: tuple[str, ...] = ()
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
             found += wrappers.WITH_CONVOLUTIONS
-        if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS_2D):
+        if self.takes_channels_last:
             found += wrappers.WITH_CONVOLUTIONS_2D
         return found + wrappers.ON_CUDA
+
+
+def _is_erratic(traced: Trace) -> bool:
+    """Whether batch norms over two values follow one another, as behind a pooling to 1x1 with a batch of two.
+
+    Such a norm gives little more than the sign of a difference, which rounding decides where the two are alike. In an
+    EfficientNet with 14 of them, eager with another library for convolutions moves the last running variance by a quarter.
+    """
+    norms = Editor(traced.training.graph, traced.training.mode).nodes(aten.batch_norm)
+    inputs: list[Any] = [node.args[0] for node in norms if argument(node, "training") and is_tensor(node.args[0])]
+    return sum(numel(item) == 2 * shape(item)[1] for item in inputs) >= _SIGNS
 
 
 class BuiltinPolicy:

@@ -265,3 +265,24 @@ def _short_name(target: Any) -> str:
 def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a dense row-major tensor."""
     return tuple(math.prod(sizes[index + 1 :]) for index in range(len(sizes)))
+
+
+def can_be_channels_last(graph: fx.Graph, mode: FakeTensorMode) -> bool:
+    """Whether every `view` still is one when 4-d inputs and state are in channels-last layout."""
+
+    def laid_out(item: Any) -> Any:
+        is_image = isinstance(item, torch.Tensor) and item.dim() == 4
+        return item.contiguous(memory_format=torch.channels_last) if is_image else item
+
+    values: dict[fx.Node, Any] = {}
+    with mode, without_steps(), torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                values[node] = laid_out(node.meta.get("val"))
+            elif node.op == "call_function":
+                arguments = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                try:
+                    values[node] = node.target(*arguments[0], **arguments[1])
+                except Exception:  # noqa: BLE001 - of any other call, what it says of fake tensors is no reason
+                    return not is_call(node, aten.view)
+    return True

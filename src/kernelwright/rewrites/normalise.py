@@ -18,6 +18,10 @@ class UntraceableError(InternalError):
     """A task has no operator graph that could be printed as source. The policy then only wraps the module."""
 
 
+class CarriedStateError(UntraceableError):
+    """A module leaves a tensor for its next call in an attribute: neither operators in one line nor a CUDA graph do that."""
+
+
 class SharedStorageError(UntraceableError):
     """An operator writes to storage that another value shares: the exporter's functional form may still be printed."""
 

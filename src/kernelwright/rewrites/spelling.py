@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, packet_of, shape
+from kernelwright.rewrites.recurrent_shapes import without_steps
 
 INFIX = {
     aten.add: "+",
@@ -174,6 +178,13 @@ class Speller:
         name = target._schema.name.split("::")[1]
         if name == "mT":
             return f"{self.text(node.args[0])}.mT"
+        text = self._usual(name, node)
+        if text is not None and _is_same(name, node):
+            return text
+        return self._plain(f"torch.ops.aten.{name}.{target._overloadname}", node)
+
+    def _usual(self, name: str, node: fx.Node) -> str | None:
+        """The call as one would write it; None where Python has no function or method of this name."""
         if name in METHODS and is_tensor(node.args[0]) and hasattr(torch.Tensor, name):
             return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
         if name in FUNCTIONAL and hasattr(F, name):
@@ -181,7 +192,7 @@ class Speller:
         function = getattr(torch, name, None)
         if type(function).__name__ == "builtin_function_or_method" or name in ("einsum", "stack", "cat"):
             return self._plain(f"torch.{name}", node)
-        return self._plain(f"torch.ops.aten.{name}.{target._overloadname}", node)
+        return None
 
     def _plain(self, name: str, node: fx.Node) -> str:
         return f"{name}({self._rest(node, 0)})"
@@ -225,3 +236,47 @@ class Speller:
         last = "" if end is None or end >= shape(source)[dim] else str(end)
         text = f"{first}:{last}" + (f":{step}" if step != 1 else "")
         return f"{self.text(source)}[{':, ' * dim}{text}]"
+
+
+Described = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+"""Shape, strides, type and device of a tensor."""
+
+
+def _is_same(name: str, node: fx.Node) -> bool:
+    """Whether Python's function takes the operator's arguments and makes a result of its shape and type.
+
+    `torch.einsum` knows no `path`, `Tensor.to` takes its memory format by keyword only, and the default reduction of
+    `torch.kl_div` is none, where the operator's is the mean.
+    """
+    sources, result = node.all_input_nodes, node.meta.get("val")
+    if result is None or not all(map(is_tensor, sources)):
+        return True
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    names = {source: f"value_{index}" for index, source in enumerate(sources)}
+    device = next((leaf.device for leaf in leaves), torch.device("cpu"))
+    text = Speller(names.__getitem__, repr(str(device)))._usual(name, node)
+    return _makes(
+        str(text),
+        tuple(_described(source.meta["val"]) for source in sources),
+        tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves),
+    )
+
+
+def _described(tensor: torch.Tensor) -> Described:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+@functools.lru_cache(maxsize=4096)
+def _makes(text: str, sources: tuple[Described, ...], wanted: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> bool:
+    """Whether an expression over `value_0`, `value_1`, ... makes tensors of these shapes and types."""
+    with without_steps(), FakeTensorMode():
+        names: dict[str, Any] = {
+            f"value_{index}": torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+            for index, (sizes, strides, dtype, device) in enumerate(sources)
+        }
+        try:
+            found = eval(text, {"torch": torch, "F": F, **names})
+        except Exception:  # noqa: BLE001 - whatever a call raises that the operator's own does not, it is no spelling of it
+            return False
+    leaves = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves) == wanted

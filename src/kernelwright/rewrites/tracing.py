@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.records import Task
 from kernelwright.rewrites.graph import contiguous_strides
-from kernelwright.rewrites.normalise import SharedStorageError, UntraceableError, normalise
+from kernelwright.rewrites.normalise import CarriedStateError, SharedStorageError, UntraceableError, normalise
 from kernelwright.rewrites.recurrent_shapes import without_steps
 from kernelwright.tasks import printing_aside
 
@@ -90,7 +90,8 @@ def trace(task: Task) -> Trace:
     """Trace a task in train and in eval mode.
 
     Raises:
-        UntraceableError: the module cannot be expressed as one straight line of operators.
+        UntraceableError: the module cannot be expressed as one straight line of operators; CarriedStateError where it keeps
+        a state between calls.
     """
     # Any exception of a task's own code or of the exporter means the same here: no graph.
     with _quiet():
@@ -176,8 +177,44 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 
 
 def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    with without_steps():
-        return torch.export.export(model, inputs, strict=False)
+    with without_steps(), _attributes_set(model) as new:
+        exported = torch.export.export(model, inputs, strict=False)
+    # The exporter takes what a call reads of an attribute for a constant, and drops what the call leaves there.
+    used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
+    read = {spec.target for spec in exported.graph_signature.input_specs if spec.arg.name in used}
+    if carried := sorted(new & read):
+        raise CarriedStateError(f"it keeps a state between calls in {', '.join(carried)}")
+    return exported
+
+
+@contextlib.contextmanager
+def _attributes_set(model: nn.Module) -> Iterator[set[str]]:
+    """Paths of the attributes in which calls leave a tensor that they have made; `x.to` makes none where `x` is there."""
+
+    def attributes() -> dict[str, torch.Tensor]:
+        return {
+            f"{prefix}.{name}".removeprefix("."): item
+            for prefix, child in model.named_modules()
+            for name, item in vars(child).items()
+            if isinstance(item, torch.Tensor)
+        }
+
+    new: set[str] = set()
+    before: list[torch.Tensor] = []
+
+    def compare(*_: Any) -> None:
+        known = set(map(id, before))
+        new.update(path for path, item in attributes().items() if id(item) not in known)
+
+    hooks = (
+        model.register_forward_pre_hook(lambda *_: before.extend(attributes().values())),
+        model.register_forward_hook(compare),
+    )
+    try:
+        yield new
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signature: tuple[Input, ...]) -> OperatorGraph:

@@ -19,12 +19,30 @@ class {name}({base}):
 
 FRESH = """\
         if isinstance(self.outputs, torch.Tensor):
-            return self.outputs.clone()
-        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, self.outputs)
+            return self.copied(self.outputs)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, self.copied, self.outputs)
 """
 """How a replay answers: with copies, which the next replay does not overwrite."""
 
-_RECORDING = '''
+_COPIED = '''
+def _is_dense(tensor):
+    """Whether `clone` keeps the strides: it closes the gaps of a view of something larger."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _copied(tensor):
+    """A fresh copy with the same strides and gaps."""
+    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    # Along a dimension of stride 0 there is one element, which may be written once.
+    once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+    fresh[once].copy_(tensor[once])
+    return fresh
+
+'''
+
+_RECORDING = (
+    _COPIED
+    + '''
 class _Recording:
     """A captured graph, the tensors it reads and writes, and where the module's state was."""
 
@@ -45,6 +63,8 @@ class _Recording:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.outputs = forward(*self.inputs)
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(self.outputs) if isinstance(leaf, torch.Tensor)]
+        self.copied = torch.clone if all(map(_is_dense, leaves)) else _copied
         for tensor, value in zip(module.buffers(), saved):
             tensor.copy_(value)
         torch.cuda.set_rng_state(random_state)
@@ -56,15 +76,14 @@ class _Recording:
         for static, item in zip(self.inputs, inputs):
             static.copy_(item)
         self.graph.replay()
-        if isinstance(self.outputs, torch.Tensor):
-            return self.outputs.clone()
-        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, self.outputs)
 '''
+    + FRESH
+)
 
-_DIRECT_RECORDING = '''
-import ctypes
-
-
+_DIRECT_RECORDING = (
+    "\nimport ctypes\n\n"
+    + _COPIED
+    + '''
 class _Recording:
     """A captured graph that copies from and to the caller's tensors, and where the module's state was.
 
@@ -94,10 +113,12 @@ class _Recording:
             self.single = isinstance(answer, torch.Tensor)
             self.leaves, self.form = torch.utils._pytree.tree_flatten(answer)
             results = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
-            self.results = [torch.empty_like(leaf).copy_(leaf) for leaf in results]
+            self.results = [torch.empty_like(leaf).copy_(leaf) if _is_dense(leaf) else _copied(leaf) for leaf in results]
         self.graph.instantiate()
         self.own, self.copies = own, None
-        if hasattr(self.graph, "raw_cuda_graph_exec") and not any(item.is_complex() for item in own):
+        # A tensor with gaps is copied by a kernel, whose addresses stay: then the copies are made around the graph.
+        plain = not any(item.is_complex() for item in own) and all(map(_is_dense, self.results))
+        if hasattr(self.graph, "raw_cuda_graph_exec") and plain:
             self.copies = self.found_copies()
         for tensor, value in zip(module.buffers(), saved):
             tensor.copy_(value)
@@ -138,13 +159,14 @@ class _Recording:
                     raise RuntimeError("the CUDA graph took no new address")
         self.graph.replay()
         if self.copies is None:
-            outputs = [item.clone() for item in self.results]
+            outputs = [item.clone() if _is_dense(item) else _copied(item) for item in self.results]
         if self.single:
             return outputs[0]
         made = iter(outputs)
         leaves = [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         return torch.utils._pytree.tree_unflatten(leaves, self.form)
 '''
+)
 """The same where inputs and outputs are copied by nodes of the graph."""
 
 _REPLAYED = '''
@@ -249,6 +271,10 @@ WRAPPERS |= {
     for name, direct in DIRECT.items()
 }
 """Name of a technique: templates of classes, each around the one before, and the options they pass to torch.compile."""
+WITH_GRAPH = frozenset(name for name, (parts, _) in WRAPPERS.items() if any("class _Recording" in part for part in parts))
+"""Wrappers that capture a CUDA graph."""
+SAME_ROUNDING = frozenset({"cuda-graph", DIRECT["cuda-graph"]})
+"""Wrappers that launch the very kernels of the reference."""
 
 ON_ANY_DEVICE = ("compile",)
 ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune")
