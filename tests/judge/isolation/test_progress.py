@@ -211,7 +211,7 @@ from kernelwright.judge.worker import serving
 private = Path(sys.argv[1])
 os.mkfifo(private / serving.ASKED)
 asks = os.open(private / serving.ASKED, os.O_RDWR)
-serving._say_where_when_asked(private)
+serving.say_where_when_asked(private)
 worker = threading.Thread(target=compiles)
 worker.start()
 while worker.is_alive():

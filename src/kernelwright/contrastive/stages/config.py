@@ -22,6 +22,13 @@ from kernelwright.models.chat import Sampling
 class _SettingsTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    @model_validator(mode="after")
+    def _bounds_are_of_what_is_measured(self) -> Self:
+        given = [name for name in ("slowest", "fastest") if getattr(self, name, None) is not None]
+        if given and not getattr(self, "timed", True):
+            raise ValueError(f"{' and '.join(given)} bound speedups, which are not measured; set timed = true")
+        return self
+
 
 class LoraSection(_SettingsTable):
     """A low-rank adapter: what is trained when `tuning = "lora"`."""
@@ -210,12 +217,6 @@ class TeacherSection(_SettingsTable):
     """Most tokens of one answer."""
 
 
-def _require_timed(timed: bool, **bounds: float | None) -> None:
-    given = [name for name, bound in bounds.items() if bound is not None]
-    if given and not timed:
-        raise ValueError(f"{' and '.join(given)} bound speedups, which are not measured; set timed = true")
-
-
 class AugmentationSection(_SettingsTable):
     """Stage 1's data: many correct variations of each task, from teachers."""
 
@@ -244,11 +245,6 @@ class AugmentationSection(_SettingsTable):
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of examples whose prompt shows other correct variations with scores, in stage 3's form; needs `timed`. The
     paper's stage 1 has none (Table 2); a small model must have seen the form."""
-
-    @model_validator(mode="after")
-    def _bounds_are_of_what_is_measured(self) -> Self:
-        _require_timed(self.timed, slowest=self.slowest, fastest=self.fastest)
-        return self
 
 
 class _StageSettings(_SettingsTable):
@@ -311,8 +307,7 @@ class SelfSupervisedConfig(_StageSettings):
     timed: bool = False
     """Measure speed as well. Without `slowest` the stage ignores it (paper 2.3)."""
     slowest: float | None = Field(default=None, gt=0)
-    """Smallest speedup of an answer that is trained on; None: any, as in the paper. Needs `timed`. Our choice, as for stage
-    1's."""
+    """Smallest speedup of an answer that is trained on; None: any, as in the paper. Needs `timed`. Our choice."""
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     exemplars_share: float = Field(default=0.0, ge=0, le=1)
     """Share of prompts that show exemplars, from `exemplars.seeds` and this stage's own answers. Answers that repeat an
@@ -323,11 +318,6 @@ class SelfSupervisedConfig(_StageSettings):
     what it seldom gets right, such as CUDA graphs. The paper's stage 2 has none. Our choice."""
     rehearse: Path | None = None
     """Run directory of stage 1, which holds those examples."""
-
-    @model_validator(mode="after")
-    def _bound_is_of_what_is_measured(self) -> Self:
-        _require_timed(self.timed, slowest=self.slowest)
-        return self
 
 
 class RewardSection(_SettingsTable):

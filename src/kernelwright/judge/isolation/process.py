@@ -124,7 +124,7 @@ class Worker:
         # Opened before the candidate can put anything else in their places.
         self._stack = os.open(self._private / STACK_LOG, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.mkfifo(self._private / ASKED, 0o600)
-        self._asked = os.open(self._private / ASKED, os.O_RDWR | os.O_NONBLOCK)
+        self._asked = os.open(self._private / ASKED, os.O_RDWR)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = self._task | {
             "device": spec.device,

@@ -292,6 +292,7 @@ def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -
     # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than one
     # without them, so both sides must stand behind the same.
     sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
+    serving.say_where_when_asked(private)  # a thread from before would have no walls around it
     serving.serve(socket.socket(fileno=files[0]), config, files[1:])
 
 

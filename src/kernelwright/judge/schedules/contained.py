@@ -338,12 +338,7 @@ def _unload(launcher: Launcher, originals: Sequence[Any], schedules: Sequence[An
 
 
 def _compared(
-    cubin: bytes,
-    seeds: Sequence[int],
-    launcher: Launcher,
-    original: Any,
-    spec: LaunchSpec,
-    expected: dict[int, list[bytes]],
+    cubin: bytes, seeds: Sequence[int], launcher: Launcher, original: Any, spec: LaunchSpec, expected: dict[int, list[bytes]]
 ) -> str | None:
     handle = launcher.load(cubin)
     found = None

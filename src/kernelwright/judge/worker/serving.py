@@ -29,7 +29,6 @@ _AWAKE_S = 2e-3
 
 def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -> None:
     """Answer the parent until it hangs up. Exceptions of the module become answers."""
-    _say_where_when_asked(Path(config["private"]))
     channel = Channel(connection)
     harness: Harness | None = None
     while True:
@@ -60,7 +59,7 @@ def serve(connection: socket.socket, config: dict[str, Any], files: list[int]) -
             channel.watch(_AWAKE_S)
 
 
-def _say_where_when_asked(private: Path) -> None:
+def say_where_when_asked(private: Path) -> None:
     """Start a thread that writes where all others are whenever the parent asks.
 
     It holds the interpreter's lock meanwhile. A signal's handler does not, and crashed processes that compiled in another
