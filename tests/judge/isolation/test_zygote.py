@@ -296,6 +296,7 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, m
     monkeypatch.setattr(zygote.signal, "signal", lambda number, action: None)
     monkeypatch.setattr(serving, "prepare_directories", lambda private, build: order.append((private, build)))
     monkeypatch.setattr(sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit)))
+    monkeypatch.setattr(serving, "say_where_when_asked", lambda private: order.append("thread"))
     monkeypatch.setattr(serving, "serve", lambda connection, config, files: order.append(("serve", files)))
     private, build = tmp_path, tmp_path / "build"
     config = {
@@ -309,7 +310,7 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, m
     zygote._become_worker(theirs, config, [connection.detach(), 77])
     other.close()
     given_up = [((private, build), "cpu", 9)]
-    assert order == ["session", "bound", 0, 1, 2, (private, build), *given_up, ("serve", [77])]
+    assert order == ["session", "bound", 0, 1, 2, (private, build), *given_up, "thread", ("serve", [77])]
     assert (private / "output.log").stat().st_mode & 0o777 == 0o600
 
 
