@@ -204,12 +204,12 @@ def test_long_calls_have_a_gpu_alone_while_they_are_timed(device, reference_us, 
         yield
 
     def request(what, limit_s, **_):
-        asked.append(what)
+        asked.append((what, limit_s) if what == "time" else what)
         return timed if what == "time" else {}
 
     looked_at = SimpleNamespace(
-        build_limit_s=1.0,
-        run_limit_s=1.0,
+        build_limit_s=20.0,
+        run_limit_s=20.0,
         where=torch.device(device),
         settings=SETTINGS,
         timing=lambda *_: contextlib.nullcontext(),
@@ -217,7 +217,14 @@ def test_long_calls_have_a_gpu_alone_while_they_are_timed(device, reference_us, 
     process._pool, process._gate, process._reference_us = looked_at, gate, reference_us
     found = process._look(SimpleNamespace(request=request), Candidate(source=""), defaultdict(float))
     assert found["estimate"] == 2.0
-    assert asked == ["build", ("gate", True), "call", "check", ("gate", not alone), "time"]
+    assert asked == [
+        "build",
+        ("gate", True),
+        "call",
+        "check",
+        ("gate", not alone),
+        ("time", pytest.approx(5.12) if alone else 20.0),
+    ]
 
 
 def test_on_a_gpu_whatever_compiles_is_forked_from_the_zygote_with_the_compiler(pool, monkeypatch):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import math
 import os
 import signal
 import threading
@@ -56,6 +57,8 @@ LONG_CALL_US = 1000.0
 """Latency of a reference from which on screening has a GPU alone while it times. Others' work comes between the many kernels
 of a long call, and less often between those of a CUDA graph: beside others such candidates read 1.4 to 2 times too fast, and
 short ones hardly (`docs/log.md`). Our choice."""
+ALONE_LIMIT_S, ALONE_CALLS = 5.0, 100
+"""Limit of timing alone, and calls of the reference that it may take beyond that: all others on the GPU wait. Our choice."""
 _POLL_S = 0.05
 
 
@@ -120,8 +123,9 @@ class ScreeningProcess:
         if not pool.settings.timed:
             return {"correct": True}
         beside = pool.where.type == "cpu" or self._reference_us < LONG_CALL_US
+        alone_s = math.inf if beside else ALONE_LIMIT_S + ALONE_CALLS * self._reference_us / 1e6
         with pool.timing(worker, spent_s), self._gate(shared=beside), counted(spent_s, "time"):
-            timed = worker.request("time", pool.run_limit_s)
+            timed = worker.request("time", min(pool.run_limit_s, alone_s))
         names = ("estimate", "spread", "reference_us", "candidate_us")
         numbers = {name: _number(timed.get(name)) for name in names}
         return {"correct": True, "pairs": int(_number(timed.get("pairs"))), **numbers}
