@@ -55,7 +55,7 @@ class Screens:
 class Judges:
     """A pool whose verdicts are the estimates, but for one that it rejects."""
 
-    slots = 1
+    slots, waiting = 1, 0
 
     def __init__(self, devices, settings, per_device, cores, beside=None):
         pass
@@ -156,8 +156,8 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     assert (next(event for event in heard if event.judged).screened < 8) == ahead
 
 
-@pytest.mark.parametrize(("screening", "judging"), [(1, 7), (3, 5), (6, 4), (0, 8)])
-def test_while_few_tasks_are_screened_more_judges_work(tmp_path, screening, judging):
+@pytest.mark.parametrize(("screening", "waits", "judging"), [(1, 0, 7), (3, 0, 5), (6, 0, 4), (0, 0, 8), (3, 2, 7)])
+def test_while_few_tasks_are_screened_more_judges_work(tmp_path, screening, waits, judging):
     tasks = [Task(id=str(number), source=f"{TASK.source}# {number}\n") for number in range(16)]
     suite = Suite("tiny", tuple(SuiteEntry(task) for task in tasks))
     search = searching.SuiteSearch(RunDirectory(tmp_path), suite, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, None)
@@ -169,7 +169,7 @@ def test_while_few_tasks_are_screened_more_judges_work(tmp_path, screening, judg
     taken = []
 
     class Full(Judges):
-        slots = 8
+        slots, waiting = 8, waits
 
         def evaluate(self, jobs, stop=None):
             while len(taken) < self.slots and (job := next(jobs)) is not None:

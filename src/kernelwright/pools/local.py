@@ -163,16 +163,17 @@ class JudgePool:
 
     def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
         """Implements `Evaluator.evaluate`."""
-        for job, found in spread(jobs, self.slots, self._submit, stop, self._waits):
+        for job, found in spread(jobs, self.slots, self._submit, stop, lambda: self.waiting):
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
         self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """Measure rotations; yields one evaluation for each baseline of each."""
-        return spread(rotations, self.slots, self._submit, stop, self._waits)
+        return spread(rotations, self.slots, self._submit, stop, lambda: self.waiting)
 
-    def _waits(self) -> int:
+    @property
+    def waiting(self) -> int:
         """Jobs that have given their slot to others until nothing else is left to do."""
         with self._changed:
             return len(self._crowded)

@@ -287,7 +287,8 @@ class SuiteSearch:
                         and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
                     screened = sum(state.at_work for state in states)
-                if at_work and not is_over and len(at_work) >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
+                busy = len(at_work) - pool.waiting
+                if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
                     yield None
                 elif jobs:
                     at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))
