@@ -329,6 +329,10 @@ def test_one_clear_measurement_of_what_screening_put_first_stands():
     assert not is_named(found[1].candidate_sha256, found, verdicts(found[:1], accepted))
     doubted, small = estimates(9.0, 1.5), estimates(1.09)
     assert not any(is_named(one.candidate_sha256, several, {}) for several in (doubted, small) for one in several)
+    own = [one.model_copy(update={"policy": "builtin"}) for one in doubted]
+    assert [is_named(one.candidate_sha256, own, {}) for one in own] == [True, False]
+    beyond = [one.model_copy(update={"candidate_us": 1.0, "least_us": 2.0}) for one in own]
+    assert not is_named(beyond[0].candidate_sha256, beyond, {})
     assert is_clear(accepted(1.5, found[0].source))
     assert not is_clear(accepted(1.15, found[0].source))
 

@@ -25,6 +25,8 @@ CLEAR_LOW = 1.1
 """Lower end from which the one measurement of what screening put first is its confirmation. Our choice."""
 TOO_GOOD = 3.0
 """Estimate, in multiples of the next best, above which a candidate is judged beside the best few. Our choice."""
+OWN_POLICY = "builtin"
+"""Name of the policy whose code is this package's own, which may be slow or wrong but does not cheat."""
 CONFIRMATIONS_TRIED = 3
 """Winners to re-measure, best first, until one holds. The best of many is partly the luckiest."""
 _WORTH = 1.05
@@ -176,13 +178,15 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
 def is_named(sha256: str, screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> bool:
     """Whether screening puts a candidate first by a gain that one measurement can show, and does not doubt it.
 
-    Those that the judge rejected for what they compute are left out: no time had a part in that.
+    Those that the judge rejected for what they compute are left out: no time had a part in that. A large gap to the next
+    best is no reason to doubt this package's own code.
     """
     order = ranked(screened)
     left = [one for one in order if (found := judged.get(one.candidate_sha256)) is None or found.accepted]
     if not left or left[0].candidate_sha256 != sha256:
         return False
-    return (left[0].estimate or 0.0) > CLEAR_LOW and sha256 not in too_good(left)
+    doubted = left[0].is_beyond_roofline or (left[0].policy != OWN_POLICY and sha256 in too_good(left))
+    return (left[0].estimate or 0.0) > CLEAR_LOW and not doubted
 
 
 def is_clear(found: Evaluation) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
-from kernelwright.records.screened import Screened, steady
+from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
@@ -211,7 +211,7 @@ class BuiltinPolicy:
         order: What is expected of them on a GPU; None for the one in use.
     """
 
-    name = "builtin"
+    name = OWN_POLICY
     look: Look = "screened"
 
     def __init__(self, order: Order | None = None) -> None:
