@@ -30,7 +30,6 @@ from what is a clean drop-in. Their text is not kept: `--publish` writes the run
 from __future__ import annotations
 
 import argparse
-import datetime
 import gzip
 import hashlib
 import re
@@ -50,6 +49,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.rewrites.baselines import ALL_BASELINES
 from kernelwright.search.bench import SAME, Agenda, BenchEvent, Spread, bench, config_of, owed_in, write_tasks
 from kernelwright.search.bench_summary import summarise
+from kernelwright.seconds import utc_now
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from kernelwright.tasks.suites import load_suite
 
@@ -295,7 +295,7 @@ def _others_may_be_to_blame(found: Evaluation) -> bool:
 def _note_call(run: RunDirectory, options: argparse.Namespace) -> None:
     """Which machine went on with the run when, and how many it did at once."""
     call = {
-        "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "began": utc_now(),
         "seconds": options.seconds,
         "judges": options.judges,
         "rotations": options.rotations,

@@ -1,11 +1,17 @@
-"""Counts where the seconds of a piece of work go."""
+"""Counts where the seconds of a piece of work go, and tells the time of day as records have it."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+
+
+def utc_now() -> str:
+    """This moment in UTC, to the second, in ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ With the evaluations they are all that a reward needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -17,6 +16,7 @@ from kernelwright.models.chat import Completion, Message, Sampling
 from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, read_lines, sha256_of
 from kernelwright.records.rewards import Reward
 from kernelwright.records.screened import Screened
+from kernelwright.seconds import utc_now
 
 
 class Rollout(BaseModel):
@@ -110,7 +110,7 @@ class Rollout(BaseModel):
             failure=answer.failure,
             detail=answer.detail,
             candidate_sha256=None if answer.source is None else sha256_of(whole_source(task, answer.source, form)),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            started=utc_now(),
         )
 
     def answered(self) -> Completion:

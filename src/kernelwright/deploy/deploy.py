@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.code.elf import naming_file, read_cubin
 from kernelwright.sass.code.identity import code_of, transplant
+from kernelwright.seconds import utc_now
 
 _log = logging.getLogger(__name__)
 TARGET_FILE, ORIGINAL_FILE, TUNED_FILE = "target.json", "original.cubin", "tuned.cubin"
@@ -201,7 +201,7 @@ def deploy(
         provenance={
             **winner.provenance,
             "environment": capture_environment("cpu" if confirmation is None else "cuda"),
-            "deployed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "deployed_at": utc_now(),
         },
     )
     path = cache.put(entry, winner.tuned)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -36,7 +35,7 @@ from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
-from kernelwright.seconds import counted
+from kernelwright.seconds import counted, utc_now
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
 
 _SPENT_S = 0.01
@@ -139,7 +138,7 @@ class Judge:
             InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
         """
         started = time.monotonic()
-        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        began = utc_now()
         settings = settings or self.settings
 
         def ran_out(found: CheckFindings) -> bool:

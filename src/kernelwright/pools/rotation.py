@@ -10,7 +10,6 @@ It lies outside the judge for the same reason: no candidate's code runs here, an
 
 from __future__ import annotations
 
-import datetime
 import math
 import random
 import time
@@ -32,6 +31,7 @@ from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
 from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock
 from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score, whole_ns
+from kernelwright.seconds import utc_now
 
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
@@ -76,7 +76,7 @@ def rotate(
         InfrastructureError: this machine failed.
     """
     started = time.monotonic()
-    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = utc_now()
     settings = settings or judge.settings
 
     def attempt() -> dict[str, Rotated | NotTimed]:
