@@ -20,7 +20,7 @@ from kernelwright.records import Evaluation, Label, Task
 KNOWN = frozenset(
     {
         "656b1692362a7b63",  # _Recording, rewrites/wrappers.py
-        "9aeb7e372ca02f57",  # _Recording with direct copies, the same
+        "31994751de9ea881",  # _Recording with direct copies, the same
         "87c7d5e0e9f4a870",  # _beside, the same
         "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
         "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
@@ -59,7 +59,7 @@ def without_advice_on_generated(evaluation: Evaluation, task: Task) -> Evaluatio
 
 
 def beside_generated(source: str) -> str:
-    """What a candidate writes beside definitions that are known; all of it where it cannot be read."""
+    """A candidate's source without the definitions that are known; all of it where it cannot be read."""
     try:
         return ast.unparse(_without_known(guard.parse(source), source))
     except guard.PARSE_ERRORS:

@@ -113,11 +113,12 @@ class _Recording:
             self.single = isinstance(answer, torch.Tensor)
             self.leaves, self.form = torch.utils._pytree.tree_flatten(answer)
             results = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+            self.copied = torch.clone if all(map(_is_dense, results)) else _copied
             self.results = [torch.empty_like(leaf).copy_(leaf) if _is_dense(leaf) else _copied(leaf) for leaf in results]
         self.graph.instantiate()
         self.own, self.copies = own, None
         # A tensor with gaps is copied by a kernel, whose addresses stay: then the copies are made around the graph.
-        plain = not any(item.is_complex() for item in own) and all(map(_is_dense, self.results))
+        plain = not any(item.is_complex() for item in own) and self.copied is torch.clone
         if hasattr(self.graph, "raw_cuda_graph_exec") and plain:
             self.copies = self.found_copies()
         for tensor, value in zip(module.buffers(), saved):
@@ -159,7 +160,7 @@ class _Recording:
                     raise RuntimeError("the CUDA graph took no new address")
         self.graph.replay()
         if self.copies is None:
-            outputs = [item.clone() if _is_dense(item) else _copied(item) for item in self.results]
+            outputs = [self.copied(item) for item in self.results]
         if self.single:
             return outputs[0]
         made = iter(outputs)
