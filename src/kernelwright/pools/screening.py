@@ -14,9 +14,7 @@ files that a candidate could have written.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
-import math
 import os
 import signal
 import threading
@@ -41,7 +39,7 @@ from kernelwright.pools.local import spread
 from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
-from kernelwright.seconds import counted
+from kernelwright.seconds import counted, utc_now
 
 PROGRAM = "kernelwright.judge.worker.screening"
 SCREENS_PER_GPU, SCREENS_PER_CPU = 8, 4
@@ -70,7 +68,7 @@ class ScreeningProcess:
         self._gate = DeviceGate(pool.where, pool.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
         self._least_us: float | None = None
-        self._reference_us = 0.0
+        self._reference_us: float | None = None
         self._starting = threading.Lock()
 
     @property
@@ -86,7 +84,7 @@ class ScreeningProcess:
         """
         pool, start_s = self._pool, time.monotonic()
         spent_s: defaultdict[str, float] = defaultdict(float)
-        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        began = utc_now()
         with counted(spent_s, "task"):
             worker = self._started(pool.wants_compiler(candidate.source))
         found: dict[str, Any] = {}
@@ -122,10 +120,11 @@ class ScreeningProcess:
             return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
         if not pool.settings.timed:
             return {"correct": True}
-        beside = pool.where.type == "cpu" or self._reference_us < LONG_CALL_US
-        alone_s = math.inf if beside else ALONE_LIMIT_S + ALONE_CALLS * self._reference_us / 1e6
-        with pool.timing(worker, spent_s), self._gate(shared=beside), counted(spent_s, "time"):
-            timed = worker.request("time", min(pool.run_limit_s, alone_s))
+        limit_s, long_us = pool.run_limit_s, self._reference_us or 0.0
+        if alone := long_us >= LONG_CALL_US:
+            limit_s = min(limit_s, ALONE_LIMIT_S + ALONE_CALLS * long_us / 1e6)
+        with pool.timing(worker, spent_s), self._gate(shared=not alone), counted(spent_s, "time"):
+            timed = worker.request("time", limit_s)
         names = ("estimate", "spread", "reference_us", "candidate_us")
         numbers = {name: _number(timed.get(name)) for name in names}
         return {"correct": True, "pairs": int(_number(timed.get("pairs"))), **numbers}
@@ -164,7 +163,7 @@ class ScreeningProcess:
             if failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
             raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
-        self._least_us, self._reference_us = answer.get("least_us"), _number(answer.get("reference_us"))
+        self._least_us, self._reference_us = answer.get("least_us"), answer.get("reference_us")
         return worker
 
     def _make_ready(self, worker: Worker) -> None:

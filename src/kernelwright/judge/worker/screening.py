@@ -108,10 +108,10 @@ class ScreeningHarness(Harness):
         self._reference.train(facts.oracle.training)
         self._flush = CacheFlush(self.device, FLUSH_BYTES_ON_CPU)
         size += sum(spec.span_bytes for spec in facts.shapes.outputs)
-        least_us = size / self._bytes_per_us() if self.device.type == "cuda" else None
+        least_us = reference_us = None
         if self.device.type == "cuda":
+            least_us, reference_us = size / self._bytes_per_us(), self._whole_us(own)
             torch.cuda.empty_cache()
-        reference_us = self._whole_us(own)
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
         return {"least_us": least_us, "reference_us": reference_us}
 
