@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -150,16 +150,17 @@ def test_other_products_are_left_alone(name, any_size):
     assert replaced(OTHERS[name])[0] == 0
 
 
-def proposed(text: str, device: str = "cuda") -> list[str]:
-    """Techniques that the policy's first eight candidates for a task have of the template's."""
+def proposed(text: str, device: str = "cuda", names: Collection[str] = products.FORMS) -> list[str]:
+    """Which of these techniques the policy's first eight candidates for a task have."""
     found = BuiltinPolicy(Order({})).propose(
         Context(task=Task(id="sample", source=text), device=device, history=(), seed=0), 8
     )
-    return [name for one in found for name in one.techniques if name in products.FORMS]
+    return [name for one in found for name in one.techniques if name in names]
 
 
 def test_the_policy_proposes_split_products_for_large_products_on_a_gpu_alone(nvcc):
     assert proposed(LARGE) == [name for name in products.FORMS for _ in ("plain", "in a CUDA graph")]
+    assert proposed(LARGE, names=(products.ONE_PASS,)) == [products.ONE_PASS] * 2
     assert proposed(LARGE, "cpu") == []
     assert proposed(LARGE.replace("1024", "1023")) == [], "one row short of enough work"
     assert proposed(LARGE.replace("512)", "512, dtype=torch.float64)")) == []
@@ -177,7 +178,7 @@ def test_without_nvcc_only_the_triton_form_is_proposed(monkeypatch):
         raise CompilerMissingError("nvcc is not installed")
 
     monkeypatch.setattr(products, "find_torch_nvcc", missing)
-    assert products.techniques_on("cuda") == ("split-product-triton",)
+    assert products.techniques_on("cuda") == ("split-product-triton", products.ONE_PASS)
 
 
 def test_a_task_whose_names_clash_with_the_template_has_none(nvcc):

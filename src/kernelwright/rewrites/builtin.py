@@ -56,7 +56,7 @@ class Recipe:
     """`chains`: groups of two operators and more become kernels; `all`: single ones as well."""
     wrapper: str | None = None
     product: str | None = None
-    """How large float32 products are computed: one of `products.FORMS`."""
+    """How large float32 products are computed: one of `products.TECHNIQUES`."""
     tiled: bool = False
     """Whether kernels of our own compute convolutions, with what follows."""
     once: bool = False
@@ -353,7 +353,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
             None,
         ),
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
-        next((name for name in techniques if name in products.FORMS), None),
+        next((name for name in techniques if name in products.TECHNIQUES), None),
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
     )

@@ -1,4 +1,4 @@
-"""Lets the split-product template compute the float32 matrix products of an operator graph."""
+"""Lets the templates of products compute the float32 matrix products of an operator graph."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
-from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.templates import one_pass_product, split_product
 from kernelwright.rewrites.templates.split_product import Fragment, Knobs
 from kernelwright.rewrites.tracing import OperatorGraph
 
 FORMS = {"split-product-cuda": "wgmma", "split-product-triton": "tma"}
-"""Form of the template by the name of the technique, the quicker first."""
+"""Form of the template `split_product` by the name of the technique, the quicker first."""
+ONE_PASS = "one-pass-product"
+TECHNIQUES = (*FORMS, ONE_PASS)
 PRODUCTS = (aten.mm, aten.bmm, aten.matmul, aten.linear, aten.addmm, aten.baddbmm)
 
 
@@ -41,8 +43,8 @@ def techniques_on(device: str) -> tuple[str, ...]:
     try:
         find_torch_nvcc()
     except CompilerMissingError:
-        return ("split-product-triton",)
-    return tuple(FORMS)
+        return ("split-product-triton", ONE_PASS)
+    return TECHNIQUES
 
 
 class SplitProduct:
@@ -91,16 +93,63 @@ class SplitProduct:
         return text.partition("\n\ndef eager(")[0] if kernels[0].knobs.form == "wgmma" else text
 
 
+class OnePassProduct:
+    """A function that computes one product by the template `one_pass_product`, with a knob of choices for its sizes.
+
+    Args:
+        name: Of the Python function.
+        choices: Knobs of the template, the default first; the source declares them (`records.knobs`).
+    """
+
+    device_test = "is_cuda"
+
+    def __init__(self, name: str, choices: tuple[one_pass_product.Knobs, ...]) -> None:
+        self.__name__ = name
+        self.choices = choices
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The product of fake tensors."""
+        return left.new_empty((*left.shape[:-1], right.shape[-2]))
+
+    def definition(self) -> str:
+        """The function and its knobs, which the template's text comes before."""
+        name = self.__name__
+        knobs = f"KNOBS_{name.upper()}"
+        tiles = tuple(asdict(one) for one in self.choices)
+        return (
+            f'{knobs} = {{"tile": {tiles!r}}}\n\n\n'
+            f'def {name}(a, b):\n    return one_pass_product(a, b, {knobs}["tile"][0])\n'
+        )
+
+    @staticmethod
+    def prologue(kernels: Sequence[OnePassProduct]) -> str:
+        """The template's text without its docstring."""
+        return one_pass_product.emit(kernels[0].choices[0]).split('"""', 2)[2]
+
+
 class Products:
     """Replaces products in the graphs of one module; those of equal knobs share a function.
 
     Args:
-        technique: One of `FORMS`.
+        technique: One of `TECHNIQUES`.
     """
 
     def __init__(self, technique: str) -> None:
         self.technique = technique
         self._made: dict[tuple[Knobs, tuple[Fragment, ...]], SplitProduct] = {}
+        self._one_pass: dict[tuple[one_pass_product.Knobs, ...], OnePassProduct] = {}
+
+    def _for_sizes(self, batch: int, m: int, n: int, k: int) -> SplitProduct | OnePassProduct | None:
+        """The function for a product of these sizes; None where the template does not take it."""
+        if self.technique == ONE_PASS:
+            if one_pass_product.refusal(m, n, k, batch) is not None:
+                return None
+            choices = one_pass_product.alternatives(batch, m, n, k)
+            made = OnePassProduct(f"one_pass_product_{len(self._one_pass)}", choices)
+            return self._one_pass.setdefault(choices, made)
+        if split_product.refusal(m, n, k, batch=batch, dtype="float32") is not None:
+            return None
+        return self._kernel(split_product.alternatives(FORMS[self.technique], batch, m, n, k))
 
     def _kernel(self, choices: tuple[Knobs, ...], epilogue: tuple[Fragment, ...] = ()) -> SplitProduct:
         made = SplitProduct(f"split_product_{len(self._made)}", choices, epilogue)
@@ -110,7 +159,7 @@ class Products:
         """Replace each product that the template takes, in place; how many there were."""
         editor = Editor(graph.graph, graph.mode)
         count = sum(self._replace(editor, node) for node in editor.nodes(*PRODUCTS))
-        if FORMS[self.technique] == "wgmma":
+        if FORMS.get(self.technique) == "wgmma":
             for node in editor.nodes():
                 if isinstance(node.target, SplitProduct):
                     self._absorb(editor, node, node.target)
@@ -124,7 +173,8 @@ class Products:
             return False
         left, right = given.left, given.right
         sizes = sizes_of(left, right, transposed=given.transposed)
-        if sizes is None or split_product.refusal(*sizes[1:], batch=sizes[0], dtype="float32") is not None:
+        kernel = self._for_sizes(*sizes) if sizes else None
+        if sizes is None or kernel is None:
             return False
         batch, m, n, k = sizes
         columns = right if given.transposed else editor.call(node, aten.transpose.int, right, -2, -1)
@@ -132,8 +182,7 @@ class Products:
         if many:
             left = editor.call(node, aten.reshape.default, left, [batch, m, k])
             columns = editor.call(node, aten.reshape.default, columns, [batch, n, k])
-        choices = split_product.alternatives(FORMS[self.technique], batch, m, n, k)
-        result = editor.call(node, self._kernel(choices), left, columns)
+        result = editor.call(node, kernel, left, columns)
         if many:
             result = editor.call(node, aten.reshape.default, result, list(shape(node)))
         if given.alpha != 1:
@@ -242,8 +291,9 @@ def sizes_of(left: fx.Node, right: fx.Node, *, transposed: bool) -> tuple[int, i
 
 
 def clash(source: str) -> set[str]:
-    """Names at the module level of a task's text that the template's text also has."""
-    texts = (split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024)) for form in FORMS.values())
+    """Names at the module level of a task's text that the templates' texts also have."""
+    texts = [split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024)) for form in FORMS.values()]
+    texts.append(one_pass_product.emit(one_pass_product.Knobs()))
     return names_in(source) & set().union(*(names_in(text, imports=False) for text in texts))
 
 

@@ -1,0 +1,122 @@
+"""Multiplies float32 matrices in one kernel that reads each operand once: a template that emits Triton source.
+
+The kernel splits values in registers and multiplies the pieces on tensor cores: two TF32 and three products (`tf32x3`, known
+from CUTLASS as 3xTF32), or three bfloat16 and six products (`bf16x6`). Each step of `block_k` is added to an accumulator in
+float32. Inf and NaN come out as in float32: Triton takes the small products of the pieces as 0 where they are NaN.
+
+`split_product` is quicker where arithmetic limits a product. It writes both operands' halves to memory first, which costs
+more than it saves where memory limits the product: short sums, few columns, many small products in a batch.
+
+A product with one column is a sum along each row, in float32.
+
+The emitted module imports torch and triton, and defines `one_pass_product(a, b)`, where `b` holds the *columns* of the right
+operand as rows, as in `split_product`. Any strides are taken. This module itself imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from string import Template
+
+SOURCE = Path(__file__).with_name("one_pass_product.triton.txt")
+"""Text of the emitted module, with `$` places."""
+PRECISIONS = ("tf32x3", "bf16x6", "ieee")
+"""Of Triton's `tl.dot`; `ieee` multiplies without tensor cores."""
+LEAST_SIDE = 16
+"""Rows, columns and length of sums below which `tl.dot` takes no tile."""
+LEAST_WORK = 1 << 26
+"""Multiply-adds of a product below which a launch takes as long. Our choice."""
+LEAST_COLUMN = 1 << 22
+"""Values of a matrix below which its product with one column takes as long as a launch. Our choice."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a thread block can have on an H100 or H200."""
+MOST_PARTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Knobs of the kernel; every choice computes the same product.
+
+    Attributes:
+        block_m: rows of an output tile.
+        block_n: columns of an output tile; 1 for the kernel of products with one column.
+        block_k: length of K that one step reads.
+        num_warps: warps of a thread block.
+        num_stages: depth of the software pipeline.
+        split_k: slices of K that different programs compute; a second kernel adds them.
+        precision: one of `PRECISIONS`.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    num_warps: int = 8
+    num_stages: int = 3
+    split_k: int = 1
+    precision: str = "tf32x3"
+
+
+_TILES = (
+    Knobs(),
+    Knobs(block_m=64, num_warps=4),
+    Knobs(block_n=64, num_warps=4),
+    Knobs(block_m=64, block_n=64, num_warps=4, num_stages=4),
+    Knobs(block_n=256),
+    Knobs(num_warps=4),
+    Knobs(block_k=64, num_stages=2),
+    Knobs(precision="bf16x6"),
+    Knobs(block_m=64, num_warps=4, precision="bf16x6"),
+    Knobs(block_m=64, block_n=64, num_warps=4, precision="ieee"),
+)
+_COLUMN_TILES = tuple(
+    Knobs(block_m=m, block_n=1, block_k=k, num_warps=warps, num_stages=1, precision="ieee")
+    for m, k, warps in ((1, 2048, 4), (1, 1024, 4), (1, 4096, 8), (4, 512, 4), (2, 1024, 4))
+)
+
+
+def refusal(m: int, n: int, k: int, batch: int = 1) -> str | None:
+    """Why the template does not take a product of these sizes; none if it does.
+
+    Args:
+        m: rows of an output.
+        n: columns of an output.
+        k: length of its sums.
+        batch: how many products.
+    """
+    if n == 1:
+        return None if batch * m * k >= LEAST_COLUMN else f"wanted a matrix of at least {LEAST_COLUMN} values"
+    if min(m, n, k) < LEAST_SIDE:
+        return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
+    if batch * m * n * k < LEAST_WORK:
+        return f"wanted at least {LEAST_WORK} multiply-adds, found {batch * m * n * k}"
+    return None
+
+
+def alternatives(batch: int, m: int, n: int, k: int) -> tuple[Knobs, ...]:
+    """Knobs worth a look for a product of these sizes, the default first."""
+    if n == 1:
+        # Some programs on each multiprocessor keep memory busy while others wait for it.
+        made = (_filled(one, batch * m // one.block_m, k, 8 * MULTIPROCESSORS) for one in _COLUMN_TILES)
+        return tuple(dict.fromkeys(made))
+    longest = 1 << max(4, (k - 1).bit_length())
+    fitting = (replace(one, block_k=min(one.block_k, longest)) for one in _TILES)
+    made = (
+        _filled(one, batch * -(-m // one.block_m) * -(-n // one.block_n), k, MULTIPROCESSORS * 8 // one.num_warps)
+        for one in fitting
+    )
+    return tuple(dict.fromkeys(made))
+
+
+def _filled(knobs: Knobs, programs: int, k: int, wanted: int) -> Knobs:
+    """The same knobs with as many slices of K as give all multiprocessors work, each of four steps or more."""
+    fitting = [s for s in (2, 4, 8, 16, 32, MOST_PARTS) if programs * s <= wanted and k // s >= 4 * knobs.block_k]
+    return replace(knobs, split_k=max(fitting, default=1))
+
+
+def emit(knobs: Knobs) -> str:
+    """Text of a module that defines `one_pass_product(a, b, knobs=KNOBS)`."""
+    text = Template(SOURCE.read_text(encoding="utf-8"))
+    return text.substitute(knobs=repr(asdict(knobs)), least_side=repr(LEAST_SIDE))

@@ -1,0 +1,158 @@
+"""The template that multiplies float32 matrices in one pass: what it computes, compiles to, and when it is proposed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.records import Task
+from kernelwright.records.policy import Context
+from kernelwright.rewrites import products
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.templates import one_pass_product
+from kernelwright.rewrites.templates.one_pass_product import Knobs
+from tests.rewrites.samples import compare, task_text
+from tests.rewrites.test_products import replaced, written
+
+INTERPRET = """
+import importlib.util, json, sys
+import torch
+
+spec = importlib.util.spec_from_file_location("emitted", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+torch.manual_seed(0)
+inf, nan = float("inf"), float("nan")
+
+def made(sizes, knobs, special=False):
+    batch, m, n, k = sizes
+    a, b = torch.randn(*batch, m, k), torch.randn(*batch, k, n).mT
+    if special:
+        a[..., 3, 5], a[..., 4, 6], b[..., 1, 2], b[..., 0, 7] = inf, nan, -inf, nan
+    found, exact = module.launch(a, b, knobs), a.double() @ b.double().mT
+    if special:
+        finite = exact.isfinite()
+        same = torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
+        return 0.0 if same and torch.allclose(found[finite].double(), exact[finite], atol=1e-4) else inf
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+print(json.dumps([made(*case) for case in json.loads(sys.argv[2])]))
+"""
+TILE = {"block_m": 16, "block_n": 16, "block_k": 16, "num_warps": 4, "num_stages": 2, "split_k": 1, "precision": "tf32x3"}
+COLUMN = TILE | {"block_m": 2, "block_n": 1, "block_k": 64, "precision": "ieee"}
+CASES = {
+    "whole tiles": (((), 32, 32, 48), TILE),
+    "odd sizes": (((), 21, 35, 70), TILE),
+    "slices of K": (((), 21, 35, 70), TILE | {"split_k": 3}),
+    "a batch": (((3,), 20, 20, 40), TILE | {"split_k": 2}),
+    "without tensor cores": (((), 21, 35, 70), TILE | {"precision": "ieee"}),
+    "a column": (((), 9, 1, 300), COLUMN),
+    "a column in slices of K": (((), 9, 1, 300), COLUMN | {"split_k": 4}),
+    "columns": (((2,), 5, 1, 100), COLUMN),
+    "Inf and NaN": (((), 20, 20, 40), TILE, True),
+}
+TALL = task_text("return a @ b", "torch.randn(16384, 16), torch.randn(16, 16384)")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Errors of all cases, by one process: Triton interprets where it is told to at import."""
+    path = tmp_path_factory.mktemp("emitted") / "product.py"
+    path.write_text(one_pass_product.emit(Knobs()))
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(path), json.dumps(list(CASES.values()))],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return dict(zip(CASES, json.loads(answer.stdout), strict=True))
+
+
+@needs_triton
+@pytest.mark.parametrize("case", CASES)
+def test_products_have_the_error_of_float32(case, interpreted):
+    assert interpreted[case] < 4e-7
+
+
+@needs_triton
+@pytest.mark.parametrize("knobs", one_pass_product.alternatives(1, 4096, 4096, 4096), ids=lambda one: str(one.precision))
+def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "kernels.py"
+    path.write_text(one_pass_product.emit(knobs))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    constants = {"BLOCK_M": knobs.block_m, "BLOCK_N": knobs.block_n, "BLOCK_K": knobs.block_k, "GROUP": 8, "k_a": 1}
+    constants |= {"PRECISION": knobs.precision, "EVEN": True, "col_b": 1}
+    signature = {name: "i32" for name in module.multiply.arg_names if name not in constants}
+    signature |= dict.fromkeys("abc", "*fp32")
+    kernel = compile_triton(
+        module.multiply, signature, constants, 90, knobs.num_warps, knobs.num_stages, frozenset(signature)
+    )
+    assert ("wgmma.mma_async" in kernel.ptx) == (knobs.precision != "ieee")
+    assert kernel.shared_bytes <= one_pass_product.SHARED_BYTES
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "text",
+    [
+        task_text("return a @ b", "torch.randn(40, 64), torch.randn(64, 48)"),
+        task_text("return torch.bmm(a, b)", "torch.randn(3, 40, 64), torch.randn(3, 64, 48)"),
+        task_text("return a @ b", "torch.randn(2, 40, 64), torch.randn(64, 1)"),
+        task_text("return self.f(a)", "torch.randn(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
+    ],
+)
+def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(one_pass_product, "LEAST_WORK", 1)
+    monkeypatch.setattr(one_pass_product, "LEAST_COLUMN", 1)
+    count, source = replaced(text, products.ONE_PASS)
+    assert count == 2, "one of each graph: training and evaluation"
+    # Without a GPU the emitted function computes `a @ b.mT`, so this shows how it is called.
+    compare(text, source, 1e-5, written(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((4096, 4096, 15), "length"),
+        ((4096, 8, 4096), "columns"),
+        ((256, 512, 511), "multiply-adds"),
+        ((1000, 1, 4096), "values"),
+        ((1024, 1, 4096), None),
+        ((16384, 16384, 16), None),
+    ],
+)
+def test_what_the_template_does_not_take_has_a_reason(sizes, reason):
+    found = one_pass_product.refusal(*sizes)
+    assert (found is None) if reason is None else (reason in str(found))
+
+
+@pytest.mark.parametrize("sizes", [(1, 256, 1, 131072), (1, 256, 256, 131072)])
+def test_few_tiles_are_spread_over_all_multiprocessors_by_slices_of_k(sizes):
+    for knobs in one_pass_product.alternatives(*sizes):
+        programs = knobs.split_k * -(-sizes[1] // knobs.block_m) * -(-sizes[2] // knobs.block_n)
+        assert programs > one_pass_product.MULTIPROCESSORS // 2
+        assert sizes[3] // knobs.split_k >= 4 * knobs.block_k
+
+
+def test_the_policy_proposes_it_where_splitting_in_memory_does_not_pay(monkeypatch):
+    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+    given = Context(task=Task(id="sample", source=TALL), device="cuda", history=(), seed=0)
+    found = {name for one in BuiltinPolicy(Order({})).propose(given, 4) for name in one.techniques}
+    assert products.ONE_PASS in found
+    assert not found & set(products.FORMS)
