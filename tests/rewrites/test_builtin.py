@@ -13,7 +13,7 @@ from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.rules import RULES, Rule
 from kernelwright.rewrites.tracing import load
 from tests.rewrites.samples import compare, task_text

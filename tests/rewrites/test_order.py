@@ -12,9 +12,10 @@ from kernelwright.errors import ConfigError, UsageError
 from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
-from kernelwright.rewrites import order
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.order import Order, Place, Searched, kind_of, learn, order_in_use, read_order, shares
+from kernelwright.rewrites.order import gains, learning
+from kernelwright.rewrites.order.gains import Order, Place, order_in_use, read_order
+from kernelwright.rewrites.order.learning import Searched, kind_of, learn, shares
 from kernelwright.rewrites.tracing import trace
 from tests.rewrites.samples import task_text
 
@@ -96,7 +97,7 @@ def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.Monk
     assert "diagonal-operand" in sources(diagonal)[0].techniques
     product = task_text("return a @ b", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
     assert sources(product)[0].techniques[0].startswith("split-product")
-    assert read_order(order.PACKAGED) == order_in_use()
+    assert read_order(gains.PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
     Order({"cuda-graph": 1.0}).write(mine)
     monkeypatch.setenv("KERNELWRIGHT_ORDER", str(mine))
@@ -117,7 +118,7 @@ def test_one_command_learns_from_runs_of_one_s_own(tmp_path: Path, capsys: pytes
             candidate = Candidate(source=f"# {number}", policy="builtin", techniques=names)
             run.append(screened_of(task, candidate, correct=True, estimate=estimate))
     out = tmp_path / "order.json"
-    assert order.main([str(run.path), "--out", str(out)]) == 0
+    assert learning.main([str(run.path), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("2 tasks, 4 candidates, 2 families")
     assert "learnt, family left out" in said
@@ -127,5 +128,5 @@ def test_one_command_learns_from_runs_of_one_s_own(tmp_path: Path, capsys: pytes
     assert learnt.gain(["graph"], place) > 0 > learnt.gain(["slow"], place)
     assert json.loads(out.read_text()) == learnt.weights
     (tmp_path / "empty").mkdir()
-    assert order.main([str(tmp_path / "empty"), "--out", str(out)]) == UsageError.exit_status
+    assert learning.main([str(tmp_path / "empty"), "--out", str(out)]) == UsageError.exit_status
     assert "Wanted the run of a search with its tasks" in capsys.readouterr().err

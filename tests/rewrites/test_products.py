@@ -19,7 +19,7 @@ from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit, products
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
-from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.products import Products
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import split_product

@@ -16,7 +16,7 @@ def numbers_of(confirmation: Confirmation) -> dict[str, Any]:
     return {**numbers, "is_improvement": confirmation.is_improvement}
 
 
-def record_of(confirmation: Confirmation) -> dict[str, Any]:
+def numbers_and_ratios_of(confirmation: Confirmation) -> dict[str, Any]:
     """Its numbers and what they follow from, as one JSON object."""
     ratios = {"log_ratios": confirmation.log_ratios, "null_log_ratios": confirmation.null_log_ratios}
     return {**numbers_of(confirmation), **ratios}

@@ -33,7 +33,7 @@ from typing import Any
 import kernelwright
 from kernelwright.assembly.agents import AGENTS, agent_named, play
 from kernelwright.assembly.budget import Budget, Entry, append_line
-from kernelwright.assembly.confirmations import numbers_of, read_confirmation, record_of
+from kernelwright.assembly.confirmations import numbers_and_ratios_of, numbers_of, read_confirmation
 from kernelwright.assembly.context import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
 from kernelwright.assembly.testbed import Game
@@ -229,7 +229,7 @@ class _Search:
             for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
                 known[entry.digest] = verdict
                 line = {"agent": agent, "number": entry.number, "digest": entry.digest}
-                append_line(self.run.path / _CONFIRMATIONS, line | record_of(verdict))
+                append_line(self.run.path / _CONFIRMATIONS, line | numbers_and_ratios_of(verdict))
         return [_Finalist(agent, entry, schedule, known[entry.digest]) for agent, entry, schedule in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:

@@ -19,7 +19,7 @@ from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
-from kernelwright.rewrites.order import Order, Place, order_in_use
+from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kernelwright.assembly.confirmations import numbers_of, read_confirmation, record_of
+from kernelwright.assembly.confirmations import numbers_and_ratios_of, numbers_of, read_confirmation
 from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.assembly.measurement import Status
 from kernelwright.errors import InfrastructureError
@@ -140,7 +140,7 @@ def test_confirmation_takes_fresh_processes_and_an_a_a_control():
 
 def test_a_confirmation_follows_from_its_own_ratios():
     (found,) = confirm(Target(SPEC, b"original", 90), [b"us=16"], processes=3, factory=fake_launcher)
-    recorded = json.loads(json.dumps(record_of(found)))
+    recorded = json.loads(json.dumps(numbers_and_ratios_of(found)))
     again = Confirmation.of_ratios(recorded["log_ratios"], recorded["null_log_ratios"], recorded["baseline"])
     assert numbers_of(again) == numbers_of(found)
     assert numbers_of(read_confirmation(recorded)) == numbers_of(found)

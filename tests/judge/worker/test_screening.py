@@ -32,8 +32,8 @@ def get_init_inputs():
 """
 
 
-def made_in(tmp_path) -> ScreeningHarness:
-    """One that holds the task."""
+def made_in(tmp_path, source: str = SOURCE) -> ScreeningHarness:
+    """One that holds the task of this text."""
     config = {
         "device": "cpu",
         "threads": torch.get_num_threads(),
@@ -42,7 +42,7 @@ def made_in(tmp_path) -> ScreeningHarness:
         "private": str(tmp_path),
     }
     made = ScreeningHarness(config, [])
-    task = Task(id="double", source=SOURCE)
+    task = Task(id="double", source=source)
     made.op_task({"task": task.model_dump_json(), "settings": Settings.quick().model_dump_json()})
     return made
 
@@ -68,6 +68,25 @@ def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: 
     here = {threading.get_ident()}
     assert type(harness._facts.oracle.model).threads == here
     assert all((threads == here) != own_thread and len(threads) == 1 for threads in used)
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_each_candidate_that_counts_its_calls_is_timed_beside_a_reference_that_has_counted_as_many(buffer, tmp_path) -> None:
+    counts = "register_buffer('calls', torch.tensor(0))" if buffer else "__dict__['calls'] = 0"
+    init = f"\n    def __init__(self):\n        super().__init__()\n        self.{counts}"
+    source = SOURCE.replace("    threads = set()", init).replace(
+        "type(self).threads.add(threading.get_ident())", "self.calls += 1"
+    )
+    source = source.replace("x * 2", "x * self.calls")
+    harness = made_in(tmp_path, source)
+    for _ in range(2):
+        assert harness.op_build({"source": source.replace("Model(", "ModelNew(")}) == {}
+        harness.op_call({})
+        assert harness.op_check({}) == {}
+        assert int(harness.model.calls) == int(harness._reference.calls) == 3
+        harness.op_time({})
+        assert int(harness.model.calls) == int(harness._reference.calls) > 3
+        assert harness.op_next({})["clean"]
 
 
 class SharedDevice:

@@ -23,7 +23,7 @@ import torch
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import apart
 from kernelwright.judge.check.facts import measure_task, secret_seed
-from kernelwright.judge.check.oracle import OutOfDomainError, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import CheckFindings, Trial
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.workers import Workers
@@ -35,7 +35,7 @@ from kernelwright.judge.worker.outputs import OutputMetadata, walk
 from kernelwright.judge.worker.process_state import global_state, library_functions
 from kernelwright.judge.worker.structure import flatten, unflatten
 from kernelwright.records import Candidate, Contract, Label, Reason, Task
-from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life
+from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life, device_is_full
 
 SETS = ("own", "signs")
 """Input sets of the check; where the reference is undefined on one, the task's own distribution is drawn again."""
@@ -72,6 +72,8 @@ class ScreeningHarness(Harness):
     def __init__(self, config: dict[str, Any], files: list[int]) -> None:
         super().__init__(config, files)
         self._posed: list[_Posed] = []
+        self._keeps_state = False
+        """Whether a call of the reference depends on the calls before it."""
         self._timed: list[list[Any]] = []
         self._numbers = itertools.count()
         self._thread: ThreadPoolExecutor | None = None
@@ -103,9 +105,9 @@ class ScreeningHarness(Harness):
         own = self._posed[0].question.inputs
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(own))
         self._timed = [_copied(own)] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
-        self._reference = facts.oracle.model
-        self._reference.load_state_dict(self._state)
-        self._reference.train(facts.oracle.training)
+        moved = self._state_now()
+        self._keeps_state = facts.stateful or any(value is not self._state[key] for key, value in moved.items())
+        self._start_reference()
         self._flush = CacheFlush(self.device, FLUSH_BYTES_ON_CPU)
         size += sum(spec.span_bytes for spec in facts.shapes.outputs)
         least_us = reference_us = None
@@ -150,21 +152,61 @@ class ScreeningHarness(Harness):
             return self._posed_on(facts.draw(), strides_count=True)
 
     def _posed_on(self, inputs: list[Any], *, strides_count: bool) -> _Posed:
-        facts, oracle = self._facts, self._facts.oracle
-        seed = facts.call_seed()
-        truth = self._bounds.truth(inputs, self._state, oracle.training)
-        self._reference = oracle.model
-        oracle.model.load_state_dict(self._state)
-        oracle.model.train(oracle.training)
-        if seed is not None:
-            self.seed(seed)
-        with torch.no_grad():
-            result = oracle.model(*_copied(inputs))
+        training, seed = self._facts.oracle.training, self._facts.call_seed()
+        self._start_reference()
+        if self._facts.stateful or self._facts.has_buffers:
+            self._call_as_candidates(inputs, seed)
+        state = self._state_now()
+        truth = self._bounds.truth(inputs, state, training)
+        result = self._call_reference(inputs, seed)
         flat: list[torch.Tensor] = []
         skeleton = walk(result, flat, [])
         form = [OutputMetadata.of(item) for item in flat]
-        question = self._bounds.around(inputs, self._state, oracle.training, truth, flatten(result)[1])
+        question = self._bounds.around(inputs, state, training, truth, flatten(result)[1])
         return _Posed(question, seed, skeleton, form, strides_count)
+
+    def _start_reference(self) -> None:
+        """Have a reference that is as a candidate before its first call.
+
+        A state beside the `state_dict` has moved with each call that measured the task: such a reference is built anew, its
+        module too, which may hold the state.
+        """
+        facts = self._facts
+        self._reference = facts.oracle.model
+        if facts.stateful:
+            self._reference = bring_to_life(facts.live.task).model(facts.build_seed, self.device)
+        self._reference.load_state_dict(self._state)
+        self._reference.train(facts.oracle.training)
+
+    def _call_as_candidates(self, inputs: list[Any], seed: int | None) -> None:
+        """Call the reference as each candidate is called before the next question: `op_call`, then the questions so far.
+
+        Args:
+            inputs: Those of the first call where there is no question yet.
+            seed: Its seed.
+        """
+        asked = [(posed.question.inputs, posed.seed) for posed in self._posed]
+        for earlier in [*(asked[:1] or [(inputs, seed)]), *asked]:
+            self._call_reference(*earlier)
+
+    def _call_reference(self, inputs: list[Any], seed: int | None) -> Any:
+        """One call on copies of inputs. Raises OutOfDomainError where the reference raises."""
+        if seed is not None:
+            self.seed(seed)
+        try:
+            with torch.no_grad():
+                return self._reference(*_copied(inputs))
+        except Exception as error:
+            if device_is_full(error):
+                raise
+            raise OutOfDomainError(f"the reference raised {type(error).__name__}: {error}") from error
+
+    def _state_now(self) -> State:
+        """The reference's `state_dict`, with the very tensors of its first state where they have not changed."""
+        return {
+            key: self._state[key] if torch.equal(value, self._state[key]) else value.clone()
+            for key, value in self._reference.state_dict().items()
+        }
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Load one candidate as a fresh module, with the reference's weights."""
@@ -195,15 +237,22 @@ class ScreeningHarness(Harness):
 
     def _call_first(self) -> None:
         assert self.model is not None
+        first = self._posed[0]
+        if first.seed is not None:
+            self.seed(first.seed)
         with torch.no_grad():
-            self.model(*_copied(self._posed[0].question.inputs))
+            self.model(*_copied(first.question.inputs))
         self.clock.settle()
 
     def op_check(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Compare its outputs on each input set with the truth."""
+        """Compare its outputs on each input set with the truth; then call a reference that keeps a state as often."""
         for posed in self._posed:
             if refused := self._run(self._refusal, posed):
                 return refused
+        if self._keeps_state and self._trial.settings.timed:
+            self._start_reference()
+            self._call_as_candidates(self._posed[0].question.inputs, self._posed[0].seed)
+            self.clock.settle()
         return {}
 
     def _refusal(self, posed: _Posed) -> dict[str, Any] | None:
