@@ -49,7 +49,7 @@ SAMPLES = 15
 def emitted(folder: Path) -> ModuleType:
     """The template's module: one text serves all knobs."""
     path = folder / "one_pass_emitted.py"
-    text = template.emit(template.Knobs())
+    text = template.emit(template.OnePassKnobs())
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
     return load(path, "one_pass_emitted")
@@ -171,7 +171,7 @@ def main() -> None:
     for precision in template.PRECISIONS:
         if precision in worked and time.perf_counter() - began < options.seconds:
             small = {"block_m": 16, "block_n": 16, "num_warps": 4} if options.dry else {"block_n": 64, "num_warps": 4}
-            fixed = Fixed(module, asdict(replace(template.Knobs(), precision=precision, **small)))
+            fixed = Fixed(module, asdict(replace(template.OnePassKnobs(), precision=precision, **small)))
             report["errors"][precision] = errors(fixed, options.dry)
             save()
             for kind, row in report["errors"][precision].items():

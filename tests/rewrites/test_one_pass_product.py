@@ -16,9 +16,9 @@ from kernelwright.records import Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import products
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.templates import one_pass_product
-from kernelwright.rewrites.templates.one_pass_product import Knobs
+from kernelwright.rewrites.templates.one_pass_product import OnePassKnobs
 from tests.rewrites.samples import compare, task_text
 from tests.rewrites.test_products import replaced, written
 
@@ -67,7 +67,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
     path = tmp_path_factory.mktemp("emitted") / "product.py"
-    path.write_text(one_pass_product.emit(Knobs()))
+    path.write_text(one_pass_product.emit(OnePassKnobs()))
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", INTERPRET, str(path), json.dumps(list(CASES.values()))],
         capture_output=True,

@@ -103,7 +103,7 @@ class OnePassProduct:
 
     device_test = "is_cuda"
 
-    def __init__(self, name: str, choices: tuple[one_pass_product.Knobs, ...]) -> None:
+    def __init__(self, name: str, choices: tuple[one_pass_product.OnePassKnobs, ...]) -> None:
         self.__name__ = name
         self.choices = choices
 
@@ -137,7 +137,7 @@ class Products:
     def __init__(self, technique: str) -> None:
         self.technique = technique
         self._made: dict[tuple[Knobs, tuple[Fragment, ...]], SplitProduct] = {}
-        self._one_pass: dict[tuple[one_pass_product.Knobs, ...], OnePassProduct] = {}
+        self._one_pass: dict[tuple[one_pass_product.OnePassKnobs, ...], OnePassProduct] = {}
 
     def _for_sizes(self, batch: int, m: int, n: int, k: int) -> SplitProduct | OnePassProduct | None:
         """The function for a product of these sizes; None where the template does not take it."""
@@ -293,7 +293,7 @@ def sizes_of(left: fx.Node, right: fx.Node, *, transposed: bool) -> tuple[int, i
 def clash(source: str) -> set[str]:
     """Names at the module level of a task's text that the templates' texts also have."""
     texts = [split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024)) for form in FORMS.values()]
-    texts.append(one_pass_product.emit(one_pass_product.Knobs()))
+    texts.append(one_pass_product.emit(one_pass_product.OnePassKnobs()))
     return names_in(source) & set().union(*(names_in(text, imports=False) for text in texts))
 
 

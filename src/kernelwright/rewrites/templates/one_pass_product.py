@@ -37,8 +37,8 @@ MOST_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """Knobs of the kernel; every choice computes the same product.
+class OnePassKnobs:
+    """OnePassKnobs of the kernel; every choice computes the same product.
 
     Attributes:
         block_m: rows of an output tile.
@@ -60,23 +60,24 @@ class Knobs:
 
 
 _LEAST_LARGE = 1 << 30
-"""Multiply-adds from which six products of bfloat16 are quicker than three of TF32 (results/2026-11-25-one-pass-products-h100)."""
-_LARGE = Knobs(precision="bf16x6")
-_SHORTEST = Knobs(block_m=64, num_warps=4, precision="bf16x6")
-_SHORT = Knobs(block_m=64, block_n=64, num_warps=4, precision="ieee")
-_SMALL = Knobs(block_n=64, num_warps=4)
+"""Multiply-adds from which six products of bfloat16 are quicker than three of TF32, as results/2026-11-25-one-pass-h100 has
+it."""
+_LARGE = OnePassKnobs(precision="bf16x6")
+_SHORTEST = OnePassKnobs(block_m=64, num_warps=4, precision="bf16x6")
+_SHORT = OnePassKnobs(block_m=64, block_n=64, num_warps=4, precision="ieee")
+_SMALL = OnePassKnobs(block_n=64, num_warps=4)
 _TILES = (
     _SMALL,
     _LARGE,
     _SHORTEST,
-    Knobs(),
+    OnePassKnobs(),
     _SHORT,
-    Knobs(block_m=64, block_n=64, num_warps=4, num_stages=4),
-    Knobs(block_m=64, num_warps=4),
+    OnePassKnobs(block_m=64, block_n=64, num_warps=4, num_stages=4),
+    OnePassKnobs(block_m=64, num_warps=4),
 )
-"""The quickest on ten shapes, the same run."""
+"""The quickest on ten shapes in the same run."""
 _COLUMN_TILES = tuple(
-    Knobs(block_m=m, block_n=1, block_k=k, num_warps=warps, num_stages=1, precision="ieee")
+    OnePassKnobs(block_m=m, block_n=1, block_k=k, num_warps=warps, num_stages=1, precision="ieee")
     for m, k, warps in ((4, 512, 4), (2, 1024, 4), (1, 1024, 4), (1, 2048, 4), (1, 4096, 8))
 )
 
@@ -99,8 +100,8 @@ def refusal(m: int, n: int, k: int, batch: int = 1) -> str | None:
     return None
 
 
-def alternatives(batch: int, m: int, n: int, k: int) -> tuple[Knobs, ...]:
-    """Knobs worth a look for a product of these sizes, the default first."""
+def alternatives(batch: int, m: int, n: int, k: int) -> tuple[OnePassKnobs, ...]:
+    """OnePassKnobs worth a look for a product of these sizes, the default first."""
     if n == 1:
         # Some programs on each multiprocessor keep memory busy while others wait for it.
         made = (_filled(one, batch * m // one.block_m, k, 8 * MULTIPROCESSORS) for one in _COLUMN_TILES)
@@ -116,13 +117,13 @@ def alternatives(batch: int, m: int, n: int, k: int) -> tuple[Knobs, ...]:
     return tuple(dict.fromkeys(made))
 
 
-def _filled(knobs: Knobs, programs: int, k: int, wanted: int) -> Knobs:
+def _filled(knobs: OnePassKnobs, programs: int, k: int, wanted: int) -> OnePassKnobs:
     """The same knobs with as many slices of K as give all multiprocessors work, each of four steps or more."""
     fitting = [s for s in (2, 4, 8, 16, 32, MOST_PARTS) if programs * s <= wanted and k // s >= 4 * knobs.block_k]
     return replace(knobs, split_k=max(fitting, default=1))
 
 
-def emit(knobs: Knobs) -> str:
+def emit(knobs: OnePassKnobs) -> str:
     """Text of a module that defines `one_pass_product(a, b, knobs=KNOBS)`."""
     text = Template(SOURCE.read_text(encoding="utf-8"))
     return text.substitute(knobs=repr(asdict(knobs)), least_side=repr(LEAST_SIDE))
