@@ -48,7 +48,8 @@ GROUPS = {"": "CUDA-L1's shapes", "today_": "today's shapes", "h100_": "on an H1
 
 def headline(summary: Mapping[str, Any], group: str) -> list[str]:
     """The table of numbers of one group."""
-    parts = {"all": {key.removeprefix(group): value for key, value in summary.items()}, **summary[f"{group}levels"]}
+    numbers = {key.removeprefix(group): value for key, value in summary.items() if key.startswith(group)}
+    parts = {"all": numbers, **numbers["levels"]}
     names = {
         "asked": "tasks asked for", "tasks": "decided, with baselines", "screened_only": "screened only",
         "untouched": "untouched", "verified": "with a verified winner",
@@ -123,6 +124,23 @@ def notes_of(run: Run) -> str:
     """What its `notes.md` says, a paragraph of how it was made; nothing without one."""
     path = run.path / NOTES
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def once(summary: Mapping[str, Any]) -> list[str]:
+    """Numbers of all tasks, each on one GPU."""
+    told = summary.get("each_once")
+    if not told:
+        return []
+    return [
+        "## Each task once",
+        "",
+        f"Of the {told['asked']} tasks of CUDA-L1's shapes that an H200 or an H100 searched, {told['tasks']} are decided. "
+        f"{told['h100_tasks']} of them count with the H100's numbers, since its runs are later and time most winners beside "
+        "their best baseline; the others with the H200's.",
+        "",
+        *headline(told, ""),
+        "",
+    ]
 
 
 def carrying(summary: Mapping[str, Any]) -> list[str]:
@@ -212,7 +230,7 @@ candidate: a copy of a folder goes on after `gunzip *.gz` with the command that 
 def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
     """Everything that a page in the folder `page` says of runs whose copies are in `folder`."""
     link = os.path.relpath(folder, page)
-    texts = []
+    texts = ["\n".join(once(summary))] if once(summary) else []
     for group in GROUPS:
         if f"{group}runs" in summary:
             some = [run for run in runs if run.path.name in summary[f"{group}runs"]]

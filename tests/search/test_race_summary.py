@@ -125,7 +125,10 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
     other.evaluations_path.write_text("".join(f"{one.model_dump_json()}\n" for one in kept))
     page = tmp_path / "page.md"
     race_summary.main([str(run.path), str(other.path), "--out", str(tmp_path / "out"), "--page", str(page)])
-    told = json.loads((tmp_path / "out" / "summary.json").read_text())["h100_carried"]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    once, told = summary["each_once"], summary["h100_carried"]
+    assert (once["asked"], once["tasks"], once["h100_tasks"]) == (5, 3, 2), "level2/1 is decided on the first GPU alone"
+    assert once["geomean_vs_best_baseline"] == summary["geomean_vs_best_baseline"]
     assert {key: told[key] for key in ("tasks", "winners_on_both", "winners_alike")} == {
         "tasks": 2, "winners_on_both": 2, "winners_alike": 1,
     }  # fmt: skip
