@@ -14,7 +14,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check.trial import RejectionError
 from kernelwright.pools import rotation
 from kernelwright.pools.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
-from kernelwright.records import Candidate, Reason, Scoring, TimingBlock, Verdict
+from kernelwright.records import Candidate, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
 from tests.judge.snippets import RELU, baseline, candidate, task
 
@@ -138,6 +138,49 @@ def test_a_reference_that_draws_is_not_compared(judge: Judge):
     forward = "def forward(self, x):\n        return x + torch.rand_like(x) * 0.5 * 2\n"
     other = Candidate(source=f"{noisy.source}\n\nclass ModelNew(Model):\n    {forward}")
     assert rotate(judge, noisy, [other], settings=SETTINGS)[0].accepted
+
+
+KEEPS_STATE = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = torch.zeros(1)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(self.hidden + x.mean() + 0.1)
+        return x * 0.1 + self.hidden
+
+
+def get_inputs():
+    return [torch.randn(8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_one_that_does_not_move_the_state_of_the_reference_is_wrong(judge: Judge):
+    keeps = Task(id="keeps-state", source=KEEPS_STATE)
+    moves, stays = (
+        Candidate(
+            source=f"{KEEPS_STATE}\n\nclass ModelNew(Model):\n    def forward(self, x):\n        {body}\n",
+            techniques=(name,),
+        )
+        for name, body in (
+            ("moves", "return super().forward(x)"),
+            (
+                "stays",
+                "before = self.hidden\n        y = super().forward(x)\n        self.hidden = before\n        return y",
+            ),
+        )
+    )
+    right, wrong = rotate(judge, keeps, [moves, stays], settings=SETTINGS)
+    assert right.accepted
+    assert wrong.reason is Reason.WRONG_OUTPUT
 
 
 # --- memory that does not suffice -----------------------------------------------------------------
