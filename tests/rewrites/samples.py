@@ -60,13 +60,19 @@ class Rewritten:
 
 
 def apply_rules(
-    text: str, *names: str, fuse: str | None = None, single: bool = False, tiled: bool = False, once: bool = False
+    text: str,
+    *names: str,
+    fuse: str | None = None,
+    single: bool = False,
+    tiled: bool = False,
+    once: bool = False,
+    channels: bool = False,
 ) -> Rewritten:
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
     fired = [name for graph in graphs for name in rewrite(graph, [BY_NAME[name] for name in names])]
     if fuse:
-        foundry = Foundry(fuse, single, tiled, once)
+        foundry = Foundry(fuse, single, tiled, once, channels)
         for graph in graphs:
             foundry.fuse(graph)
         fired += foundry.techniques

@@ -83,7 +83,14 @@ CONVOLUTIONS = """
 x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b), self.c5(d)
 return x, self.t1(c), self.t5(c), self.t6(b), self.t2(a).tanh() + self.s[:1], self.t3(b), self.t4(d) + self.c6(d)
 """
+CHANNELS = """
+x = torch.softmax(self.c1(a), 1) * 2, torch.tanh(self.c2(a).amin(1, keepdim=True)), self.c3(b).mean(1)
+y = (torch.logsumexp(self.t1(c).relu(), 1, keepdim=True) - self.u).amax(1), self.t6(b).sum(1, keepdim=True) * 3
+z = self.t3(b) / self.t3(b).norm(dim=1, keepdim=True), F.layer_norm(self.c2(a), (13, 19))
+return x, y, z
+"""
 STATE = """
+self.u = nn.Parameter(torch.randn(9, 1))
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
 self.r = nn.Parameter(torch.randn(37))
@@ -123,6 +130,7 @@ GPU_CASES = {
         CONVOLUTIONS,
         "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
+    "channels": (CHANNELS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
     "scans": (SCANS, "torch.randn(5, 600), torch.randn(5, 600) > 0"),
     "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
@@ -132,6 +140,7 @@ ALONE = ("windows", "scans", "convolutions", "losses")
 RULES = {"losses": ("write-out-row-losses",)}
 """Rules that come before a case's kernels."""
 TILED = ("tiled-convolution",)
+REDUCED = (*TILED, "channels-in-tile")
 
 
 def sample(name: str) -> str:
@@ -211,7 +220,9 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     monkeypatch.setattr(groups, "SMALLEST", 256)
     monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
-    done = apply_rules(sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True)
+    done = apply_rules(
+        sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True, channels=name == "channels"
+    )
     assert ("row = row * " in done.source) == (name in ("rows", "short", "groups", "losses")), (
         "several rows are one program's"
     )
@@ -219,11 +230,11 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     assert done.fired == (
         *RULES.get(name, ()),
         fused,
-        *(("split-rows",) if name in ("long", "whole") else TILED if name == "convolutions" else ()),
+        *(("split-rows",) if name in ("long", "whole") else {"convolutions": TILED, "channels": REDUCED}.get(name, ())),
     )
     exact = done.source.replace("+ 0x1000) & -0x2000)", ") & -1)")
     interpret(done.reference, exact, tmp_path)
-    if name == "convolutions":
+    if name in ("convolutions", "channels"):
         assert exact != done.source
         interpret(done.reference, done.source, tmp_path, 3e-3)
     if name in ALONE[:2]:
@@ -475,7 +486,9 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
 
     path = tmp_path / "kernels.py"
     rules = RULES.get(name, ())
-    path.write_text(apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True).source)
+    channels = name == "channels"
+    done = apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True, channels=channels)
+    path.write_text(done.source)
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None

@@ -61,6 +61,8 @@ class Recipe:
     """Whether kernels of our own compute convolutions, with what follows."""
     once: bool = False
     """Whether long rows are read once."""
+    channels: bool = False
+    """Whether kernels of convolutions may reduce their channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,17 @@ class Workshop:
                 return "", ()
             fired.append(recipe.product)
         if recipe.fuse:
-            foundry = fusion.Foundry(self.device, single=recipe.fuse == "all", convolutions=recipe.tiled, once=recipe.once)
+            foundry = fusion.Foundry(
+                self.device,
+                single=recipe.fuse == "all",
+                convolutions=recipe.tiled,
+                once=recipe.once,
+                channels=recipe.channels,
+            )
             for graph in graphs:
                 foundry.fuse(graph)
-            wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
+            asked = {fusion.TILED: recipe.tiled, fusion.ONE_READ: recipe.once, fusion.WHOLE_CHANNELS: recipe.channels}
+            wanted = {name for name, is_asked in asked.items() if is_asked}
             if (not foundry.techniques and not recipe.product) or not wanted.issubset(foundry.techniques):
                 return "", ()
             fired += foundry.techniques
@@ -275,8 +284,10 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         yield replace(split, wrapper="cuda-graph")
     if workshop.device.startswith("cuda"):
         # A kernel that also computes what follows saves reading and writing the convolution's result.
-        yield replace(whole, fuse="all", tiled=True)
-        yield replace(whole, fuse="all", tiled=True, wrapper="cuda-graph")
+        for channels in (True, False):
+            tiled = replace(whole, fuse="all", tiled=True, channels=channels)
+            yield tiled
+            yield replace(tiled, wrapper="cuda-graph")
         yield replace(whole, fuse="all", once=True)
     fused = workshop.build(replace(whole, fuse="all"))
     if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
@@ -356,6 +367,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         next((name for name in techniques if name in products.TECHNIQUES), None),
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
+        fusion.WHOLE_CHANNELS in techniques,
     )
 
 

@@ -16,11 +16,11 @@ from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
-from kernelwright.rewrites.fusion.windows import TILED
+from kernelwright.rewrites.fusion.windows import TILED, WHOLE_CHANNELS
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["ONE_READ", "SPLIT_ROWS", "TILED", "Foundry"]
+__all__ = ["ONE_READ", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
 
 
 def _triton_kernel(name: str, program: LoopProgram, *rest: Any, once: bool = False) -> triton.TritonKernel:
@@ -40,9 +40,12 @@ class Foundry:
         single: Whether one operator alone may become one.
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
         once: Whether long rows are read once, by programs that wait for one another, on a GPU.
+        channels: Whether the kernel of a convolution may reduce its channels.
     """
 
-    def __init__(self, device: str, single: bool = False, convolutions: bool = False, once: bool = False) -> None:
+    def __init__(
+        self, device: str, single: bool = False, convolutions: bool = False, once: bool = False, channels: bool = False
+    ) -> None:
         self._kernels: dict[str, Any] = {}
         self._alone = False
         on_gpu = device.startswith("cuda")
@@ -50,7 +53,12 @@ class Foundry:
         self._language = "triton" if on_gpu else "cpp"
         self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once) if on_gpu else cpp.CppKernel
         printable = triton.accepts if on_gpu else cpp.accepts
-        self._accepts = lambda program: (convolutions or program.convolution is None) and printable(program)
+
+        def accepts(program: LoopProgram) -> bool:
+            wanted = program.convolution is None or (convolutions and (channels or not program.reduced))
+            return wanted and printable(program)
+
+        self._accepts = accepts
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -61,7 +69,9 @@ class Foundry:
         tiles = any(kernel.program.convolution is not None for kernel in self._kernels.values())
         fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
         once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
-        return (fused, *([SPLIT_ROWS] if splits else []), *([TILED] if tiles else []), *([ONE_READ] if once else []))
+        whole = any(kernel.program.convolution is not None and kernel.program.reduced for kernel in self._kernels.values())
+        more = {SPLIT_ROWS: splits, TILED: tiles, WHOLE_CHANNELS: whole, ONE_READ: once}
+        return (fused, *(name for name, used in more.items() if used))
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""

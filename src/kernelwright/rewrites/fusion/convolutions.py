@@ -14,13 +14,14 @@ from typing import Any, ClassVar, cast
 from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
-from kernelwright.rewrites.fusion.windows import LEAST_SUM, phases_of
+from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, phases_of
 from kernelwright.rewrites.graph import contiguous_strides, numel, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
 
 
 class ConvolutionKernel(TritonKernel):
-    """A Triton kernel that computes a convolution and what follows it point by point, and its launcher."""
+    """A Triton kernel that computes a convolution and what follows it, point by point or over all channels, and its
+    launcher."""
 
     requires: ClassVar = ("torch.backends.cudnn.allow_tf32",)
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
@@ -28,6 +29,10 @@ class ConvolutionKernel(TritonKernel):
     def _index_type(self) -> str:
         large = numel(cast(Geometry, self.program.convolution).source) >= (1 << 31) - (1 << 25)
         return "tl.int64" if large else super()._index_type()
+
+    def _columns(self) -> str:
+        """What follows reduces the channels, all of which a tile has."""
+        return self._pointwise()
 
     def _pointwise(self) -> str:
         found = cast(Geometry, self.program.convolution)
@@ -81,7 +86,7 @@ class ConvolutionKernel(TritonKernel):
     @staticmethod
     def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
-        channels = max(16, min(128, 1 << (outputs - 1).bit_length()))
+        channels = max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
         # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
         points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))

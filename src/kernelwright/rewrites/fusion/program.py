@@ -162,6 +162,8 @@ class LoopProgram:
                 found.append(FULL if varies else ROW)
             elif step.name in REDUCERS:
                 found.append(ROW)
+            elif step.name == "convolution":
+                found.append(FULL)
             else:
                 inner = [found[item] for item in step.operands if isinstance(item, int)]
                 found.append(FULL if FULL in inner or not self.reduced else ROW)

@@ -23,6 +23,7 @@ from kernelwright.rewrites.fusion.nest import (
 )
 from kernelwright.rewrites.fusion.program import REDUCERS, LoopProgram
 from kernelwright.rewrites.fusion.triton_helpers import HELPERS
+from kernelwright.rewrites.fusion.windows import MOST_CHANNELS
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
@@ -87,7 +88,9 @@ def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
     if program.convolution is not None:
-        return not (program.reduced or program.scans or program.windows)
+        # Reduced are channels alone, of which a tile has all.
+        whole = nest.kind == COLUMNS and program.convolution.groups == 1 and program.logical[1] <= MOST_CHANNELS
+        return not (program.scans or program.windows) and (not program.reduced or (program.reduced == (1,) and whole))
     if program.scans:
         rows, columns = math.prod(program.logical[:-1]), program.logical[-1]
         # A program for each row has too little to do in short ones, and leaves multiprocessors idle in few long ones.

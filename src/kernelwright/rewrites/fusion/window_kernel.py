@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import SCANS, Load
+from kernelwright.rewrites.fusion.program import REDUCERS, SCANS, Load
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
 
@@ -72,16 +72,24 @@ class Statements:
                 continue
             if step.name == "load":
                 text = kernel._read(index, self._place(index, row, inside))
-            elif step.name not in SCANS:
+            elif step.name not in SCANS and step.name not in REDUCERS:
                 text = re.sub(r"\bv(\d+)\b", lambda found: names[int(found[1])], kernel._step(index).partition(" = ")[2])
             if step.name in SCANS:
                 self._scan(index, names)
+            elif step.name in REDUCERS:
+                operand = step.operands[0]
+                given = names[operand] if isinstance(operand, int) else kernel._literal(operand)
+                given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
+                names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
             else:
                 names[index] = self.name(text, "v")
         dense = contiguous_strides(program.logical)
-        for place, (step_index, _, _) in enumerate(kernel.signature.stores):
-            pointer = self._position(f"out{place}", dense, row * dense[last - 1] if row else 0)
-            self.lines.append(f"tl.store({pointer}, {names[step_index]}, mask={inside})")
+        kept = contiguous_strides(tuple(1 if dim in program.reduced else size for dim, size in enumerate(program.logical)))
+        rows = tuple(0 if dim in program.reduced else stride for dim, stride in enumerate(kept))
+        for place, (step_index, full, _) in enumerate(kernel.signature.stores):
+            strides, mask = (dense, inside) if full else (rows, self.masks[0])
+            pointer = self._position(f"out{place}", strides, row * strides[last - 1] if row else 0)
+            self.lines.append(f"tl.store({pointer}, {names[step_index]}, mask={mask})")
         return self.lines
 
     def _scan(self, index: int, names: dict[int, str]) -> None:

@@ -25,6 +25,10 @@ MOST_TAPS = 128
 """Elements of a window: each is a load of its own in the kernel's text."""
 TILED = "tiled-convolution"
 """Technique: convolutions are computed by Triton kernels, together with what follows."""
+WHOLE_CHANNELS = "channels-in-tile"
+"""Technique: a convolution's tile has all channels of its positions, which the same kernel reduces."""
+MOST_CHANNELS = 128
+"""Channels of the widest tile."""
 BYTES_PER_S = 4e12
 """Of an H200's memory."""
 CUDNN_PASSES = 2.5
@@ -164,8 +168,10 @@ def _convolution(program: LoopProgram, node: fx.Node, get: Callable[[Any], Opera
         return _depthwise(program, node, get)
     except UnsupportedError:
         found = geometry(node)
-    if found is None or found.source in program.values or program.reduced or program.convolution or _refusal(found, node):
+    if found is None or found.source in program.values or program.convolution or _refusal(found, node):
         raise UnsupportedError("no convolution that tiles compute")
+    if program.reduced not in ((), (1,)) or program.split > 1:
+        raise UnsupportedError("a reduction over more than the channels")
     program.convolution = found
     none = (0,) * len(program.logical)
     result = program.add("convolution", program.load(found.source, none), program.load(found.weight, none))
