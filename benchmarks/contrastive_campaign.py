@@ -162,8 +162,7 @@ class Campaign:
         # Stage 1's weights may be gone once stage 2 is trained: nothing but its measuring needs them.
         trained = [name for name in STAGES if self._has_final(name)]
         untrained = () if STAGES[-1] in trained else tuple(f"train:{name}" for name in STAGES if name not in trained)
-        others = self._measuring("zero-shot") + self._measuring("sft")
-        if untrained and (self._arms_first or not others):
+        if untrained and (self._arms_first or not self._measuring("zero-shot") + self._measuring("sft")):
             self._side_by_side([[Part(untrained, None)]])  # nothing is to be done beside it
             untrained = ()
         if self._arms_first:
@@ -172,7 +171,8 @@ class Campaign:
         if untrained:
             # One process: starting judges takes long.
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
-        self._side_by_side([first, others + self._measuring("evolutionary")])
+        others = [part for name in ("zero-shot", "sft", "evolutionary") for part in self._measuring(name)]
+        self._side_by_side([first, others])
         self._train_arms()
         return all(self._is_measured(name) for name in self._measured) and all(map(self._is_done, self._arms))
 
@@ -213,6 +213,11 @@ class Campaign:
             else:
                 lane = [part(index, (f"train:{name}", f"measure:{name}", *self._ablated(name))) for name in own]
             lanes.append(lane)
+        if self._arms_first:
+            # A GPU that has less to train than another one goes on with the other models.
+            for other in (other for name in self._measured for other in self._measuring(name)):
+                index = min(range(at_once), key=lambda index: len(lanes[index]))
+                lanes[index].append(replace(other, gpus=(index,) if self._gpus else None))
         self._wait(lanes)
 
     def _ablated(self, name: str) -> tuple[str, ...]:

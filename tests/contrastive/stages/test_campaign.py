@@ -115,15 +115,31 @@ def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(cam
     assert run(campaign, tmp_path, *limits, *named) == 0
     calls = [(call["gpus"], call["only"]) for call in asked(tmp_path / "work")]
     assert calls[:2] == [("0,1", ["augment:sft"]), ("0,1", ["train:sft", "train:self-supervised"])]
-    for gpu, arm in (("0", "vanilla-grpo"), ("1", "contrastive-bucket")):
-        assert [only for on, only in calls[2:6] if on == gpu] == [[f"train:{arm}"], [f"measure:{arm}"]]
-    assert sorted(only for _, only in calls[6:10]) == [
+    lanes = [[only for on, only in calls[2:10] if on == gpu] for gpu in ("0", "1")]
+    for arm, lane in zip(named[1:], lanes, strict=True):
+        assert lane[:2] == [[f"train:{arm}"], [f"measure:{arm}"]]
+    assert sorted(only for lane in lanes for only in lane[2:]) == [
         ["measure:evolutionary"],
         ["measure:self-supervised"],
         ["measure:sft"],
         ["measure:zero-shot"],
     ]
     assert calls[10:] == [("0,1", ["summary"])]
+
+
+@pytest.mark.exhaustive
+def test_a_gpu_without_an_arm_to_train_measures_while_another_trains(campaign, tmp_path):
+    work = tmp_path / "work"
+    for name in ("self-supervised", "vanilla-grpo"):
+        (work / name / "final").mkdir(parents=True)
+    (work / "sft").mkdir()
+    (work / "sft" / "examples.jsonl").touch()
+    words = ("--gpus", "2", "--time-limit", "1000", "--arms-first", "--equal-steps", "--measured", "self-supervised")
+    assert run(campaign, tmp_path, *words, "--arms", "vanilla-grpo", "contrastive-bucket") == 0
+    calls = [(call["gpus"], call["only"]) for call in asked(work)]
+    assert [only for on, only in calls if on == "0"] == [["measure:vanilla-grpo"], ["measure:self-supervised"]]
+    assert [only for on, only in calls if on == "1"] == [["train:contrastive-bucket"], ["measure:contrastive-bucket"]]
+    assert calls[-1] == ("0,1", ["summary"])
 
 
 def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(campaign, tmp_path, monkeypatch):
