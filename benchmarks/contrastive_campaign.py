@@ -11,8 +11,8 @@ model, stage 1 and evolutionary search (where an earlier slice has measured the 
 arms of stage 3, one to a GPU, the most telling first, each in a process that trains for the same time as the others do and
 then measures what it trained. They train for as long as leaves time to measure all of them in `--total`, unless
 `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`, the last arms are left for a later slice.
-With `--arms-first` both stages are trained on all GPUs, then the arms, and only then the others are measured; `--arms` names
-the only ones to train.
+With `--arms-first` both stages are trained on all GPUs, then the arms; only then is anything measured: the arms, their
+ablations, and the others. `--arms` names the only ones to train.
 
 What is exported: contrastive_export.py.
 """
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contrastive_export import ABLATED, ARMS, packed, unpack
+from contrastive_export import ABLATED, ARMS, RESTARTED, packed, unpack
 
 from kernelwright.judge.isolation.sandbox import die_with_parent
 
@@ -99,7 +99,7 @@ class Campaign:
         reserve_s: For measuring one arm on one GPU; None: what measuring has taken so far.
         resumed: Whether it goes on from another machine's export, which is noted.
         arms: Of stage 3, the most telling first.
-        arms_first: Whether they are trained before anything is measured.
+        arms_first: Whether all of them are trained before anything is measured.
         equal_steps: Whether arms train for as many steps as the settings say, however many slices that takes, and not for
             the same time.
         measured: Models that are measured besides the arms.
@@ -159,9 +159,10 @@ class Campaign:
             if self._left_s() <= 0:
                 return False
             time.sleep(POLL_S)
-        untrained = tuple(f"train:{name}" for name in STAGES if not self._has_final(name))
-        others = self._measuring("zero-shot") + self._measuring("sft")
-        if untrained and (self._arms_first or not others):
+        # Stage 1's weights may be gone once stage 2 is trained: nothing but its measuring needs them.
+        trained = [name for name in STAGES if self._has_final(name)]
+        untrained = () if STAGES[-1] in trained else tuple(f"train:{name}" for name in STAGES if name not in trained)
+        if untrained and (self._arms_first or not self._measuring("zero-shot") + self._measuring("sft")):
             self._side_by_side([[Part(untrained, None)]])  # nothing is to be done beside it
             untrained = ()
         if self._arms_first:
@@ -170,7 +171,8 @@ class Campaign:
         if untrained:
             # One process: starting judges takes long.
             first = [Part(untrained + tuple(name for part in first for name in part.names), None)]
-        self._side_by_side([first, others + self._measuring("evolutionary")])
+        others = [part for name in ("zero-shot", "sft", "evolutionary") for part in self._measuring(name)]
+        self._side_by_side([first, others])
         self._train_arms()
         return all(self._is_measured(name) for name in self._measured) and all(map(self._is_done, self._arms))
 
@@ -196,18 +198,26 @@ class Campaign:
         if self._left_s() <= least_s:
             return
         changes = self._time_of_arms(math.ceil(len(todo) / at_once))
-        lanes = [
-            [
-                Part(
-                    (f"train:{name}", f"measure:{name}", *self._ablated(name)),
-                    (index,) if self._gpus else None,
-                    changes,
-                    least_s=least_s,
-                )
-                for name in todo[index::at_once]
-            ]
-            for index in range(at_once)
-        ]
+
+        def part(index: int, names: tuple[str, ...], needs: str | None = None) -> Part:
+            return Part(names, (index,) if self._gpus else None, changes, needs, least_s=0.0 if needs else least_s)
+
+        lanes: list[list[Part]] = []
+        for index in range(at_once):
+            own = todo[index::at_once]
+            if self._arms_first:
+                lane = [part(index, (f"train:{name}",)) for name in own if not self._has_final(name)]
+                for of in (lambda name: (f"measure:{name}",), self._ablated):
+                    unmeasured = [(name, tuple(filter(self._is_to_do, of(name)))) for name in own]
+                    lane += [part(index, names, name) for name, names in unmeasured if names]
+            else:
+                lane = [part(index, (f"train:{name}", f"measure:{name}", *self._ablated(name))) for name in own]
+            lanes.append(lane)
+        if self._arms_first:
+            # A GPU that has less to train than another one goes on with the other models.
+            for other in (other for name in self._measured for other in self._measuring(name)):
+                index = min(range(at_once), key=lambda index: len(lanes[index]))
+                lanes[index].append(replace(other, gpus=(index,) if self._gpus else None))
         self._wait(lanes)
 
     def _ablated(self, name: str) -> tuple[str, ...]:
@@ -248,10 +258,12 @@ class Campaign:
     def _is_measured(self, name: str) -> bool:
         return (self._work / "held-out" / "results" / f"{name}.json").exists()
 
+    def _is_to_do(self, measuring: str) -> bool:
+        return not self._is_measured(measuring.removeprefix("measure:"))
+
     def _is_done(self, arm: str) -> bool:
         """Whether an arm is measured, with changed prompts too where that is wanted."""
-        parts = (f"measure:{arm}", *self._ablated(arm))
-        return all(self._is_measured(part.removeprefix("measure:")) for part in parts)
+        return not any(map(self._is_to_do, (f"measure:{arm}", *self._ablated(arm))))
 
     def _side_by_side(self, lanes: Sequence[Sequence[Part]]) -> bool:
         """Do lanes of parts beside one another, each with its share of the GPUs, or one after the other where there are too
@@ -393,6 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = given.gpus if given.gpus is not None else _gpus()
     base, process = unpacking(given.base, given.work, given.wait_for_base)
     left_s = given.time_limit - (time.monotonic() - began)
+    restarted = given.work / RESTARTED
     campaign = Campaign(
         base,
         given.work,
@@ -402,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left_s,
         total_s=given.total,
         reserve_s=given.reserve,
-        resumed=given.resume is not None,
+        resumed=given.resume is not None or restarted.exists(),
         arms=[f"{arm}-seed-{seed}" if seed else arm for seed in range(given.seeds) for arm in given.arms],
         arms_first=given.arms_first,
         equal_steps=given.equal_steps,
@@ -411,6 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         export=lambda: packed(given.work, given.export),
         export_every_s=given.export_every,
     )
+    restarted.unlink(missing_ok=True)
     finished = campaign.run(_until_done(process))
     campaign.summarise()
     packed(given.work, given.export)
@@ -438,7 +452,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--reserve", type=float, metavar="SECONDS", help="for measuring an arm; by default what measuring has taken so far"
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="of stage 3, the most telling first")
-    parser.add_argument("--arms-first", action="store_true", help="train them before anything is measured")
+    parser.add_argument("--arms-first", action="store_true", help="train all of them before anything is measured")
     parser.add_argument("--seeds", type=int, default=1, help="times that each arm is trained")
     parser.add_argument("--ablations", action="store_true", help="measure the arm of buckets with changed prompts too")
     parser.add_argument("--equal-steps", action="store_true", help="train arms for the same steps and not for the same time")

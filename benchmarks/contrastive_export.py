@@ -1,9 +1,9 @@
 """Packs what is worth keeping of a campaign into a few files of bounded size, to carry it between machines.
 
 `records.tar.gz.N` (run directories, exemplar databases, the evaluations that all parts share, hacks, summary, table, logs)
-and `weights.tar.N` (adapters in bfloat16, the newest checkpoint of an unfinished arm without its optimiser's state: Adam
-then begins anew, which is said in campaign.json; stage 1's only until nothing needs them any more). With rank 8 on a model
-of half a billion parameters an adapter has 9 MB.
+and `weights.tar.N` (adapters as int8, see contrastive_weights.py; the newest checkpoint of an unfinished arm without its
+optimiser's state: Adam then begins anew, which is said in campaign.json; stage 1's only until nothing needs them any more).
+With rank 8 on a model of 1.5 billion parameters an adapter has 9.3 MB, so that five fit beside the records.
 
 The shared evaluations come along because arms of a later slice are compared with those of an earlier one: go on with
 machines of the same kind, or leave `judged.sqlite` behind.
@@ -17,7 +17,7 @@ import os
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -25,9 +25,13 @@ ARMS = ("contrastive-bucket", "vanilla-grpo", "contrastive-island", "contrastive
 """The most telling first."""
 ABLATED = "ablated"
 """Marks a campaign that measures the arm of buckets with changed prompts too."""
+RESTARTED = "restarted"
+"""Marks a campaign whose next slice goes on from what was published of it."""
+STAGE_2 = "self-supervised"
 WEIGHTS = "adapter_model.safetensors"
+PACKED_WEIGHTS = "adapter_model.int8.safetensors"
 PACKED = "evaluations.jsonl.gz"
-LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md", ".lock")
+LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "tokenizer.json", "README.md")
 """Files that are large, or made again."""
 PIECE_BYTES = 15 << 20
 PIECES = 4
@@ -35,12 +39,14 @@ PIECES = 4
 
 
 def export(work: Path, out: Path) -> None:
-    """Copy what is worth keeping, adapters in bfloat16; an earlier export there is replaced file by file."""
+    """Copy what is worth keeping; an earlier export there is replaced file by file."""
     for path in sorted(work.rglob("*")):
         relative = path.relative_to(work)
         parts = relative.parts
         if not path.is_file() or parts[0] in ("base", "base.part") or "ref" in parts:
             continue
+        if any(part.startswith(".") for part in parts):
+            continue  # not whole yet
         # A model that was tuned in full is a base of its own, with a tokenizer; an adapter has that of its base.
         is_kept = path.name == "tokenizer.json" and (path.parent / "config.json").exists()
         if (path.name in LEFT_OUT and not is_kept) or path.name.endswith(("-wal", "-shm")):
@@ -65,14 +71,12 @@ def export(work: Path, out: Path) -> None:
 
 def _is_past_stage_1(work: Path) -> bool:
     """Whether nothing needs stage 1's weights any more."""
-    return (work / "self-supervised" / "final").is_dir() and (work / "held-out" / "results" / "sft.json").exists()
+    return (work / STAGE_2 / "final").is_dir() and (work / "held-out" / "results" / "sft.json").exists()
 
 
 def _copy(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.name == WEIGHTS:
-        _halved(path, target)
-    elif path.name == "evaluations.jsonl":
+    if path.name == "evaluations.jsonl":
         _packed(path, target.with_name(PACKED))
     elif path.name == PACKED:
         # One that came with an earlier export goes in front of what has been added since.
@@ -105,22 +109,13 @@ def _backed_up(path: Path, target: Path) -> None:
         source.backup(copy)
 
 
-def _halved(path: Path, target: Path) -> None:
-    """An adapter's weights in bfloat16: half the size, and what the model computes in anyway."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}, target)
-
-
 def pack(folder: Path, out: Path) -> list[str]:
     """Put a folder into at most `PIECES` files of `PIECE_BYTES`; the weights that do not fit are named and left out."""
     out.mkdir(parents=True, exist_ok=True)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    pieces = _pieces("records.tar.gz", _tarred(folder, (path for path in files if path.name != WEIGHTS), compressed=True))
-    weights = sorted((path for path in files if path.name == WEIGHTS), key=lambda path: _rank(path, folder))
-    while (more := _pieces("weights.tar", _tarred(folder, weights, compressed=False))) and len(pieces) + len(more) > PIECES:
-        print(f"left out of the export: {weights.pop().relative_to(folder)}", flush=True)
+    pieces = _pieces("records.tar.gz", _records(folder))
+    weights = packed_weights(folder)
+    while (more := _pieces("weights.tar", _tarred(weights))) and len(pieces) + len(more) > PIECES:
+        print(f"left out of the export: {weights.popitem()[0]}", flush=True)
     pieces |= more
     for name, data in pieces.items():
         (out / f".{name}").write_bytes(data)
@@ -133,11 +128,40 @@ def pack(folder: Path, out: Path) -> list[str]:
     return sorted(pieces)
 
 
+def packed_weights(folder: Path) -> dict[str, bytes]:
+    """Every adapter of an export as int8, by its place, those that matter most first."""
+    from contrastive_weights import packed_adapter
+    from safetensors.torch import load_file
+
+    stage_2 = folder / STAGE_2 / "final" / WEIGHTS
+    since = packed_adapter(load_file(stage_2)) if stage_2.exists() else None
+    packed = {}
+    for path in sorted(folder.rglob(WEIGHTS), key=lambda path: (_rank(path, folder), path)):
+        relative = path.relative_to(folder)
+        is_arm = relative.parts[0].partition("-seed-")[0] in ARMS
+        data = since if path == stage_2 else packed_adapter(load_file(path), since if is_arm else None)
+        assert data is not None
+        packed[str(relative.with_name(PACKED_WEIGHTS))] = data
+    return packed
+
+
+def restore_weights(folder: Path) -> None:
+    """Put every packed adapter's weights in its place, in float32."""
+    from contrastive_weights import restored_adapter
+    from safetensors.torch import save_file
+
+    stage_2 = folder / STAGE_2 / "final" / PACKED_WEIGHTS
+    since = stage_2.read_bytes() if stage_2.exists() else None
+    for path in list(folder.rglob(PACKED_WEIGHTS)):
+        save_file(restored_adapter(path.read_bytes(), since), path.with_name(WEIGHTS), metadata={"format": "pt"})
+        path.unlink()
+
+
 def _rank(path: Path, folder: Path) -> tuple[bool, int]:
     """Which weights matter most: what others are trained from, then the arms in their order, those first that have yet to
     be measured. Once stage 2 is trained, stage 1's are only to be measured, and a minute's work to make again."""
-    ended = (folder / "self-supervised" / "final").is_dir()
-    order = ("self-supervised", *ARMS, "sft") if ended else ("self-supervised", "sft", *ARMS)
+    ended = (folder / STAGE_2 / "final").is_dir()
+    order = (STAGE_2, *ARMS, "sft") if ended else (STAGE_2, "sft", *ARMS)
     name = path.relative_to(folder).parts[0]
     arm = name.partition("-seed-")[0]
     # Buckets may be measured with changed prompts too, of which this is the last.
@@ -147,11 +171,25 @@ def _rank(path: Path, folder: Path) -> tuple[bool, int]:
     return is_measured, order.index(arm) if arm in order else len(order)
 
 
-def _tarred(folder: Path, files: Iterable[Path], *, compressed: bool) -> bytes:
+def _records(folder: Path) -> bytes:
+    """All files but weights."""
     held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:gz" if compressed else "w") as tar:
-        for path in files:
-            tar.add(path, arcname=str(path.relative_to(folder)))
+    with tarfile.open(fileobj=held, mode="w:gz") as tar:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name != WEIGHTS:
+                tar.add(path, arcname=str(path.relative_to(folder)))
+    return held.getvalue()
+
+
+def _tarred(files: Mapping[str, bytes]) -> bytes:
+    if not files:
+        return b""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as tar:
+        for name, data in files.items():
+            described = tarfile.TarInfo(name)
+            described.size = len(data)
+            tar.addfile(described, io.BytesIO(data))
     return held.getvalue()
 
 
@@ -172,6 +210,7 @@ def unpack(packed: Path, work: Path) -> None:
         if pieces:
             with tarfile.open(fileobj=io.BytesIO(b"".join(path.read_bytes() for path in pieces))) as tar:
                 tar.extractall(temporary, filter="data")
+    restore_weights(temporary)
     temporary.rename(work)
 
 

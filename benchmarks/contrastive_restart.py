@@ -1,6 +1,11 @@
-"""A campaign's `--work` from a published one, whose weights are gone: its stages 1 and 2 are then trained once more.
+"""A campaign's `--work` from a published one: it goes on there, or its stages 1 and 2 are trained once more.
 
     python benchmarks/contrastive_restart.py results/contrastive-h200 WORK
+
+Of a campaign that was published with its weights (`contrastive_publish.py --weights`) everything is put back: what is
+trained is not trained again, what is measured is not measured again, and an unfinished arm goes on at its step. Its
+optimiser's state is not kept, so that Adam begins anew; databases of exemplars are made again from the evaluations.
+contrastive_recall.py then adds what was judged. Of a campaign without weights the data of stages 1 and 2 come along:
 
 Stage 1's examples and stage 2's answers, with their verdicts, are put where a run that was broken off would have left them.
 A campaign that goes on with WORK learns from them what the first one learnt, and neither draws nor judges for it; of results
@@ -12,11 +17,12 @@ so that whatever was measured of trained models is to be measured again, unless 
 from __future__ import annotations
 
 import gzip
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from contrastive_export import PACKED
+from contrastive_export import ARMS, PACKED, PACKED_WEIGHTS, RESTARTED, restore_weights
 from publishing import copy_plain, from_command_line, require_new
 
 from kernelwright import config as settings
@@ -32,6 +38,7 @@ from kernelwright.contrastive.stages.split import split_of
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, Task, append_lines
 
+EXEMPLARS = "exemplars.sqlite"
 UNTRAINED = "zero-shot"
 COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}")
 RESULT = f"held-out/results/{UNTRAINED}.json"
@@ -50,6 +57,9 @@ def restart(published: Path, work: Path) -> None:
         UsageError: there is something there already, or the published folder holds no stages 1 and 2.
     """
     require_new(work)
+    if any(published.rglob(PACKED_WEIGHTS)):
+        put_back(published, work)
+        return
     lacking = [name for name in (*READ, *COPIED) if not (published / name).exists()]
     if lacking:
         raise UsageError(
@@ -62,6 +72,25 @@ def restart(published: Path, work: Path) -> None:
         drawn(folder / "attempts.json", lambda attempts=attempts: attempts)  # type: ignore[misc]
     if (published / RESULT).exists():
         _untrained(published / "held-out", work / "held-out")
+
+
+def put_back(published: Path, work: Path) -> None:
+    """Make `work` as the campaign left it, from what was published with its weights."""
+    for path in sorted(published.rglob("*")):
+        target = work / path.relative_to(published)
+        if path.is_dir() or path.name == "README.md":
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".gz" and path.name != PACKED:
+            target.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        else:
+            shutil.copyfile(path, target)
+    restore_weights(work)
+    for name in [path.name for path in work.iterdir() if path.name.partition("-seed-")[0] in ARMS]:
+        config = RunDirectory(work / name).read_json("config.json") or {}
+        seeds = [work / Path(seed).name for seed in config["config"]["exemplars"]["seeds"]]
+        fill(ExemplarDatabase(work / name / EXEMPLARS), [*seeds, work / name])
+    (work / RESTARTED).touch()
 
 
 def attempts_of(published: Path) -> dict[int, list[Attempt]]:
@@ -79,7 +108,7 @@ def attempts_of(published: Path) -> dict[int, list[Attempt]]:
 def _exemplars(published: Path, tasks: Iterable[str], device: str) -> dict[tuple[str, str], Exemplar]:
     """What prompts may have shown, by task and candidate: teachers' code, and answers of the round before."""
     with tempfile.TemporaryDirectory() as folder:
-        database = ExemplarDatabase(Path(folder, "exemplars.sqlite"))
+        database = ExemplarDatabase(Path(folder, EXEMPLARS))
         fill(database, [published / "sft", published / "self-supervised"])
         return {(task, one.candidate_sha256): one for task in tasks for one in database.exemplars(task, device=device)}
 

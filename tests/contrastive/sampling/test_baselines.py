@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelwright.contrastive.sampling import baselines as sampled
 from kernelwright.contrastive.sampling.baselines import EAGER, GRAPH, BestBaselines
 from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.judging import JudgedRun
@@ -9,6 +10,7 @@ from kernelwright.contrastive.sampling.scoring import Scorer
 from kernelwright.models.chat import Sampling
 from kernelwright.records import RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
+from kernelwright.rewrites.baselines import baseline_source
 from tests.contrastive.sampling.test_estimating import ToyScreens
 from tests.contrastive.sampling.test_scoring import EVEN, answer, attempt
 from tests.contrastive.stages.toys import ToyJudge, toy_evaluation, toy_task
@@ -57,6 +59,17 @@ def test_each_task_s_baseline_is_measured_once_and_kept(tmp_path):
     assert again.measure([EVEN, ODD], lambda: False)
     assert (again.speedups, judge.count) == (baselines.speedups, 0)
     assert not best(tmp_path / "new")[0].measure([EVEN], lambda: True)
+
+
+def test_a_run_keeps_its_baselines_when_graphs_are_written_otherwise(tmp_path, monkeypatch):
+    first, _ = best(tmp_path)
+    first.measure([EVEN])
+    monkeypatch.setattr(sampled, "baseline_source", lambda task, name: f"{baseline_source(task, name)}# another text\n")
+    again, judge = best(tmp_path)
+    assert again.measure([EVEN])
+    assert (again.speedups, judge.count) == (first.speedups, 0)
+    assert again.measure([ODD])
+    assert judge.count == 1
 
 
 def test_a_cpu_has_no_graphs(tmp_path):

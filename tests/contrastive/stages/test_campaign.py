@@ -115,17 +115,31 @@ def test_arms_that_are_named_go_before_all_measuring_where_that_is_asked_for(cam
     assert run(campaign, tmp_path, *limits, *named) == 0
     calls = [(call["gpus"], call["only"]) for call in asked(tmp_path / "work")]
     assert calls[:2] == [("0,1", ["augment:sft"]), ("0,1", ["train:sft", "train:self-supervised"])]
-    assert sorted(calls[2:4]) == [
-        ("0", ["train:vanilla-grpo", "measure:vanilla-grpo"]),
-        ("1", ["train:contrastive-bucket", "measure:contrastive-bucket"]),
-    ]
-    assert sorted(only for _, only in calls[4:8]) == [
+    lanes = [[only for on, only in calls[2:10] if on == gpu] for gpu in ("0", "1")]
+    for arm, lane in zip(named[1:], lanes, strict=True):
+        assert lane[:2] == [[f"train:{arm}"], [f"measure:{arm}"]]
+    assert sorted(only for lane in lanes for only in lane[2:]) == [
         ["measure:evolutionary"],
         ["measure:self-supervised"],
         ["measure:sft"],
         ["measure:zero-shot"],
     ]
-    assert calls[8:] == [("0,1", ["summary"])]
+    assert calls[10:] == [("0,1", ["summary"])]
+
+
+@pytest.mark.exhaustive
+def test_a_gpu_without_an_arm_to_train_measures_while_another_trains(campaign, tmp_path):
+    work = tmp_path / "work"
+    for name in ("self-supervised", "vanilla-grpo"):
+        (work / name / "final").mkdir(parents=True)
+    (work / "sft").mkdir()
+    (work / "sft" / "examples.jsonl").touch()
+    words = ("--gpus", "2", "--time-limit", "1000", "--arms-first", "--equal-steps", "--measured", "self-supervised")
+    assert run(campaign, tmp_path, *words, "--arms", "vanilla-grpo", "contrastive-bucket") == 0
+    calls = [(call["gpus"], call["only"]) for call in asked(work)]
+    assert [only for on, only in calls if on == "0"] == [["measure:vanilla-grpo"], ["measure:self-supervised"]]
+    assert [only for on, only in calls if on == "1"] == [["train:contrastive-bucket"], ["measure:contrastive-bucket"]]
+    assert calls[-1] == ("0,1", ["summary"])
 
 
 def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(campaign, tmp_path, monkeypatch):
@@ -136,12 +150,8 @@ def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(c
     assert run(campaign, tmp_path, *limits, *named) == 0
     calls = asked(tmp_path / "work")
     assert [call["only"] for call in calls[2:]] == [
-        ["train:vanilla-grpo", "measure:vanilla-grpo"],
-        [f"{do}:contrastive-bucket{how}" for do, how in (("train", ""), ("measure", ""))]
-        + [f"measure:contrastive-bucket-{how}" for how in campaign.ABLATIONS],
-        ["train:vanilla-grpo-seed-1", "measure:vanilla-grpo-seed-1"],
-        [f"{do}:contrastive-bucket-seed-1" for do in ("train", "measure")]
-        + [f"measure:contrastive-bucket-seed-1-{how}" for how in campaign.ABLATIONS],
+        *([f"{do}:{arm}{seed}"] for do in ("train", "measure") for seed in ("", "-seed-1") for arm in named[1:3]),
+        *([f"measure:contrastive-bucket{seed}-{how}" for how in campaign.ABLATIONS] for seed in ("", "-seed-1")),
         ["measure:sft"],
         ["summary"],
     ]
@@ -150,8 +160,9 @@ def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(c
     (tmp_path / "work" / "held-out" / "results" / "contrastive-bucket-one-level.json").unlink()
     (tmp_path / "work" / "contrastive-bucket" / "final").rename(tmp_path / "gone")
     assert run(campaign, tmp_path, *limits, *named) == 0
-    (again, _) = asked(tmp_path / "work")[len(calls) :]
-    assert again == calls[3], "an arm is done once it is measured with changed prompts too"
+    (again, measured, _) = asked(tmp_path / "work")[len(calls) :]
+    assert again == calls[3]
+    assert measured["only"] == ["measure:contrastive-bucket-one-level"], "an arm is done once it has its ablations too"
 
 
 @pytest.mark.exhaustive
@@ -336,12 +347,15 @@ def test_a_model_tuned_in_full_keeps_its_tokenizer_and_an_adapter_leaves_it(tmp_
 def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import contrastive_export as export
+    import torch
+    from contrastive_weights import error_of
+    from safetensors.torch import load_file, save_file
 
     monkeypatch.setattr(export, "PIECE_BYTES", 60_000)
     folder = tmp_path / "folder"
     for name in ("sft", "self-supervised", *export.ARMS):
         (folder / name / "final").mkdir(parents=True)
-        (folder / name / "final" / export.WEIGHTS).write_bytes(os.urandom(40_000))
+        save_file({"a": torch.rand(40_000)}, folder / name / "final" / export.WEIGHTS)
         (folder / name / "evaluations.jsonl.gz").write_bytes(os.urandom(3_000))
     names = export.pack(folder, tmp_path / "out")
     assert len(names) <= export.PIECES
@@ -353,8 +367,10 @@ def test_an_export_fits_through_a_narrow_door(tmp_path, monkeypatch):
     # Arms that are not measured yet before stage 1, which nothing is trained from any more.
     assert {"self-supervised", "contrastive-bucket", "vanilla-grpo"} <= {name.split("/")[0] for name in weights}
     assert len(weights) < 6
-    for name in kept:
+    for name in kept - set(weights):
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+    for name in weights:
+        assert error_of(load_file(tmp_path / "back" / name), load_file(folder / name)) < 0.01
 
     # An arm that has been measured is no longer needed; one that has not would have to be trained again.
     (folder / "held-out" / "results").mkdir(parents=True)
