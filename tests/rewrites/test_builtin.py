@@ -228,3 +228,18 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
     first = BuiltinPolicy().propose(context(SUM), 1)[0]
     assert first.techniques == ("merge-constants", "push-reduction-through-product")
     assert "rule remove-noops: ValueError: no such thing" in first.note
+
+
+def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile():
+    forward = "return torch.softmax(F.max_pool2d(torch.tanh(self.c(a)), 2), 1)"
+    text = task_text(forward, "torch.randn(16, 32, 64, 64)", "self.c = nn.Conv2d(32, 64, 3)")
+    given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)
+    found = {one.techniques: one.source for one in BuiltinPolicy(Order({})).propose(given, 20)}
+    in_tile = ("tiled-convolution", "channels-in-tile", "pool-in-tile")
+    ours = [names for names in found if "tiled-convolution" in names]
+    assert any(names[-3:] == in_tile for names in ours)
+    assert any("pool-in-tile" not in names for names in ours), "screening chooses between the two"
+    one = next(source for names, source in found.items() if names[-3:] == in_tile)
+    assert "max_pool2d" not in one.partition("class ModelNew")[2]
+    assert one.count("@triton.jit\ndef _fused_") == 1
+    assert BuiltinPolicy(Order({})).propose(replace(given, device="cpu"), 20)

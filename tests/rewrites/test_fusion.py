@@ -89,7 +89,15 @@ y = (torch.logsumexp(self.t1(c).relu(), 1, keepdim=True) - self.u).amax(1), self
 z = self.t3(b) / self.t3(b).norm(dim=1, keepdim=True), F.layer_norm(self.c2(a), (13, 19))
 return x, y, z
 """
+POOLED = """
+x = F.max_pool2d(self.c1(a).tanh() * 2, 2), F.avg_pool2d(self.c2(a).relu(), (3, 2)) + self.s[0], F.max_pool3d(self.c3(b), 2)
+y = torch.softmax(F.max_pool1d(self.t1(c) - self.u, 3), 1), F.avg_pool1d(self.t1(c).softmax(1) * 3, 6)
+z = F.max_pool2d(self.t4(d), 2, ceil_mode=True), F.max_pool3d(self.t6(b).sigmoid(), (2, 3, 4)).logsumexp(1)
+w = F.max_pool2d(self.c5(d), 2) + self.v, F.avg_pool3d(self.c4(b).mean(1, keepdim=True), 2), self.c3(b).relu()
+return x, y, z, w, F.max_pool2d(self.c2(a), 3, 2), F.max_pool2d(self.c6(d), 2, padding=1)
+"""
 STATE = """
+self.v = nn.Parameter(torch.randn(40, 1, 1))
 self.u = nn.Parameter(torch.randn(9, 1))
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
@@ -131,6 +139,10 @@ GPU_CASES = {
         "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
     "channels": (CHANNELS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
+    "pooled": (
+        POOLED,
+        "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77), torch.randn(2, 32, 10, 10)",
+    ),
     "scans": (SCANS, "torch.randn(5, 600), torch.randn(5, 600) > 0"),
     "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
@@ -140,7 +152,8 @@ ALONE = ("windows", "scans", "convolutions", "losses")
 RULES = {"losses": ("write-out-row-losses",)}
 """Rules that come before a case's kernels."""
 TILED = ("tiled-convolution",)
-REDUCED = (*TILED, "channels-in-tile")
+REDUCED = {"channels": (*TILED, "channels-in-tile"), "pooled": (*TILED, "channels-in-tile", "pool-in-tile")}
+"""What a convolution's kernel also does in these cases."""
 
 
 def sample(name: str) -> str:
@@ -221,7 +234,7 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     done = apply_rules(
-        sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True, channels=name == "channels"
+        sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED
     )
     assert ("row = row * " in done.source) == (name in ("rows", "short", "groups", "losses")), (
         "several rows are one program's"
@@ -230,11 +243,11 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     assert done.fired == (
         *RULES.get(name, ()),
         fused,
-        *(("split-rows",) if name in ("long", "whole") else {"convolutions": TILED, "channels": REDUCED}.get(name, ())),
+        *(("split-rows",) if name in ("long", "whole") else ({"convolutions": TILED} | REDUCED).get(name, ())),
     )
     exact = done.source.replace("+ 0x1000) & -0x2000)", ") & -1)")
     interpret(done.reference, exact, tmp_path)
-    if name in ("convolutions", "channels"):
+    if name in ("convolutions", *REDUCED):
         assert exact != done.source
         interpret(done.reference, done.source, tmp_path, 3e-3)
     if name in ALONE[:2]:
@@ -486,7 +499,7 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
 
     path = tmp_path / "kernels.py"
     rules = RULES.get(name, ())
-    channels = name == "channels"
+    channels = name in REDUCED
     done = apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True, channels=channels)
     path.write_text(done.source)
     spec = importlib.util.spec_from_file_location("kernels", path)

@@ -43,6 +43,8 @@ _GRAPH_OF = {
     "channels-last": "channels-last-cuda-graph",
 }
 """Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
+IN_TILE = frozenset({fusion.WHOLE_CHANNELS, fusion.POOLED_TILES})
+"""What a recipe with `channels` may do."""
 _CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _CONVOLUTIONS = (*_CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
@@ -62,7 +64,7 @@ class Recipe:
     once: bool = False
     """Whether long rows are read once."""
     channels: bool = False
-    """Whether kernels of convolutions may reduce their channels."""
+    """Whether kernels of convolutions may reduce their channels, and pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,9 @@ class Workshop:
             )
             for graph in graphs:
                 foundry.fuse(graph)
-            asked = {fusion.TILED: recipe.tiled, fusion.ONE_READ: recipe.once, fusion.WHOLE_CHANNELS: recipe.channels}
-            wanted = {name for name, is_asked in asked.items() if is_asked}
+            wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
+            if recipe.channels and not IN_TILE.intersection(foundry.techniques):
+                return "", ()
             if (not foundry.techniques and not recipe.product) or not wanted.issubset(foundry.techniques):
                 return "", ()
             fired += foundry.techniques
@@ -367,7 +370,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         next((name for name in techniques if name in products.TECHNIQUES), None),
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
-        fusion.WHOLE_CHANNELS in techniques,
+        not IN_TILE.isdisjoint(techniques),
     )
 
 

@@ -16,11 +16,11 @@ from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
-from kernelwright.rewrites.fusion.windows import TILED, WHOLE_CHANNELS
+from kernelwright.rewrites.fusion.windows import POOLED_TILES, TILED, WHOLE_CHANNELS
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["ONE_READ", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
+__all__ = ["ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
 
 
 def _triton_kernel(name: str, program: LoopProgram, *rest: Any, once: bool = False) -> triton.TritonKernel:
@@ -40,7 +40,7 @@ class Foundry:
         single: Whether one operator alone may become one.
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
         once: Whether long rows are read once, by programs that wait for one another, on a GPU.
-        channels: Whether the kernel of a convolution may reduce its channels.
+        channels: Whether the kernel of a convolution may reduce its channels, and pool.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Foundry:
         printable = triton.accepts if on_gpu else cpp.accepts
 
         def accepts(program: LoopProgram) -> bool:
-            wanted = program.convolution is None or (convolutions and (channels or not program.reduced))
+            wanted = program.convolution is None or (convolutions and (channels or not (program.reduced or program.pooled)))
             return wanted and printable(program)
 
         self._accepts = accepts
@@ -70,7 +70,8 @@ class Foundry:
         fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
         once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
         whole = any(kernel.program.convolution is not None and kernel.program.reduced for kernel in self._kernels.values())
-        more = {SPLIT_ROWS: splits, TILED: tiles, WHOLE_CHANNELS: whole, ONE_READ: once}
+        pools = any(kernel.program.pooled for kernel in self._kernels.values())
+        more = {SPLIT_ROWS: splits, TILED: tiles, WHOLE_CHANNELS: whole, POOLED_TILES: pools, ONE_READ: once}
         return (fused, *(name for name, used in more.items() if used))
 
     def fuse(self, graph: OperatorGraph) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from kernelwright.rewrites.fusion.nest import Dim
+from kernelwright.rewrites.fusion.program import POOLERS, ROW, Pooled
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, phases_of
@@ -36,10 +37,12 @@ class ConvolutionKernel(TritonKernel):
 
     def _pointwise(self) -> str:
         found = cast(Geometry, self.program.convolution)
-        sizes, name, rank = self.program.logical, self.__name__, len(found.kernel)
+        pooled, name, rank = self.program.pooled, self.__name__, len(found.kernel)
+        sizes = pooled.before if pooled else self.program.logical
         strides = found.stride if found.transposed else (1,) * rank
         units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
-        positions, outputs = sizes[0] * math.prod(units), sizes[1] // found.groups
+        across = self.program.logical[2:] if pooled else units
+        positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
         phased = [dim for dim in range(rank) if strides[dim] > 1]
         body = [
             f"task = tl.program_id(0).to({self._index_type()})",
@@ -49,27 +52,37 @@ class ConvolutionKernel(TritonKernel):
             *([f"group = task % {found.groups}", f"task = task // {found.groups}"] if found.groups > 1 else ["group = 0"]),
             f"i1 = group * {outputs} + channel",
         ]
-        for dim in reversed(phased):
+        for dim in reversed(phased if not pooled else ()):
             body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
+        letter = "q" if pooled else "u"
         body += [
             "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
             f"in_points, in_channels = point < {positions}, channel < {outputs}",
             *self._split(
-                [Dim(size, ()) for size in (sizes[0], *units)], ["i0", *(f"u{dim}" for dim in range(rank))], "point"
+                [Dim(size, ()) for size in (sizes[0], *across)], ["i0", *(f"{letter}{dim}" for dim in range(rank))], "point"
             ),
-            *self._products(found, units),
         ]
-        for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
-            body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
-            body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
-        body.append("in_tile = in_points & in_channels")
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
-        body += Statements(self, 0, "in_tile", masks).steps()
+        statements = Statements(self, 0, "in_tile", masks)
+        after = statements.steps()
+        if pooled:
+            body += self._places(pooled, strides, [*self._products(found, units, positions), *statements.inner])
+            body += [f"i{dim + 2} = q{dim}" for dim in range(rank)]
+        else:
+            body += self._products(found, units, positions)
+            for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
+                body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
+                body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
+        body += ["in_tile = in_points & in_channels", *after]
         inputs = shape(found.source)[1] // found.groups
         long_steps = rank == 2 and (inputs % 32 == 0 or inputs % LEAST_SUM > 0)
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
+        choices = self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0, long_steps=long_steps)
+        if pooled:  # places of a window take as many registers again as those of a tap
+            tiles = ((max(64, points // 2), *rest) for points, *rest in choices["tile"])
+            choices |= {"tile": (*dict.fromkeys(tiles), choices["tile"][0])}
         lines = [
-            f"{knobs} = {self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0, long_steps=long_steps)!r}",
+            f"{knobs} = {choices!r}",
             f'{", ".join(declared)} = {knobs}["tile"][0]',
             "",
             "",
@@ -77,7 +90,8 @@ class ConvolutionKernel(TritonKernel):
         lines += self._definition(
             "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
         )
-        grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {found.groups * math.prod(strides)}"
+        others = found.groups * (1 if pooled else math.prod(strides))
+        grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {others}"
         launch = f"_{name}_launch"
         given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, num_stages={knobs}["stages"][0]'
         lines += [f"{launch} = _Launch(_{name}_kernel, {given})", "", ""]
@@ -96,8 +110,30 @@ class ConvolutionKernel(TritonKernel):
         tiles = ((max(64, points // 2), channels, 32), tiles[1], tiles[0], tiles[3])
         return {"tile": tuple(dict.fromkeys(tiles)), "warps": (4, 8), "stages": (2, 3, 4)}
 
-    def _products(self, found: Geometry, units: Sequence[int]) -> list[str]:
-        """The tile's sums of products of inputs and weights, in `acc`."""
+    def _places(self, pooled: Pooled, strides: Sequence[int], body: Sequence[str]) -> list[str]:
+        """A loop over the places of each point's window around what is computed at one; `best` is what comes of them."""
+        (index,) = (index for index, step in enumerate(self.program.steps) if step.name in POOLERS)
+        operand = self.program.steps[index].operands[0]
+        is_row = isinstance(operand, int) and self.program.levels()[operand] == ROW
+        neutral = self.neutral[POOLERS[self._name_of(index)]]
+        lines = [
+            f"best = tl.full([POINTS, {1 if is_row else 'CHANNELS'}], {neutral}, tl.float32)",
+            f"for spot in range(0, {math.prod(pooled.window)}):",
+        ]
+        inner, rest = [], "spot"
+        for dim in range(len(pooled.window) - 1, -1, -1):
+            width, stride = pooled.window[dim], strides[dim]
+            inner += [f"spot{dim} = {rest} % {width}", f"left{dim} = {rest} // {width}"]
+            rest = f"left{dim}"
+            if stride > 1:
+                inner += [f"phase{dim} = spot{dim} % {stride}"]
+                inner += [f"u{dim} = q{dim} * {width // stride} + spot{dim} // {stride}"]
+            else:
+                inner += [f"u{dim} = q{dim} * {width} + spot{dim}"]
+        return [*lines, *(f"    {line}" for line in (*inner, *body))]
+
+    def _products(self, found: Geometry, units: Sequence[int], positions: int) -> list[str]:
+        """The tile's sums of products of inputs and weights, in `acc`, at one of so many positions."""
         rank, (tiled,) = len(found.kernel), [step for step in self.program.steps if step.name == "convolution"]
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
         every = [phases_of(found, dim) for dim in range(rank)]
@@ -119,7 +155,7 @@ class ConvolutionKernel(TritonKernel):
         ]
         by_taps = channels % LEAST_SUM == 0
         # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
-        tests = ["in_points"] * (math.prod(units) * sizes[0] % 512 > 0)
+        tests = ["in_points"] * (positions % 512 > 0)
         if by_taps:
             # A step has one tap, whose place is one number for all of them.
             lines += [f"blocks = ({channels} + LENGTH - 1) // LENGTH", "for step in range(0, taps * blocks):"]

@@ -21,7 +21,7 @@ from kernelwright.rewrites.fusion.program import (
     UnsupportedError,
 )
 from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, SCAN_OPERATORS, batch_norm, reduction_of
-from kernelwright.rewrites.fusion.windows import WINDOWS
+from kernelwright.rewrites.fusion.windows import WINDOWS, pooled_of
 from kernelwright.rewrites.graph import (
     Editor,
     arguments,
@@ -37,6 +37,7 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
+from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 
 MOST_KERNELS = 32
 """Kernels in one module: each costs build time, and the largest save most."""
@@ -91,7 +92,8 @@ Accepts = Callable[[LoopProgram], bool]
 def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
     """The group with one more node; None when the node does not fit."""
     old = group.program
-    program = LoopProgram(old.logical, old.split, old.reduced)
+    pooled = pooled_of(node, old) if node.args and node.args[0] in old.values else None
+    program = LoopProgram(shape(node) if pooled else old.logical, old.split, old.reduced, pooled or old.pooled)
     members = sorted([*group.members, node], key=positions.__getitem__)
     if len(members) > MOST_MEMBERS:
         return None
@@ -102,6 +104,10 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
         return None
     bigger = FusionGroup(program, members)
     inside = set(members)
+    # What is computed at each place of a window is nowhere written.
+    before = (member for member in members if program.pooled and shape(member)[2:] == program.pooled.before[2:])
+    if any(user not in inside for member in before for user in member.users):
+        return None
     needed = [positions[load.node] for load in program.loads.values()]
     users = [positions[user] for member in members for user in member.users if user not in inside]
     # The kernel stands after the last value it reads and before the first reader of what it writes.
@@ -120,7 +126,8 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
     if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
         found = reduction_of(node)
         source = node.args[0]
-        if found is None or not isinstance(source, fx.Node) or shape(source) != program.logical:
+        spaces = (program.logical, program.pooled.before) if program.pooled else (program.logical,)
+        if found is None or not isinstance(source, fx.Node) or shape(source) not in spaces:
             raise UnsupportedError("not a reduction over this space")
         split, reduced = found
         if numel(source) == numel(node) and is_call(node, aten.sum, aten.mean, aten.amax, aten.amin):
@@ -129,7 +136,9 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
             raise UnsupportedError("another reduction")
         program.reduced, program.split = reduced, split
         level, lowering = FULL, ROW_OPERATORS.get(packet) or LOWERINGS[packet]
-    elif packet in ALONG_THE_OUTPUT and shape(node) == program.logical:
+    elif packet in ALONG_THE_OUTPUT and shape(node) == (
+        program.pooled.before if program.pooled and is_call(node, *CONVOLUTIONS, *TRANSPOSED) else program.logical
+    ):
         level, lowering = FULL, ALONG_THE_OUTPUT[packet]
     elif packet in LOWERINGS:
         found_level = program.level_of_shape(shape(node))

@@ -33,6 +33,8 @@ Operand = int | float
 """A step's number, or an immediate constant (always a float)."""
 
 REDUCERS = frozenset({"sum", "max", "min"})
+POOLERS = {"window_max": "max", "window_sum": "sum"}
+"""Steps that combine their operand over the window of a point, and how."""
 SCANS = {"cumsum": "sum", "cumprod": "product", "cumsum_reversed": "sum"}
 """Steps that combine what comes up to a point along the last dimension, and how."""
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
@@ -83,6 +85,16 @@ class Load:
         return getattr(self.node.meta.get("val"), "dtype", DTYPE) == torch.bool
 
 
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Windows side by side, of which a point of the iteration space has one."""
+
+    before: tuple[int, ...]
+    """Shape of the nodes that are computed at each place of a window."""
+    window: tuple[int, ...]
+    """Places of a window along each of the last dimensions."""
+
+
 @dataclass(slots=True)
 class LoopProgram:
     """Steps over an iteration space, built up node by node."""
@@ -93,6 +105,8 @@ class LoopProgram:
     """Groups of a group norm, into which dimension 1 is split."""
     reduced: tuple[int, ...] = ()
     """Reduced dimensions of the iteration space: a contiguous range, all but dimension 1, or nothing."""
+    pooled: Pooled | None = None
+    """What a step of `POOLERS` takes its operand over; the steps before it are computed at each place of a window."""
     steps: list[LoopStep] = field(default_factory=list)
     loads: dict[int, Load] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
@@ -111,13 +125,14 @@ class LoopProgram:
 
     def level_of_shape(self, sizes: tuple[int, ...]) -> str | None:
         """At which level a tensor of this shape lives; None when it does not fit."""
-        if sizes == self.logical:
-            return FULL
-        if not self.reduced or self.split != 1:
-            return None
-        keep = tuple(1 if dim in self.reduced else size for dim, size in enumerate(self.logical))
-        drop = tuple(size for dim, size in enumerate(self.logical) if dim not in self.reduced)
-        return ROW if sizes in (keep, drop) else None
+        for logical in (self.logical, self.pooled.before) if self.pooled else (self.logical,):
+            if sizes == logical:
+                return FULL
+            keep = tuple(1 if dim in self.reduced else size for dim, size in enumerate(logical))
+            drop = tuple(size for dim, size in enumerate(logical) if dim not in self.reduced)
+            if self.reduced and self.split == 1 and sizes in (keep, drop):
+                return ROW
+        return None
 
     def add(self, name: str, *operands: Operand) -> int:
         """A step; equal steps are shared."""

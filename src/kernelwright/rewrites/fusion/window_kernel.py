@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import REDUCERS, SCANS, Load
+from kernelwright.rewrites.fusion.program import POOLERS, REDUCERS, SCANS, Load
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
 
@@ -42,6 +42,8 @@ class Statements:
         self.masks = masks
         self.known: dict[str, str] = {}
         self.lines: list[str] = []
+        self.inner: list[str] = []
+        """What is stated at each place of a window, before the step that pools it."""
 
     def name(self, text: str, prefix: str) -> str:
         """The name of an expression, stated when it is new."""
@@ -62,9 +64,16 @@ class Statements:
         kernel, program = self.kernel, self.kernel.program
         last = len(program.logical) - 1
         inside = self.inside
-        if self.beyond < last:
+        if self.beyond < last and not self.masks:
             inside = f"{self.name(f'i{last - 1} < {program.logical[last - 1] - row}', 'm')} & {inside}"
         names: dict[int, str] = {}
+
+        def operand(match: re.Match[str]) -> str:
+            index = int(match[1])
+            if index not in names:  # a load that was stated at each place of a window
+                names[index] = self.name(kernel._read(index, self._place(index, row, inside)), "v")
+            return names[index]
+
         tiled = next((index for index, step in enumerate(program.steps) if step.name == "convolution"), None)
         for index, step in enumerate(program.steps):
             if tiled is not None and index in (tiled, *program.steps[tiled].operands):
@@ -72,13 +81,19 @@ class Statements:
                 continue
             if step.name == "load":
                 text = kernel._read(index, self._place(index, row, inside))
-            elif step.name not in SCANS and step.name not in REDUCERS:
-                text = re.sub(r"\bv(\d+)\b", lambda found: names[int(found[1])], kernel._step(index).partition(" = ")[2])
+            elif step.name not in SCANS and step.name not in REDUCERS and step.name not in POOLERS:
+                text = re.sub(r"\bv(\d+)\b", operand, kernel._step(index).partition(" = ")[2])
             if step.name in SCANS:
                 self._scan(index, names)
+            elif step.name in POOLERS:
+                given = re.sub(r"\bv(\d+)\b", operand, kernel._reduced(index))
+                both = f"_max_or_nan(best, {given})" if POOLERS[step.name] == "max" else f"best + {given}"
+                self.inner, self.lines = [*self.lines, f"best = {both}"], []
+                self.known.clear()
+                names.clear()
+                names[index] = "best"
             elif step.name in REDUCERS:
-                operand = step.operands[0]
-                given = names[operand] if isinstance(operand, int) else kernel._literal(operand)
+                given = re.sub(r"\bv(\d+)\b", operand, kernel._reduced(index))
                 given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
                 names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
             else:

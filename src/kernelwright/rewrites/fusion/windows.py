@@ -14,7 +14,15 @@ from typing import Any, NamedTuple, cast
 
 from torch import fx
 
-from kernelwright.rewrites.fusion.program import DTYPE, LoopProgram, Lowering, Operand, UnsupportedError, Window
+from kernelwright.rewrites.fusion.program import (
+    DTYPE,
+    LoopProgram,
+    Lowering,
+    Operand,
+    Pooled,
+    UnsupportedError,
+    Window,
+)
 from kernelwright.rewrites.graph import arguments, aten, is_call, is_tensor, numbers, numel, shape, value
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 from kernelwright.rewrites.rules.convolution import Geometry, geometry
@@ -29,6 +37,10 @@ WHOLE_CHANNELS = "channels-in-tile"
 """Technique: a convolution's tile has all channels of its positions, which the same kernel reduces."""
 MOST_CHANNELS = 128
 """Channels of the widest tile."""
+POOLED_TILES = "pool-in-tile"
+"""Technique: the kernel of a convolution pools what it computes, place by place of each window."""
+MOST_PLACES = 64
+"""Places of a window for each of which a convolution's kernel computes a tile. Our choice."""
 BYTES_PER_S = 4e12
 """Of an H200's memory."""
 CUDNN_PASSES = 2.5
@@ -71,9 +83,32 @@ def _taps(
         yield program.load(source, moved, offset, Window(shifts, steps, shape(source), outside))
 
 
+def pooled_of(node: fx.Node, program: LoopProgram) -> Pooled | None:
+    """Windows of a pool over what a convolution's program has computed; None where its tiles cannot pool them."""
+    found = program.convolution
+    if found is None or program.pooled or not is_call(node, *MAX_POOLS, *AVERAGE_POOLS):
+        return None
+    given, rank = arguments(node), len(found.kernel)
+    window = numbers(given["kernel_size"], rank)
+    apart = numbers(given["stride"], rank) or window
+    plain = not any(numbers(given["padding"], rank)) and all(step == 1 for step in numbers(given.get("dilation", 1), rank))
+    sizes = zip(program.logical[2:], window, strict=True)
+    whole = not given["ceil_mode"] or all(size % width == 0 for size, width in sizes)
+    # A tile has outputs at one residue of a transposed convolution's stride.
+    steps = found.stride if found.transposed else (1,) * rank
+    aligned = all(width % step == 0 for width, step in zip(window, steps, strict=True))
+    if window != apart or not (plain and whole and aligned) or math.prod(window) > MOST_PLACES:
+        return None
+    return Pooled(program.logical, window)
+
+
 def _pool(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     given = arguments(node)
     is_maximum = is_call(node, *MAX_POOLS)
+    if program.pooled and node.args[0] in program.values:
+        found = program.add("window_max" if is_maximum else "window_sum", get(node.args[0]))
+        count = given.get("divisor_override") or math.prod(program.pooled.window)
+        return found if is_maximum else program.add("div", found, float(count))
     rank = 1 + (MAX_POOLS if is_maximum else AVERAGE_POOLS).index(node.target.overloadpacket)  # type: ignore[union-attr]
     kernel = numbers(given["kernel_size"], rank)
     stride = numbers(given["stride"], rank) or kernel
@@ -165,9 +200,11 @@ def _refusal(found: Geometry, output: fx.Node) -> str | None:
 def _convolution(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     """Lowering of any convolution: a depthwise one by its taps, another one as a step that tiles compute."""
     try:
-        return _depthwise(program, node, get)
+        if not program.pooled:
+            return _depthwise(program, node, get)
     except UnsupportedError:
-        found = geometry(node)
+        pass
+    found = geometry(node)
     if found is None or found.source in program.values or program.convolution or _refusal(found, node):
         raise UnsupportedError("no convolution that tiles compute")
     if program.reduced not in ((), (1,)) or program.split > 1:
