@@ -40,6 +40,8 @@ def test_each_baseline_is_paired_with_the_same_reference_calls(judge: Judge):
     assert first.speedup_low <= first.speedup <= first.speedup_high
     assert first.noise_floor is None
     assert first.checks["rotation"] == 2
+    assert 0.0 < first.checks["device_s"] < first.elapsed_s
+    assert first.checks["device_s"] == second.checks["device_s"], "one rotation has the device for both"
     assert first.checks["allowed"] == TOLERANCE.to_json()
 
 
@@ -206,7 +208,7 @@ def _rotate_as_on_a_gpu(judge, monkeypatch, measure):
     """Have baselines be measured by this function, as if on a GPU; returns whether each try had the memory alone."""
     ways = []
     monkeypatch.setattr(rotation, "measure", measure)
-    monkeypatch.setattr(judge, "trial", lambda *given: given)
+    monkeypatch.setattr(judge, "trial", lambda *given: SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0)))
     monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

@@ -79,10 +79,15 @@ def rotate(
     began = utc_now()
     settings = settings or judge.settings
 
+    device: dict[str, float] = {}
+
     def attempt() -> dict[str, Rotated | NotTimed]:
         with judge.evaluation_folder(task) as directory:
             trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(settings.forbid))
-            return measure(trial, baselines, judge.flush)
+            try:
+                return measure(trial, baselines, judge.flush)
+            finally:
+                device.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s)
 
     def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
         return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
@@ -112,7 +117,7 @@ def rotate(
             findings.checks["allowed"] = one.allowed.to_json()
         else:
             findings.failure = Failed(one.reason, one.detail)
-        findings.checks["rotation"] = len(baselines)
+        findings.checks |= {"rotation": len(baselines), **device}
         findings.checks["strict_fp32"] = settings.strict_fp32
         records.append(record_of(findings, task, baseline, str(judge.device), began, time.monotonic() - started))
     return records
