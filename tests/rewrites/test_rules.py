@@ -231,6 +231,26 @@ FIRES: list[tuple[str, str, str, str]] = [
         "self.f = nn.Conv3d(3, 4, 3, padding=1)",
     ),
     (
+        "pool-into-transposed-convolution",
+        "return F.avg_pool2d(self.f(a), 2)",
+        IMAGE,
+        UP.format("stride=2, padding=1, output_padding=1"),
+    ),
+    ("pool-into-transposed-convolution", "return F.avg_pool2d(self.f(a), (3, 4))", IMAGE, UP.format("stride=(1, 2)")),
+    (
+        "pool-into-transposed-convolution",
+        "return F.avg_pool3d(self.f(a), (2, 3, 4)) + F.avg_pool3d(self.g(a), (2, 3, 4))",
+        "torch.randn(2, 3, 4, 5, 6)",
+        "self.f = nn.ConvTranspose3d(3, 4, (5, 2, 3), (2, 3, 2), (2, 0, 1))\n"
+        "self.g = nn.ConvTranspose3d(3, 4, (5, 2, 3), (2, 3, 2), (2, 0, 1), bias=False)",
+    ),
+    (
+        "pool-into-transposed-convolution",
+        "return F.avg_pool1d(self.f(a), 3)",
+        "torch.randn(2, 4, 11)",
+        "self.f = nn.ConvTranspose1d(4, 5, 7, 3, 6, 2)",
+    ),
+    (
         "pool-into-stride",
         "return F.avg_pool2d(self.f(a), 2)",
         IMAGE,
@@ -487,6 +507,20 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
         "self.f = nn.Conv2d(4, 4, 3, groups=2)",
     ),
     ("channels are summed", "reduce-before-convolution", "return self.f(a).mean(1)", IMAGE, CONV),
+    (
+        "the window is no multiple of the stride",
+        "pool-into-transposed-convolution",
+        "return F.avg_pool2d(self.f(a), 3)",
+        IMAGE,
+        UP.format("stride=2"),
+    ),
+    (
+        "taps lie apart",
+        "pool-into-transposed-convolution",
+        "return F.avg_pool2d(self.f(a), 2)",
+        IMAGE,
+        UP.format("stride=2, dilation=2"),
+    ),
     ("windows overlap", "pool-into-stride", "return F.avg_pool2d(self.f(a), 3, 2)", IMAGE, CONV),
     ("GELU is not increasing", "pool-first", "return F.max_pool2d(F.gelu(a), 2)", IMAGE, "pass"),
     ("the factor is negative", "pool-first", "return F.max_pool2d(a * -2, 2)", IMAGE, "pass"),

@@ -52,6 +52,7 @@ _ALWAYS = (
     reductions.pool_before_1x1_convolution,
     convolution.reduce_before_convolution,
     convolution.pool_into_stride,
+    convolution.pool_into_transposed_convolution,
     pooling.pool_first,
     pooling.merge_pools,
     norms.drop_shift_before_norm,

@@ -221,6 +221,47 @@ def pool_into_stride(editor: Editor, node: fx.Node) -> fx.Node | None:
     return result if shape(result) == shape(node) else None
 
 
+@each(*AVERAGE_POOLS)
+def pool_into_transposed_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """A transposed convolution and an average pool over whole strides of it are one convolution of the input.
+
+    A window of c strides holds each phase of the output c times, so the weight that an input meets in it is an average of
+    taps: result m is the sum over q of input m * c - q times the mean of the taps q * stride + padding + 0, 1, ... of the
+    window. Conditions: dilation 1 and one group; the pool's windows are multiples of the stride, do not overlap and are
+    not padded; no other reader. The transposed convolution's output, larger than the result by the window, is not made.
+    """
+    found = geometry(read_once(node.args[0], *TRANSPOSED))
+    if found is None or found.groups != 1 or any(step != 1 for step in found.dilation) or not pools_plainly(node):
+        return None
+    rank = len(found.kernel)
+    window = numbers(argument(node, "kernel_size"), rank)
+    step = numbers(argument(node, "stride"), rank) or window
+    if step != window or any(width % apart for width, apart in zip(window, found.stride, strict=True)):
+        return None
+    weight_borders, borders, steps = [], [], []
+    dims = zip(window, found.stride, found.padding, found.kernel, shape(found.source)[2:], shape(node)[2:], strict=True)
+    for width, apart, padding, taps, size, results in dims:
+        first, last = -((width - 1 + padding) // apart), (taps - 1 - padding) // apart
+        weight_borders.append((-(first * apart + padding), last * apart + padding + width - taps))
+        steps.append(width // apart)
+        borders.append((last, (results - 1) * steps[-1] + 1 - first - size))
+    padded = editor.call(node, aten.constant_pad_nd.default, found.weight, _flat(weight_borders), 0.0)
+    smooth = editor.call(node, POOL_OF_RANK[rank], padded, list(window), list(found.stride))
+    flipped = editor.call(node, aten.flip.default, smooth, list(range(2, rank + 2)))
+    weight = editor.call(node, aten.transpose.int, flipped, 0, 1)
+    source, even = found.source, tuple(before for before, after in borders if before == after >= 0)
+    if len(even) < rank:
+        source, even = editor.call(node, aten.constant_pad_nd.default, source, _flat(borders), 0.0), (0,) * rank
+    ordinary = found._replace(source=source, weight=weight, stride=tuple(steps), padding=even)
+    result = _convolution(editor, node, ordinary)
+    return result if shape(result) == shape(node) else None
+
+
+def _flat(borders: list[tuple[int, int]]) -> list[int]:
+    """Borders of each dimension as `constant_pad_nd` takes them: the last dimension's first."""
+    return [size for pair in reversed(borders) for size in pair]
+
+
 @each(aten.mean, aten.sum, *ADAPTIVE_POOLS)
 def reduce_before_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
     """A sum or mean over spatial dimensions of a convolution needs only sums of its input.
