@@ -76,7 +76,7 @@ class Race:
         packer = threading.Thread(target=self._pack_again_and_again, args=(over,), daemon=True)
         packer.start()
         for part in options.slices.split(","):
-            name = f"{options.suite}-{part.replace('/', 'of')}"
+            name = f"{options.suite}-{part.replace('/', 'of')}{'-only' if options.only else ''}"
             minutes = (self.left_s - OVERTIME_S) / 60
             search = ["--policy", "builtin", "--budget", str(options.budget), "--minutes", f"{minutes:.2f}"]
             self._bench(name, part, [*search, "--baselines", options.baselines])
@@ -93,6 +93,7 @@ class Race:
             return
         command = [*COMMAND, "bench", options.suite, "--slice", part, "--device", options.device]
         command += [*(["--path", str(options.path)] if options.path else []), *further]
+        command += ["--only", options.only] if options.only else []
         command += ["--out", str(options.work / name), "--json"]
         print(f"{time.strftime('%X')} {name}: {self.left_s:.0f} s left", flush=True)
         with (options.work / f"{name}.json").open("w") as out, (options.work / f"{name}.log").open("a") as log:
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--suite", required=True, help="as of `kernelwright bench`")
     parser.add_argument("--path", type=Path, help="of the suite")
     parser.add_argument("--slices", required=True, help="such as 1/5,2/5, in the order of their importance")
+    parser.add_argument("--only", help="of these slices, tasks such as level2/40,level2/58: those with new proposals")
     parser.add_argument("--seconds", type=float, required=True, help="limit of the whole, packing included")
     parser.add_argument("--work", type=Path, required=True, help="folder of the run directories")
     parser.add_argument("--pack", type=Path, required=True, help="folder of their archives")

@@ -76,3 +76,10 @@ def test_a_directory_that_is_there_is_not_replaced_by_an_archive(race, tmp_path)
     work = race("--slices", "1/3")
     race("--slices", "1/3", "--earlier", str(tmp_path / "packed" / "cuda-l1-1of3.tar.gz"))
     assert len(commands_of(work / "cuda-l1-1of3")) == 2
+
+
+def test_some_tasks_of_a_slice_have_a_directory_of_their_own(race):
+    work = race("--slices", "1/3", "--only", "level2/50,level2/58")
+    (search,) = commands_of(work / "cuda-l1-1of3-only")
+    assert search[search.index("--only") + 1] == "level2/50,level2/58"
+    assert not (work / "cuda-l1-1of3").exists()
