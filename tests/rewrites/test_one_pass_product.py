@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kernelwright.gpu.triton_compiler import compile_triton
-from kernelwright.records import Task
+from kernelwright.judge.check.guard import static_labels
+from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import products
 from kernelwright.rewrites.builtin import BuiltinPolicy
@@ -148,6 +149,11 @@ def test_few_tiles_are_spread_over_all_multiprocessors_by_slices_of_k(sizes):
         programs = knobs.split_k * -(-sizes[1] // knobs.block_m) * -(-sizes[2] // knobs.block_n)
         assert programs > one_pass_product.MULTIPROCESSORS // 2
         assert sizes[3] // knobs.split_k >= 4 * knobs.block_k
+
+
+def test_products_of_16_bit_pieces_have_their_label():
+    text = one_pass_product.emit(OnePassKnobs())
+    assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(text, TALL)
 
 
 def test_the_policy_proposes_it_where_splitting_in_memory_does_not_pay(monkeypatch):
