@@ -264,14 +264,6 @@ def test_baselines_that_are_measured_beside_become_rivals(tmp_path, failed):
     assert [one and one.techniques for one in rivals] == [None if failed else ("compile",)] * 2
 
 
-def test_judges_are_as_many_as_the_cores_feed(monkeypatch):
-    counts = {}
-    for cores in (4, 16, 64):
-        monkeypatch.setattr(searching.os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
-        counts[cores] = searching._judges_per_gpu(1), searching._judges_per_gpu(4)
-    assert counts == {4: (6, 6), 16: (8, 6), 64: (10, 8)}
-
-
 class Killed(Exception):
     """Stands for a kill."""
 

@@ -7,9 +7,10 @@ import os
 import pynvml
 import torch
 
-_AMPLE_SHARE = 1 / 3
+_AMPLE_SHARE = 1 / 5
 """Share of a GPU's memory that evaluations should find free. Where all processes were kept, 11 of an H100's 79 GiB were
-left, and tasks did not fit (`docs/log.md`). Our choice."""
+left, and tasks did not fit. Where they were kept only while a third was free, next to none was, and starts took 36 s of an
+evaluation in place of 13 (`docs/log.md`). Our choice."""
 
 
 def has_ample_memory(device: torch.device) -> bool:

@@ -44,7 +44,9 @@ _CORES_WORTH_SHARING = 4
 
 JUDGES_PER_GPU = 6
 """Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
-(results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone."""
+(results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to
+26 contexts, for which the driver has one lock: with eight judges on an H100 starts took 36 of its 120 s, with four 13 of
+63 s (results/kernelbench-h200)."""
 
 W = TypeVar("W")
 R = TypeVar("R")

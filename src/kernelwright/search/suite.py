@@ -6,7 +6,6 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import threading
@@ -49,12 +48,6 @@ last ones are large networks, whose compilers leave the GPU and most cores idle.
 JUDGED_BESIDE = 0.5
 """Least share of the judges that work while tasks are screened: each of these takes the place of one. When it was the most,
 a few large networks kept half of the judges idle for eight of ten minutes (`docs/log.md`). Our choice."""
-MOST_JUDGES_PER_GPU = 10
-"""Judges at once while little is screened beside. An evaluation has the GPU alone for 3 to 5 s of the 40 to 190 s that it
-takes (results/2026-11-24-search-h200)."""
-CORES_PER_JUDGE = 2.0
-"""Processor cores for each of these judges, whose candidates compile. Our choice; with 1.6 cores, and heavier tasks, an H200
-judged 3.3 a minute instead of 4.4 (results/kernelbench-h200)."""
 SCREENING_SHARE = 0.5
 """Share of the minutes that screening may take; the rest is the judge's. Our choice."""
 _POLL_S = 0.2
@@ -354,7 +347,7 @@ class SuiteSearch:
     def work(self, suite: Suite, baselines: Sequence[str]) -> None:
         """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""
         on_gpu = self._devices[0].startswith("cuda")
-        count = _judges_per_gpu(len(self._devices)) if on_gpu else 1
+        count = JUDGES_PER_GPU if on_gpu else 1
         cores = cores_of_each(self._devices)
         searchers = Searchers(self._devices, self._settings, policy=self._policy.name, cores=cores)
         self._at_once = searchers.at_once
@@ -463,12 +456,6 @@ def search_suite(
     result = summarise(run, search.winners(suite), search.errors)
     search.hand_out(result.tasks)
     return result
-
-
-def _judges_per_gpu(gpus: int) -> int:
-    """As many as the cores feed, at least as many as beside other work."""
-    fed = int(len(os.sched_getaffinity(0)) / gpus / CORES_PER_JUDGE)
-    return max(JUDGES_PER_GPU, min(MOST_JUDGES_PER_GPU, fed))
 
 
 def _without_candidates(suite: Suite) -> tuple[SuiteEntry, ...]:
