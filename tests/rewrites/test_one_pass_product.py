@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,13 @@ from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import products
-from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
 from kernelwright.rewrites.order.gains import Order
+from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import one_pass_product
 from kernelwright.rewrites.templates.one_pass_product import OnePassKnobs
 from tests.rewrites.samples import compare, task_text
+from tests.rewrites.test_fusion import interpret
 from tests.rewrites.test_products import replaced, written
 
 INTERPRET = """
@@ -39,6 +42,7 @@ def made(sizes, knobs, special=False):
     if special:
         a[..., 3, 5], a[..., 4, 6], b[..., 1, 2], b[..., 0, 7] = inf, nan, -inf, nan
     found, exact = module.launch(a, b, knobs), a.double() @ b.double().mT
+    found = found.sum(0) if knobs["split_k"] > 1 else found
     if special:
         finite = exact.isfinite()
         same = torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
@@ -53,6 +57,7 @@ CASES = {
     "whole tiles": (((), 32, 32, 48), TILE),
     "odd sizes": (((), 21, 35, 70), TILE),
     "slices of K": (((), 21, 35, 70), TILE | {"split_k": 3}),
+    "a slice beyond the end of K": (((), 21, 35, 33), TILE | {"split_k": 4}),
     "a batch": (((3,), 20, 20, 40), TILE | {"split_k": 2}),
     "without tensor cores": (((), 21, 35, 70), TILE | {"precision": "ieee"}),
     "a column": (((), 9, 1, 300), COLUMN),
@@ -127,6 +132,20 @@ def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch)
     compare(text, source, 1e-5, written(tmp_path))
 
 
+@pytest.mark.exhaustive
+@needs_triton
+def test_the_kernel_that_follows_adds_the_slices_of_k(tmp_path):
+    forward = "return torch.tanh(self.f(a) * 2.0)"
+    text = task_text(forward, "torch.randn(128, 1024)", "self.f = nn.Linear(1024, 512)")
+    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), fuse="all", product=products.ONE_PASS)
+    built = Workshop.open(Task(id="sample", source=text), "cuda").build(recipe)
+    assert built is not None
+    before, class_new, rest = built.source.partition("class ModelNew")
+    assert len(re.findall(r"one_pass_product_0|fused_0|torch\.", rest.partition("super().forward")[2])) == 2
+    assert "tl.sum(" in before + class_new
+    interpret(text, built.source.replace("has_tensor_cores(a.device)", "True"), tmp_path, 1e-4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
@@ -145,10 +164,11 @@ def test_what_the_template_does_not_take_has_a_reason(sizes, reason):
 
 @pytest.mark.parametrize("sizes", [(1, 256, 1, 131072), (1, 256, 256, 131072)])
 def test_few_tiles_are_spread_over_all_multiprocessors_by_slices_of_k(sizes):
-    for knobs in one_pass_product.alternatives(*sizes):
-        programs = knobs.split_k * -(-sizes[1] // knobs.block_m) * -(-sizes[2] // knobs.block_n)
-        assert programs > one_pass_product.MULTIPROCESSORS // 2
-        assert sizes[3] // knobs.split_k >= 4 * knobs.block_k
+    first, *others = one_pass_product.alternatives(*sizes)
+    programs = first.split_k * -(-sizes[1] // first.block_m) * -(-sizes[2] // first.block_n)
+    assert programs > one_pass_product.MULTIPROCESSORS // 2
+    assert sizes[3] // first.split_k >= 4 * first.block_k
+    assert {one.split_k for one in others} == {first.split_k}, "what follows adds as many parts, whatever the tile"
 
 
 def test_products_of_16_bit_pieces_have_their_label():

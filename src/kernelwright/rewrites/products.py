@@ -107,9 +107,15 @@ class OnePassProduct:
         self.__name__ = name
         self.choices = choices
 
+    @property
+    def parts(self) -> int:
+        """Parts of the product, all choices alike."""
+        return self.choices[0].split_k
+
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The product of fake tensors."""
-        return left.new_empty((*left.shape[:-1], right.shape[-2]))
+        """The product of fake tensors, or its parts along a first dimension."""
+        parts = [self.parts] if self.parts > 1 else []
+        return left.new_empty((*parts, *left.shape[:-1], right.shape[-2]))
 
     def definition(self) -> str:
         """The function and its knobs, which the template's text comes before."""
@@ -183,6 +189,8 @@ class Products:
             left = editor.call(node, aten.reshape.default, left, [batch, m, k])
             columns = editor.call(node, aten.reshape.default, columns, [batch, n, k])
         result = editor.call(node, kernel, left, columns)
+        if isinstance(kernel, OnePassProduct) and kernel.parts > 1:
+            result = editor.call(node, aten.sum.dim_IntList, result, [0])
         if many:
             result = editor.call(node, aten.reshape.default, result, list(shape(node)))
         if given.alpha != 1:

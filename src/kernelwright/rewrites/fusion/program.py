@@ -223,6 +223,10 @@ class LoopProgram:
             return self.load(item, full)
         if math.prod(sizes) == 1:
             return self.load(item, (0,) * rank)
+        after = self.logical[max(self.reduced) + 1 :]
+        if len(sizes) <= len(after) and self.split == 1 and sizes == after[len(after) - len(sizes) :]:
+            # Dimensions behind the reduced ones are alike whether these are kept or not.
+            return self.load(item, (*(0,) * (rank - len(sizes)), *strides))
         if self.level_of_shape(sizes) != ROW or self.split != 1:
             raise UnsupportedError("an operand does not fit the reduced shape")
         kept = iter(strides if len(sizes) != rank else [s for d, s in enumerate(strides) if d not in self.reduced])

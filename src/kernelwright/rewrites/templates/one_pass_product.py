@@ -11,7 +11,8 @@ more than it saves where memory limits the product: short sums, few columns, man
 A product with one column is a sum along each row, in float32.
 
 The emitted module imports torch and triton, and defines `one_pass_product(a, b)`, where `b` holds the *columns* of the right
-operand as rows, as in `split_product`. Any strides are taken. This module itself imports the standard library alone.
+operand as rows, as in `split_product`. Any strides are taken. Where K is split the result has the parts along a first
+dimension, so that the kernel that follows can add them on its way. This module itself imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class OnePassKnobs:
         block_k: length of K that one step reads.
         num_warps: warps of a thread block.
         num_stages: depth of the software pipeline.
-        split_k: slices of K that different programs compute; a second kernel adds them.
+        split_k: slices of K that different programs compute; whoever follows adds them.
         precision: one of `PRECISIONS`.
     """
 
@@ -105,17 +106,16 @@ def alternatives(batch: int, m: int, n: int, k: int) -> tuple[OnePassKnobs, ...]
     """OnePassKnobs worth a look for a product of these sizes, the default first."""
     if n == 1:
         # Some programs on each multiprocessor keep memory busy while others wait for it.
-        made = (_filled(one, batch * m // one.block_m, k, 8 * MULTIPROCESSORS) for one in _COLUMN_TILES)
-        return tuple(dict.fromkeys(made))
+        first = _filled(_COLUMN_TILES[0], batch * m // _COLUMN_TILES[0].block_m, k, 8 * MULTIPROCESSORS)
+        return tuple(dict.fromkeys(replace(one, split_k=first.split_k) for one in _COLUMN_TILES))
     longest = 1 << max(4, (k - 1).bit_length())
     work = batch * m * n * k
     first = _SHORTEST if k <= 16 else _SHORT if k <= 32 else _LARGE if work >= _LEAST_LARGE else _SMALL
-    fitting = (replace(one, block_k=min(one.block_k, longest)) for one in (first, *_TILES))
-    made = (
-        _filled(one, batch * -(-m // one.block_m) * -(-n // one.block_n), k, MULTIPROCESSORS * 8 // one.num_warps)
-        for one in fitting
-    )
-    return tuple(dict.fromkeys(made))
+    programs = batch * -(-m // first.block_m) * -(-n // first.block_n)
+    parts = _filled(first, programs, k, MULTIPROCESSORS * 8 // first.num_warps).split_k
+    # What follows adds as many parts, whatever the tile.
+    fitting = (replace(one, block_k=min(one.block_k, longest), split_k=parts) for one in (first, *_TILES))
+    return tuple(dict.fromkeys(fitting))
 
 
 def _filled(knobs: OnePassKnobs, programs: int, k: int, wanted: int) -> OnePassKnobs:
