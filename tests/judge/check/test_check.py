@@ -111,6 +111,17 @@ def test_any_of_several_equal_elements_may_be_named_where_no_operator_promises_o
     assert caught.value.reason is Reason.WRONG_OUTPUT
 
 
+def test_a_few_equal_elements_may_be_named_in_any_order():
+    """Each disturbance names the other of two with probability 1/2. With two disturbances, one question in 64 here would
+    allow nothing."""
+    few = task(
+        "return inputs[0].topk(2, dim=1)[1]",
+        "[torch.stack([torch.randperm(32).clamp(max=30 if row < 3 else 31) for row in range(64)]).float()]",
+    )
+    one = checker(few, last_of_equals, TOPK)
+    assert all(judged(one).tolerance.allowed.differing >= 6 / 128 for _ in range(150))
+
+
 def test_where_no_elements_are_equal_there_is_nothing_to_choose():
     judged(checker(WITHOUT_TIES, last_of_equals, TOPK))
     with pytest.raises(RejectionError):

@@ -363,14 +363,14 @@ class Bounds:
 
     def _unsettled(self, question: Question) -> Distance:
         """Share of integers in the output that nothing settles, such as which of several equal elements `topk` names
-        (`argmax` promises the first)."""
+        (`argmax` promises the first). Each disturbance tosses a coin for a tie: few of them may miss most ties."""
         if self._unordered is None:
             self._unordered = not _UNORDERED.isdisjoint(self._operators())
         dtype = next((tensor.dtype for tensor in tensors_of(question.inputs) if tensor.is_floating_point()), None)
         if not self._unordered or dtype is None:
             return Distance(0.0, 0.0)
         try:
-            return farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(_DISTURBANCES)])
+            return farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(4 * _DISTURBANCES)])
         except OutOfDomainError:
             return Distance(0.0, 0.0)
 
