@@ -230,7 +230,8 @@ candidate: a copy of a folder goes on after `gunzip *.gz` with the command that 
 def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
     """Everything that a page in the folder `page` says of runs whose copies are in `folder`."""
     link = os.path.relpath(folder, page)
-    texts = ["\n".join(once(summary))] if once(summary) else []
+    first = once(summary)
+    texts = ["\n".join(first)] if first else []
     for group in GROUPS:
         if f"{group}runs" in summary:
             some = [run for run in runs if run.path.name in summary[f"{group}runs"]]

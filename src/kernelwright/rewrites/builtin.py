@@ -170,9 +170,8 @@ class Workshop:
             for graph in graphs:
                 foundry.fuse(graph)
             wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
-            if recipe.channels and not IN_TILE.intersection(foundry.techniques):
-                return "", ()
-            if (not foundry.techniques and not recipe.product) or not wanted.issubset(foundry.techniques):
+            lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
+            if lacking or not (foundry.techniques or recipe.product):
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))

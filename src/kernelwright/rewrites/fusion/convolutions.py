@@ -32,7 +32,7 @@ class ConvolutionKernel(TritonKernel):
         return "tl.int64" if large else super()._index_type()
 
     def _columns(self) -> str:
-        """What follows reduces the channels, all of which a tile has."""
+        """Print a kernel whose tiles have all channels, which it also reduces."""
         return self._pointwise()
 
     def _pointwise(self) -> str:
@@ -44,6 +44,7 @@ class ConvolutionKernel(TritonKernel):
         across = self.program.logical[2:] if pooled else units
         positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
         phased = [dim for dim in range(rank) if strides[dim] > 1]
+        apart = [] if pooled else phased  # whose phases are tasks of their own; a tile of windows has them all
         body = [
             f"task = tl.program_id(0).to({self._index_type()})",
             f"blocks = ({outputs} + CHANNELS - 1) // CHANNELS",
@@ -52,7 +53,7 @@ class ConvolutionKernel(TritonKernel):
             *([f"group = task % {found.groups}", f"task = task // {found.groups}"] if found.groups > 1 else ["group = 0"]),
             f"i1 = group * {outputs} + channel",
         ]
-        for dim in reversed(phased if not pooled else ()):
+        for dim in reversed(apart):
             body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
         letter = "q" if pooled else "u"
         body += [
@@ -90,7 +91,7 @@ class ConvolutionKernel(TritonKernel):
         lines += self._definition(
             "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
         )
-        others = found.groups * (1 if pooled else math.prod(strides))
+        others = found.groups * math.prod(strides[dim] for dim in apart)
         grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {others}"
         launch = f"_{name}_launch"
         given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, num_stages={knobs}["stages"][0]'

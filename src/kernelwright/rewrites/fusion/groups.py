@@ -126,8 +126,7 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
     if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
         found = reduction_of(node)
         source = node.args[0]
-        spaces = (program.logical, program.pooled.before) if program.pooled else (program.logical,)
-        if found is None or not isinstance(source, fx.Node) or shape(source) not in spaces:
+        if found is None or not isinstance(source, fx.Node) or shape(source) not in program.shapes:
             raise UnsupportedError("not a reduction over this space")
         split, reduced = found
         if numel(source) == numel(node) and is_call(node, aten.sum, aten.mean, aten.amax, aten.amin):

@@ -61,7 +61,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a load is inside its tensor: at `index * step + shift` along each dimension, and `outside` beyond `sizes`."""
+    """Position of a load in its tensor: `index * step + shift` along each dimension, and `outside` beyond `sizes`."""
 
     shifts: tuple[int, ...]
     steps: tuple[int, ...]
@@ -123,9 +123,14 @@ class LoopProgram:
             return self.logical
         return (self.logical[0], self.split, self.logical[1] // self.split, *self.logical[2:])
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes a node may have at full size: that of the result, and that before a pool."""
+        return (self.logical, self.pooled.before) if self.pooled else (self.logical,)
+
     def level_of_shape(self, sizes: tuple[int, ...]) -> str | None:
         """At which level a tensor of this shape lives; None when it does not fit."""
-        for logical in (self.logical, self.pooled.before) if self.pooled else (self.logical,):
+        for logical in self.shapes:
             if sizes == logical:
                 return FULL
             keep = tuple(1 if dim in self.reduced else size for dim, size in enumerate(logical))

@@ -354,7 +354,7 @@ class TritonKernel(FusedKernel):
         return self._steps(indices, lambda index: self._loads(index, self.nest.outer, outer, ""))
 
     def _pass_steps(self, number: int) -> list[str]:
-        """What a pass computes and stores at each tile."""
+        """Statements of a pass at each tile, with its stores."""
         every = (*self.nest.outer, *self.nest.reduced)
         names = (*self._numbered("i", self.nest.outer), *self._numbered("r", self.nest.reduced))
         computes = evaluated_again(self.program, self.plan.passes, number)

@@ -74,6 +74,9 @@ class Statements:
                 names[index] = self.name(kernel._read(index, self._place(index, row, inside)), "v")
             return names[index]
 
+        def named(text: str) -> str:
+            return re.sub(r"\bv(\d+)\b", operand, text)
+
         tiled = next((index for index, step in enumerate(program.steps) if step.name == "convolution"), None)
         for index, step in enumerate(program.steps):
             if tiled is not None and index in (tiled, *program.steps[tiled].operands):
@@ -82,18 +85,18 @@ class Statements:
             if step.name == "load":
                 text = kernel._read(index, self._place(index, row, inside))
             elif step.name not in SCANS and step.name not in REDUCERS and step.name not in POOLERS:
-                text = re.sub(r"\bv(\d+)\b", operand, kernel._step(index).partition(" = ")[2])
+                text = named(kernel._step(index).partition(" = ")[2])
             if step.name in SCANS:
                 self._scan(index, names)
             elif step.name in POOLERS:
-                given = re.sub(r"\bv(\d+)\b", operand, kernel._reduced(index))
+                given = named(kernel._reduced(index))
                 both = f"_max_or_nan(best, {given})" if POOLERS[step.name] == "max" else f"best + {given}"
                 self.inner, self.lines = [*self.lines, f"best = {both}"], []
                 self.known.clear()
                 names.clear()
                 names[index] = "best"
             elif step.name in REDUCERS:
-                given = re.sub(r"\bv(\d+)\b", operand, kernel._reduced(index))
+                given = named(kernel._reduced(index))
                 given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
                 names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
             else:
