@@ -11,7 +11,6 @@ are compared with SGEMM's on several ranges of values. `one_pass_products.json` 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from split_products import TEMPLATE, Timer, device, environment, errors, load, relative_error
+from split_products import TEMPLATE, Timer, device, environment, errors, load, relative_error, write_report
 
 template = load(TEMPLATE.with_name("one_pass_product.py"), "one_pass_product_template")
 Shape = tuple[int, int, int, int, str]
@@ -142,9 +141,7 @@ def main() -> None:
 
     def save() -> None:
         report["seconds"] = round(time.perf_counter() - began, 1)
-        partial = options.out / "one_pass_products.partial"
-        partial.write_text(json.dumps(report), encoding="utf-8")
-        partial.replace(options.out / "one_pass_products.json")
+        write_report(options.out / "one_pass_products.json", report)
 
     shapes = DRY_SHAPES if options.dry else SHAPES
     plans = [(name, asdict(one)) for name, shape in shapes.items() for one in template.alternatives(*shape[:4])]

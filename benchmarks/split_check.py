@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from split_products import FLUSH_BYTES, load, template
+from split_products import FLUSH_BYTES, load, template, write_report
 
 EPILOGUES: dict[str, tuple[Any, ...]] = {
     "none": (),
@@ -297,9 +297,7 @@ def saved(path: Path, report: dict[str, Any]) -> Iterator[Callable[[], None]]:
     """A function that writes the report."""
 
     def save() -> None:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(report, indent=1), encoding="utf-8")
-        partial.replace(path)
+        write_report(path, report, indent=1)
 
     try:
         yield save

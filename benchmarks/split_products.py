@@ -397,6 +397,13 @@ def environment(commit: str) -> dict[str, Any]:
     return found
 
 
+def write_report(path: Path, report: dict[str, Any], *, indent: int | None = None) -> None:
+    """Write a report as JSON, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(report, indent=indent), encoding="utf-8")
+    partial.replace(path)
+
+
 def quickest(tried: list[dict[str, Any]], screened: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The quickest choices of each form, in turns, and those with the smallest tiles, which small products need."""
     times = {json.dumps(row["knobs"]): row["ms"] for row in screened if "ms" in row}
@@ -432,9 +439,7 @@ def main() -> None:
 
     def save() -> None:
         report["seconds"] = round(time.perf_counter() - start, 1)
-        partial = options.out / "split_products.partial"
-        partial.write_text(json.dumps(report), encoding="utf-8")
-        partial.replace(options.out / "split_products.json")
+        write_report(options.out / "split_products.json", report)
 
     shapes = DRY_SHAPES if options.dry else SHAPES
     wanted = {name: shapes[name] for name in options.shapes.split(",") if name} or shapes
