@@ -11,8 +11,8 @@ model, stage 1 and evolutionary search (where an earlier slice has measured the 
 arms of stage 3, one to a GPU, the most telling first, each in a process that trains for the same time as the others do and
 then measures what it trained. They train for as long as leaves time to measure all of them in `--total`, unless
 `contrastive.seconds` says otherwise; where that would be less than `LEAST_ARM_S`, the last arms are left for a later slice.
-With `--arms-first` both stages are trained on all GPUs, then the arms; only then is anything measured: the arms, their
-ablations, and the others. `--arms` names the only ones to train.
+With `--arms-first` both stages are trained on all GPUs, then the arms; only then is anything measured: the arms, the
+others, and the arms' ablations. `--arms` names the only ones to train.
 
 What is exported: contrastive_export.py.
 """
@@ -202,22 +202,27 @@ class Campaign:
         def part(index: int, names: tuple[str, ...], needs: str | None = None) -> Part:
             return Part(names, (index,) if self._gpus else None, changes, needs, least_s=0.0 if needs else least_s)
 
-        lanes: list[list[Part]] = []
-        for index in range(at_once):
-            own = todo[index::at_once]
-            if self._arms_first:
-                lane = [part(index, (f"train:{name}",)) for name in own if not self._has_final(name)]
-                for of in (lambda name: (f"measure:{name}",), self._ablated):
-                    unmeasured = [(name, tuple(filter(self._is_to_do, of(name)))) for name in own]
-                    lane += [part(index, names, name) for name, names in unmeasured if names]
-            else:
-                lane = [part(index, (f"train:{name}", f"measure:{name}", *self._ablated(name))) for name in own]
-            lanes.append(lane)
-        if self._arms_first:
-            # A GPU that has less to train than another one goes on with the other models.
-            for other in (other for name in self._measured for other in self._measuring(name)):
-                index = min(range(at_once), key=lambda index: len(lanes[index]))
-                lanes[index].append(replace(other, gpus=(index,) if self._gpus else None))
+        owns = [todo[index::at_once] for index in range(at_once)]
+        if not self._arms_first:
+            self._wait(
+                [
+                    [part(index, (f"train:{name}", f"measure:{name}", *self._ablated(name))) for name in own]
+                    for index, own in enumerate(owns)
+                ]
+            )
+            return
+        lanes = [
+            [part(index, (f"train:{name}",)) for name in own if not self._has_final(name)]
+            + [part(index, (f"measure:{name}",), name) for name in own if self._is_to_do(f"measure:{name}")]
+            for index, own in enumerate(owns)
+        ]
+        # The other models, on the GPU that has least to do; then what is told of a model that is measured.
+        for other in (other for name in self._measured for other in self._measuring(name)):
+            index = min(range(at_once), key=lambda index: len(lanes[index]))
+            lanes[index].append(replace(other, gpus=(index,) if self._gpus else None))
+        for index, own in enumerate(owns):
+            ablated = [(name, tuple(filter(self._is_to_do, self._ablated(name)))) for name in own]
+            lanes[index] += [part(index, names, name) for name, names in ablated if names]
         self._wait(lanes)
 
     def _ablated(self, name: str) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
     python benchmarks/contrastive_recall.py results/contrastive-h200 WORK
 
 WORK gets the file of evaluations that all parts of a campaign share, with the first measurements of the published one:
-teachers' code, answers and baselines, under the settings with which they were made. Use it on the same kind of GPU alone;
-the kind is printed. Nothing else comes along: a campaign with other settings of training begins anew with it. A WORK that is
-there already keeps what it knows, and gets the rest: of several published campaigns the first one's measurements stand, and
-`contrastive_restart.py` may have made it.
+teachers' code and answers, under the settings with which they were made, and baselines, which stand whatever text a later
+version writes. Use it on the same kind of GPU alone; the kind is printed. Nothing else comes along: a campaign with other
+settings of training begins anew with it. A WORK that is there already keeps what it knows, and gets the rest: of several
+published campaigns the first one's measurements stand, and `contrastive_restart.py` may have made it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.contrastive.stages.config import JudgeSection
 from kernelwright.contrastive.stages.context import first_on
 from kernelwright.errors import UsageError
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, append_lines
 
 NOT_FIRST = "confirmations"
 """Folder of what was measured again."""
+BASELINES = "baselines"
+"""Folder of a part's baselines."""
 
 
 def main() -> None:
@@ -50,6 +52,8 @@ def recall(published: Path, work: Path) -> None:
         for timed in (False, True)
     }
     count = 0
+    for folder in published.glob(f"*/{BASELINES}"):
+        _add_baselines(folder, work / folder.relative_to(published))
     for folder in sorted({path.parent for path in published.rglob("evaluations.jsonl*")}):
         if NOT_FIRST in folder.parts:
             continue
@@ -59,6 +63,13 @@ def recall(published: Path, work: Path) -> None:
             count += 1
     gpus = ", ".join(sorted({gpu["name"] for gpu in environment.get("gpu") or []})) or environment.get("processor")
     print(f"{count} first measurements, made on {gpus}")
+
+
+def _add_baselines(published: Path, target: Path) -> None:
+    """Add the baselines of tasks that `target` has none of."""
+    known = {one.task_sha256 for one in RunDirectory(target).evaluations()}
+    lacking = [one for one in RunDirectory(published).evaluations() if one.task_sha256 not in known]
+    append_lines(target / "evaluations.jsonl", [one.model_dump_json() for one in lacking])
 
 
 if __name__ == "__main__":

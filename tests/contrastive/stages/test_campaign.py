@@ -151,8 +151,8 @@ def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(c
     calls = asked(tmp_path / "work")
     assert [call["only"] for call in calls[2:]] == [
         *([f"{do}:{arm}{seed}"] for do in ("train", "measure") for seed in ("", "-seed-1") for arm in named[1:3]),
-        *([f"measure:contrastive-bucket{seed}-{how}" for how in campaign.ABLATIONS] for seed in ("", "-seed-1")),
         ["measure:sft"],
+        *([f"measure:contrastive-bucket{seed}-{how}" for how in campaign.ABLATIONS] for seed in ("", "-seed-1")),
         ["summary"],
     ]
     assert all(call["changes"] == [] for call in calls), "no arm has a time of its own"
@@ -449,7 +449,12 @@ def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_pat
     assert known.find(SimpleNamespace(sha256=again.task_sha256), again.candidate()).blocks != again.blocks
     with pytest.raises(UsageError, match="Wanted a published campaign"):
         recall(tmp_path, tmp_path / "other")
+    baselines = RunDirectory(tmp_path / "work" / "held-out" / "baselines")
+    was = list(baselines.evaluations())
+    assert was == list(RunDirectory(published / "held-out" / "baselines").evaluations())
+    assert len(was) == 40
     recall(published, tmp_path / "work")  # knows it already, and what was first stays
+    assert list(baselines.evaluations()) == was
     assert known.find(SimpleNamespace(sha256=again.task_sha256), again.candidate()).blocks != again.blocks
 
 
