@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections import defaultdict
 from concurrent.futures import wait
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
@@ -267,3 +268,39 @@ class NoZygotes:
 
     def close(self):
         pass
+
+
+def test_what_runs_out_of_memory_beside_other_processes_is_tried_again_when_they_have_ended(monkeypatch):
+    alive, seen, together = set(), set(), threading.Barrier(2)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.00 GiB.\nProcess 1 has 6 GiB")
+
+    def screen(process, candidate):
+        alive.add(process)
+        if candidate.sha256 in seen:
+            assert alive == {process}, "others still hold the task"
+            return screened_of(TASK, candidate, correct=True)
+        seen.add(candidate.sha256)
+        together.wait(timeout=60)
+        if candidate.source == RIGHT:
+            raise full  # its own look at whether the GPU rests, say
+        return screened_of(TASK, candidate, correct=False, reason=Reason.OUT_OF_MEMORY)
+
+    monkeypatch.setattr(ScreeningProcess, "begin", lambda process, compiling: None)
+    monkeypatch.setattr(ScreeningProcess, "screen", screen)
+    monkeypatch.setattr(ScreeningProcess, "close", lambda process: alive.discard(process))
+    candidates = [Candidate(source=source, policy="test") for source in (RIGHT, WRONG)]
+    with ScreeningPool(TASK, "cpu", SETTINGS, 2) as pool:
+        found = list(pool.screen(candidates))
+    assert [one.correct for _, one in found] == [True, True]
+
+
+def test_what_runs_out_of_memory_alone_says_so(monkeypatch):
+    def screen(process, candidate):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 600.00 GiB.\nProcess 1 has 6 GiB")
+
+    monkeypatch.setattr(ScreeningProcess, "begin", lambda process, compiling: None)
+    monkeypatch.setattr(ScreeningProcess, "screen", screen)
+    with ScreeningPool(TASK, "cpu", SETTINGS, 2) as pool:
+        ((_, error),) = pool.screen([Candidate(source=RIGHT, policy="test")])
+    assert isinstance(error, DeviceError)
+    assert str(error).endswith("out-of-memory: CUDA out of memory. Tried to allocate 600.00 GiB.")

@@ -9,6 +9,9 @@ compiled files.
 
 Compiled files stay in the screening processes' own folder. The judge compiles a screened winner again: it must not trust
 files that a candidate could have written.
+
+Where the device's memory runs out for one process beside others, it tries once more when they have ended: each of them holds
+the task.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
 from kernelwright.seconds import counted, utc_now
+from kernelwright.tasks import device_is_full
 
 PROGRAM = "kernelwright.judge.worker.screening"
 SCREENS_PER_GPU, SCREENS_PER_CPU = 8, 4
@@ -234,6 +238,8 @@ class ScreeningPool:
         self._free = [*self._processes]
         self._lock = threading.Lock()
         """Guards the free processes."""
+        self._sharing, self._at_work = threading.Condition(), 0
+        """Guards the number of processes that look at a candidate; held by one that has the device's memory alone."""
         self._threads = ThreadPoolExecutor(self.slots + 1)
         self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin, False)]
         if self.where.type == "cuda" and isinstance(self._zygote, Zygotes):
@@ -279,6 +285,18 @@ class ScreeningPool:
 
     def _screen(self, process: ScreeningProcess, candidate: Candidate) -> Screened | KernelwrightError:
         try:
+            with self._beside_others():
+                found = self._look(process, candidate)
+            if ran_out(found) and self.slots > 1:
+                with self._alone(process):
+                    found = self._look(process, candidate)
+            return found
+        finally:
+            with self._lock:
+                self._free.append(process)
+
+    def _look(self, process: ScreeningProcess, candidate: Candidate) -> Screened | KernelwrightError:
+        try:
             try:
                 return process.screen(candidate)
             except DisturbedError:
@@ -286,9 +304,33 @@ class ScreeningPool:
                 return process.screen(candidate)
         except KernelwrightError as error:
             return error
+        except RuntimeError as error:
+            if not device_is_full(error):
+                raise
+            process.close()
+            return DeviceError(f"Wanted to screen candidates of {self.task.id}; out-of-memory: {str(error).splitlines()[0]}")
+
+    @contextlib.contextmanager
+    def _beside_others(self) -> Iterator[None]:
+        """Share the device's memory with the other processes of this pool."""
+        with self._sharing:
+            self._at_work += 1
+        try:
+            yield
         finally:
-            with self._lock:
-                self._free.append(process)
+            with self._sharing:
+                self._at_work -= 1
+                self._sharing.notify_all()
+
+    @contextlib.contextmanager
+    def _alone(self, process: ScreeningProcess) -> Iterator[None]:
+        """Have the memory for one process: the others, of which each holds the task, end when all are idle."""
+        with self._sharing:
+            self._sharing.wait_for(lambda: not self._at_work)
+            for other in self._processes:
+                if other is not process:
+                    other.close()
+            yield
 
     @contextlib.contextmanager
     def timing(self, worker: Worker, spent_s: defaultdict[str, float]) -> Iterator[None]:
@@ -330,6 +372,11 @@ class ScreeningPool:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def ran_out(found: Screened | KernelwrightError) -> bool:
+    """Whether the device's memory was full, which others may have caused."""
+    return isinstance(found, DeviceError) if isinstance(found, KernelwrightError) else found.reason is Reason.OUT_OF_MEMORY
 
 
 def _reason(text: Any) -> Reason:

@@ -1,6 +1,8 @@
 """Screens the proposals of many tasks at once, in processes that each propose for one task and screen for it.
 
-Proposing is Python that holds its interpreter's lock: in processes of their own many tasks are traced at a time.
+Proposing is Python that holds its interpreter's lock: in processes of their own many tasks are traced at a time. Large tasks
+do not fit into a GPU's memory beside others. One for which it runs out is put off until no other is screened on the device,
+and has it alone then, with all its further proposals; judges wait for it as for one another.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import queue
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -20,11 +23,12 @@ import torch
 from kernelwright.cores import cores_beside, timing_core
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import see_one_gpu
-from kernelwright.pools.screening import ScreeningPool
+from kernelwright.pools.screening import ScreeningPool, ran_out
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
 from kernelwright.search.policies import policy_named
@@ -51,8 +55,8 @@ class ScreenJob:
     seed: int = 0
     slots: int = 1
     """Screening processes for this task."""
-    is_last_try: bool = False
-    """Whether the device's memory was full at the first try."""
+    alone: bool = False
+    """Whether it has the device's memory alone, which was full at the first try."""
     tunes: bool = True
     """Whether proposals with an autotuner are looked at too, last and where they can still win."""
 
@@ -91,7 +95,13 @@ class Searchers:
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        """Guards the jobs; told when one that others may depend on has ended."""
+        """Guards all that follows and the jobs; told when one that others may depend on has ended."""
+        self._at_work: Counter[str] = Counter()
+        """Jobs at work by device."""
+        self._taken: set[str] = set()
+        """Devices whose memory one job has alone."""
+        self._large: set[str] = set()
+        """Hashes of tasks that did not fit beside others."""
 
     @property
     def at_once(self) -> int:
@@ -107,33 +117,41 @@ class Searchers:
         and all that follow undone. One thread may call this at a time.
         """
         waiting = iter(jobs)
-        again: list[ScreenJob] = []
+        put_off: list[ScreenJob] = []
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
 
-        def take() -> ScreenJob | None:
+        def take(device: str) -> ScreenJob | None:
             with self._changed:
                 while not (self._closing.is_set() or (stop is not None and stop())):
-                    job = next(waiting, _NO_MORE)
+                    job = None if device in self._taken else next(waiting, _NO_MORE)
                     if isinstance(job, ScreenJob):
-                        return job
-                    if again:
-                        return again.pop()
-                    if job is _NO_MORE:
+                        if job.task.sha256 not in self._large:
+                            self._at_work[device] += 1
+                            return job
+                        put_off.append(replace(job, alone=True))
+                        continue
+                    if put_off and not self._at_work[device]:
+                        self._at_work[device] += 1
+                        self._taken.add(device)
+                        return put_off.pop(0)
+                    if job is _NO_MORE and not put_off:
                         return None
                     self._changed.wait(_ASK_AGAIN_S)
                 return None
 
-        def put_off(job: ScreenJob) -> bool:
-            """Try a job once more, when no other waits and fewer tasks share the device's memory."""
+        def end(device: str, job: ScreenJob, again: ScreenJob | None) -> None:
+            """Let others have the device's memory, and put the job off where it was full."""
             with self._changed:
-                if job.is_last_try:
-                    return False
-                again.append(replace(job, is_last_try=True))
+                self._at_work[device] -= 1
+                if job.alone:
+                    self._taken.discard(device)
+                if again is not None:
+                    self._large.add(job.task.sha256)
+                    put_off.append(replace(again, alone=True))
                 self._changed.notify_all()
-                return True
 
         for member in self._members:
-            member.thread = threading.Thread(target=self._serve, args=(member, take, put_off, found), daemon=True)
+            member.thread = threading.Thread(target=self._serve, args=(member, take, end, found), daemon=True)
             member.thread.start()
         at_work = len(self._members)
         while at_work:
@@ -149,23 +167,25 @@ class Searchers:
     def _serve(
         self,
         member: _Member,
-        take: Callable[[], ScreenJob | None],
-        put_off: Callable[[ScreenJob], bool],
+        take: Callable[[str], ScreenJob | None],
+        end: Callable[[str, ScreenJob, ScreenJob | None], None],
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None],
     ) -> None:
         connection: Connection | None = None
         if member.device in self._cores:
             os.sched_setaffinity(0, self._cores[member.device])  # of this thread; what it starts inherits it
         try:
-            while (job := take()) is not None:
-                if connection is None:
-                    connection = self._start(member)
+            while (job := take(member.device)) is not None:
+                again = None
                 try:
+                    if connection is None:
+                        connection = self._start(member)
                     connection.send(job)
                     made = list(job.earlier)
                     while True:
                         answer = connection.recv()
-                        if isinstance(answer, DeviceError) and put_off(replace(job, earlier=tuple(made))):
+                        if isinstance(answer, DeviceError) and not job.alone:
+                            again = replace(job, earlier=tuple(made))
                             break
                         found.put((job, answer))
                         made.append(answer)
@@ -173,8 +193,11 @@ class Searchers:
                             break
                 except (EOFError, OSError) as error:
                     found.put((job, InfrastructureError(f"Wanted to screen {job.task.id}; its process died ({error!r}).")))
-                    self._end(member, connection)
+                    if connection is not None:
+                        self._end(member, connection)
                     connection = None
+                finally:
+                    end(member.device, job, again)
         finally:
             if connection is not None:
                 self._end(member, connection)
@@ -223,7 +246,7 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
     sandbox.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     local, settings = see_one_gpu(device), Settings.model_validate_json(settings_json)
-    policy = policy_named(policy_name)
+    policy, memory = policy_named(policy_name), DeviceMemory(torch.device(local))
     judges_core = timing_core(torch.device(local))
     # Neither tracing nor compilers beside what a judge times; screening times on another core.
     os.sched_setaffinity(0, cores_beside(judges_core))
@@ -236,12 +259,14 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
             except EOFError:
                 return
             try:
-                with ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
+                with memory(alone=job.alone), ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
                     proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
                     takes = pool.takes if job.tunes else lambda kind: kind is not Compiles.VARIANTS and pool.takes(kind)
                     for _, outcome in pool.screen(proposals.candidates(pool.slots, takes)):
                         if isinstance(outcome, KernelwrightError):
                             raise outcome
+                        if ran_out(outcome) and not job.alone:
+                            raise DeviceError(f"Wanted to screen candidates of {job.task.id}; {outcome.detail}")
                         proposals.screened.append(outcome)
                         connection.send(outcome.model_copy(update={"device": device}))
             except KernelwrightError as error:
