@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -162,28 +161,3 @@ def test_a_published_campaign_goes_on_at_its_step_and_trains_nothing_again(tiny_
     summary = json.loads((work / "summary.json").read_text())
     assert {"speedup_vanilla_grpo", "speedup_contrastive_bucket", "speedup_self_supervised"} <= set(summary)
     assert "restarted" not in {path.name for path in work.iterdir()}
-
-
-def test_the_third_slice_goes_on_with_buckets_and_measures_what_is_trained(tmp_path, monkeypatch):
-    import contrastive_campaign
-    from contrastive_restart import restart
-
-    from kernelwright.contrastive.updates.optimiser import checkpoints_in
-
-    work = tmp_path / "work"
-    restart(THIRD, work)
-    lanes = []
-    monkeypatch.setattr(contrastive_campaign.Campaign, "_wait", lambda self, given: lanes.extend(given))
-    words = {"arms": ARMS, "arms_first": True, "equal_steps": True, "measured": ["self-supervised"]}
-    contrastive_campaign.Campaign("model", work, ROOT / "recipes" / "device_bound", [], 1, 1640.0, **words).run()
-    assert [part.names for part in lanes[0]] == [
-        ("train:contrastive-bucket",),
-        ("measure:vanilla-grpo",),
-        ("measure:contrastive-bucket",),
-        ("measure:self-supervised",),
-    ]
-    (newest,) = checkpoints_in(work / "contrastive-bucket" / "checkpoints")
-    assert newest.name == "checkpoint-32"  # of four updates a step
-    assert {rollout.step for rollout in RolloutLog(work / "contrastive-bucket").rollouts()} == set(range(8))
-    with contextlib.closing(sqlite3.connect(work / "contrastive-bucket" / "exemplars.sqlite")) as database:
-        assert database.execute("SELECT count(*) FROM candidates").fetchone() == (306,)
