@@ -239,6 +239,45 @@ def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path,
     ]
 
 
+@pytest.mark.parametrize(("verdict", "wins"), [(1.9, True), (1.05, False)])
+def test_a_baseline_that_is_faster_than_the_winner_is_judged_last_and_once(tmp_path, monkeypatch, verdict, wins):
+    judged = []
+
+    def rotate(self, rotations, stop=None):
+        for rotation in rotations:
+            common = {
+                "task": rotation.task.id,
+                "task_sha256": rotation.task.sha256,
+                "policy": "baseline",
+                "reference_us": 100.0,
+            }
+            gains = {"compile": 1.9 if rotation.task.id == "one" else 1.3, "cudnn": 1.2}
+            names = [one.techniques for one in rotation.baselines]
+            sources = [one.source for one in rotation.baselines]
+            yield (
+                rotation,
+                [accepted(gains[n], text, techniques=(n,), **common) for (n,), text in zip(names, sources, strict=True)],
+            )
+
+    class Knows(Judges):
+        def evaluate(self, jobs, stop=None):
+            for job in jobs:
+                judged.append((job.task.id, job.candidate.techniques[0], job.candidate.policy))
+                common = {"task": job.task.id, "task_sha256": job.task.sha256, "policy": "builtin"}
+                (name,) = job.candidate.techniques
+                speedup = verdict if name == "compile" else float(name)
+                yield job, accepted(speedup, job.candidate.source, techniques=(name,), **common)
+
+    monkeypatch.setattr(Judges, "rotate", rotate)
+    monkeypatch.setattr(searching, "JudgePool", Knows)
+    for _ in range(2):
+        result = search(tmp_path, budget=4, judged=1, baselines=["compile"])
+    assert judged == [("one", "1.5", "builtin"), ("two", "1.5", "builtin"), ("one", "compile", "builtin")]
+    found = {one["task"]: (one["speedup"], one["techniques"], one["ahead"]) for one in result.tasks}
+    assert found["one"] == ((1.9, ["compile"], False) if wins else (1.5, ["1.5"], False))
+    assert found["two"] == (1.5, ["1.5"], True)
+
+
 def test_what_is_no_faster_than_eager_is_no_rival():
     task = TASKS[0]
     found = [baseline(task, "compile", 0.9), baseline(TASKS[1], "cudnn", 2.0), baseline(task, "reduce-overhead", 2.0)]

@@ -25,6 +25,7 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (
     JUDGED,
+    OWN_POLICY,
     Screened,
     confirmed_best,
     is_clear,
@@ -32,6 +33,7 @@ from kernelwright.records.screened import (
 )
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import beside_of
+from kernelwright.report.table import STOCK
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.beside import rival_of
@@ -107,6 +109,8 @@ class SuiteSearch:
         self._ended = threading.Event()
         self._screening_over = threading.Event()
         self._judging_begins = threading.Event()
+        self._baselines_over = threading.Event()
+        self._baselines_over.set()
         self._at_once = 1
         """Tasks that are screened at once."""
 
@@ -254,6 +258,8 @@ class SuiteSearch:
     def judge(self, pool: JudgePool) -> None:
         """Judge what screened tasks are owed, those without a winner and the most promising first, until nothing is owed.
 
+        Last come baselines that were measured faster than what the search found: nobody should get less than those give.
+
         It waits until nearly all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its
         processor so busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
         """
@@ -279,6 +285,15 @@ class SuiteSearch:
                         and (one := state.owed(self._count)) is not None
                         and (state.task.sha256, one.candidate_sha256) not in at_work
                     ]
+                    jobs += [
+                        Job(state.task, floor, self._settings)
+                        for state in states
+                        if state.task.sha256 not in failed
+                        and (is_over or self._is_screened(state))
+                        and state.owed(self._count) is None
+                        and (floor := self._floor_of(state)) is not None
+                        and (state.task.sha256, floor.sha256) not in at_work
+                    ]
                     screened = sum(state.at_work for state in states)
                 busy = len(at_work) - pool.waiting
                 if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
@@ -288,10 +303,10 @@ class SuiteSearch:
                     yield jobs[0]
                 elif at_work:
                     yield None
-                elif is_over or self._is_late():
+                elif (is_over and self._baselines_over.is_set()) or self._is_late():
                     return
                 else:
-                    self._screening_over.wait(_POLL_S)
+                    self._ended.wait(_POLL_S)
 
         for job, found in pool.evaluate(owed(), self._is_late):
             at_work.discard((job.task.sha256, job.candidate.sha256))
@@ -301,7 +316,8 @@ class SuiteSearch:
             else:
                 state = self._states[job.task.sha256]
                 sha256 = job.candidate.sha256
-                stands = sha256 in state.judged or (is_named(sha256, state.screened, state.judged) and is_clear(found))
+                named = is_named(sha256, state.screened, state.judged) or job.candidate == self._floor_of(state)
+                stands = sha256 in state.judged or (named and is_clear(found))
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
     def _job_for(self, state: TaskState, one: Screened) -> Job:
@@ -311,6 +327,25 @@ class SuiteSearch:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
         rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
         return Job(state.task, one.candidate(), self._settings, rival)
+
+    def _floor_of(self, state: TaskState) -> Candidate | None:
+        """The best measured baseline as a candidate, unless the judge has seen it or the winner is as fast.
+
+        Its proposal may have failed when it was screened, for want of memory beside others, say. The baseline was measured
+        apart from this candidate, so that one clear verdict is its confirmation.
+        """
+        known = self._baselines.get(state.task.sha256, ())
+        rival = rival_of(state.task, known)
+        if rival is None:
+            return None
+        best = confirmed_best(state.confirmed.values())
+        gain = max(one.speedup or 0.0 for one in known if one.techniques == rival.techniques)
+        if best is not None and (best.speedup or 0.0) >= gain:
+            return None
+        (name,) = rival.techniques
+        technique = next((technique for technique, stock in STOCK.items() if stock == name), name)
+        floor = Candidate(source=rival.source, policy=OWN_POLICY, techniques=(technique,))
+        return floor if floor.sha256 not in state.judged | state.confirmed else None
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
@@ -343,6 +378,7 @@ class SuiteSearch:
                 for index, baseline in enumerate(rotation.baselines):
                     outcome = found if isinstance(found, KernelwrightError) else found[index]
                     self._keep(rotation.task, outcome, baseline.techniques[0])
+        self._baselines_over.set()
 
     def work(self, suite: Suite, baselines: Sequence[str]) -> None:
         """Do all of it until nothing is owed, or the minutes are over; a failure of one part ends the others."""
@@ -364,6 +400,8 @@ class SuiteSearch:
                 self.judge_all(pools[0])
             if not on_gpu:
                 self.measure(suite, baselines, pools[0])
+                if screens:
+                    self.judge(pools[0])  # baselines that are faster
 
         parts: list[Callable[[], None]] = [judge_then_measure]
         if screens:
@@ -372,6 +410,7 @@ class SuiteSearch:
             self._screening_over.set()
             self._judging_begins.set()
         if on_gpu:
+            self._baselines_over.clear()
             parts.append(lambda: self.measure(suite, baselines, pools[1]))
         with ThreadPoolExecutor(len(parts)) as threads:
             running = [threads.submit(part) for part in parts]

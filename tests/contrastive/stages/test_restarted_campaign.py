@@ -16,7 +16,6 @@ from kernelwright.errors import UsageError
 from tests.contrastive.stages.test_recipe import CHANGES, ROOT, SPLIT, module_at
 from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_context
 
-THIRD = ROOT / "results" / "2026-11-25-contrastive-device-bound-third-h100"
 ARMS = ["vanilla-grpo", "contrastive-bucket"]
 
 
