@@ -216,7 +216,10 @@ class Campaign:
 
     def _agreement(self, task: Task) -> dict[str, Any] | None:
         """Whether the winner by screening is as fast as the winner by judging all; None while not all are judged."""
-        order, judged = ranked(self.screened[task.sha256]), self.judged[task.sha256]
+        order = ranked(self.screened[task.sha256])
+        judged = (
+            self.confirmed[task.sha256] | self.judged[task.sha256]
+        )  # what screening names may have one verdict, which stands
         if task.sha256 not in self.state["done"] or not order or any(one.candidate_sha256 not in judged for one in order):
             return None
         right = [judged[one.candidate_sha256] for one in order if judged[one.candidate_sha256].accepted]
@@ -295,7 +298,8 @@ class Campaign:
             if task not in some:
                 return []
             order = ranked(self.screened[task.sha256])
-            owed = [one for one in order if one.candidate_sha256 not in self.judged[task.sha256]]
+            known = self.confirmed[task.sha256] | self.judged[task.sha256]
+            owed = [one for one in order if one.candidate_sha256 not in known]
             return [Job(task, one.candidate(), first_of_two(self.settings)) for one in owed]
 
         self._judge(limit_s, "agree", all_of)

@@ -64,6 +64,25 @@ def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixtur
     assert "called" in captured.err
 
 
+def test_a_view_is_printed_so_that_it_holds_for_what_another_device_lays_out_in_another_way() -> None:
+    """A CPU's attention returns batch, head, position; a GPU's kernels leave the heads inside."""
+    text = task_text("return F.relu(a).view(2, 12) * 1.0", "torch.randn(4, 6)")
+    done = apply_rules(text, "remove-noops")
+    printed = done.source.partition("class ModelNew")[2]
+    assert ".reshape([2, 12])" in printed
+    assert "view(" not in printed
+    compare(done.reference, done.source, 0.0)
+
+
+@pytest.mark.parametrize("value", ["0.5", "float('-inf')", "3", "True"])
+def test_a_constant_of_forward_is_filled_by_a_kernel_as_a_cuda_graph_wants(value: str) -> None:
+    text = task_text(f"return torch.where(a > 0, a, torch.tensor({value})) + 0", "torch.randn(4, 6)")
+    done = apply_rules(text, "remove-noops")
+    assert f"torch.full((), {value.replace(chr(39), chr(34))}, " in done.source
+    assert "torch.tensor(" not in done.source.partition("class ModelNew")[2]
+    compare(done.reference, done.source, 0.0)
+
+
 def test_writes_through_views_of_own_values_are_made_functional() -> None:
     text = task_text(
         "m = torch.zeros_like(a)\nm[:, 2:] = 1\nb = a * 1.0\nb[0] += 2\nb.t()[1].mul_(3)\nreturn b + m",

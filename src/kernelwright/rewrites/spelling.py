@@ -186,7 +186,8 @@ class Speller:
     def _usual(self, name: str, node: fx.Node) -> str | None:
         """The call as one would write it; None where Python has no function or method of this name."""
         if name in METHODS and is_tensor(node.args[0]) and hasattr(torch.Tensor, name):
-            return f"{self.text(node.args[0])}.{name}({self._rest(node, 1)})"
+            # A trace on a CPU finds a view where a GPU's attention, say, lays its output out in another way.
+            return f"{self.text(node.args[0])}.{'reshape' if name == 'view' else name}({self._rest(node, 1)})"
         if name in FUNCTIONAL and hasattr(F, name):
             return f"F.{name}({self._named(node)})"
         function = getattr(torch, name, None)

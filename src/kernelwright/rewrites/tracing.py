@@ -25,6 +25,7 @@ from kernelwright.records import Task
 from kernelwright.rewrites.graph import contiguous_strides
 from kernelwright.rewrites.normalise import CarriedStateError, SharedStorageError, UntraceableError, normalise
 from kernelwright.rewrites.recurrent_shapes import without_steps
+from kernelwright.rewrites.spelling import literal
 from kernelwright.tasks import printing_aside
 
 LARGEST_CONSTANT = 64
@@ -254,10 +255,13 @@ def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str,
     if "Fake" in type(tensor).__name__ or tensor.numel() > LARGEST_CONSTANT:
         raise UntraceableError("forward makes a large constant tensor")
     items = tensor.tolist()
-    node.meta["expression"] = f"torch.tensor({items!r}, dtype={tensor.dtype})"
     node.meta["role"] = "literal"
-    if tensor.dim() == 0 and not isinstance(items, bool):
-        node.meta["constant"] = items
+    node.meta["expression"] = f"torch.tensor({items!r}, dtype={tensor.dtype})"
+    if tensor.dim() == 0:
+        # A kernel fills it; a copy from the host cannot be in a CUDA graph.
+        node.meta["expression"] = f"torch.full((), {literal(items)}, dtype={tensor.dtype})"
+        if not isinstance(items, bool):
+            node.meta["constant"] = items
 
 
 def path_expression(model: nn.Module, path: str) -> str:

@@ -10,9 +10,11 @@ from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.screened import OWN_POLICY, confirmed_best
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import OVERWRITING
+from kernelwright.report.table import OVERWRITING, STOCK
 from kernelwright.search.bench import RotatingEvaluator, baseline_of, owed_in, require_baselines
+from kernelwright.search.schedule import TaskState
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
@@ -51,6 +53,24 @@ def rival_of(task: Task, found: Iterable[Evaluation]) -> Candidate | None:
     }
     able = [name for name, gain in gains.items() if gain > 1.0 and name not in OVERWRITING]
     return baseline_of(task, max(able, key=gains.__getitem__)) if able else None
+
+
+def floor_of(state: TaskState, known: Sequence[Evaluation]) -> Candidate | None:
+    """The best measured baseline as a candidate, unless the judge has seen it or the winner is as fast.
+
+    Its proposal may have failed when it was screened, for want of memory beside others, say. The baseline was measured
+    apart from this candidate, so that one clear verdict is its confirmation.
+    """
+    rival, best = rival_of(state.task, known), confirmed_best(state.confirmed.values())
+    if rival is None:
+        return None
+    (name,) = rival.techniques
+    gain = max(one.speedup or 0.0 for one in known if one.techniques == rival.techniques)
+    if best is not None and (best.speedup or 0.0) >= gain:
+        return None
+    technique = next((technique for technique, stock in STOCK.items() if stock == name), name)
+    floor = Candidate(source=rival.source, policy=OWN_POLICY, techniques=(technique,))
+    return floor if floor.sha256 not in state.judged | state.confirmed else None
 
 
 class BaselinesBeside:

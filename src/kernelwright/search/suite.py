@@ -25,7 +25,6 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (
     JUDGED,
-    OWN_POLICY,
     Screened,
     confirmed_best,
     is_clear,
@@ -33,10 +32,9 @@ from kernelwright.records.screened import (
 )
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import beside_of
-from kernelwright.report.table import STOCK
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
-from kernelwright.search.beside import rival_of
+from kernelwright.search.beside import floor_of, rival_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import TaskState, first_of_two, room
 from kernelwright.search.searchers import ScreenJob, Searchers
@@ -291,7 +289,7 @@ class SuiteSearch:
                         if state.task.sha256 not in failed
                         and (is_over or self._is_screened(state))
                         and state.owed(self._count) is None
-                        and (floor := self._floor_of(state)) is not None
+                        and (floor := floor_of(state, self._baselines.get(state.task.sha256, ()))) is not None
                         and (state.task.sha256, floor.sha256) not in at_work
                     ]
                     screened = sum(state.at_work for state in states)
@@ -316,7 +314,9 @@ class SuiteSearch:
             else:
                 state = self._states[job.task.sha256]
                 sha256 = job.candidate.sha256
-                named = is_named(sha256, state.screened, state.judged) or job.candidate == self._floor_of(state)
+                named = is_named(sha256, state.screened, state.judged) or job.candidate == floor_of(
+                    state, self._baselines.get(state.task.sha256, ())
+                )
                 stands = sha256 in state.judged or (named and is_clear(found))
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
@@ -327,25 +327,6 @@ class SuiteSearch:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
         rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
         return Job(state.task, one.candidate(), self._settings, rival)
-
-    def _floor_of(self, state: TaskState) -> Candidate | None:
-        """The best measured baseline as a candidate, unless the judge has seen it or the winner is as fast.
-
-        Its proposal may have failed when it was screened, for want of memory beside others, say. The baseline was measured
-        apart from this candidate, so that one clear verdict is its confirmation.
-        """
-        known = self._baselines.get(state.task.sha256, ())
-        rival = rival_of(state.task, known)
-        if rival is None:
-            return None
-        best = confirmed_best(state.confirmed.values())
-        gain = max(one.speedup or 0.0 for one in known if one.techniques == rival.techniques)
-        if best is not None and (best.speedup or 0.0) >= gain:
-            return None
-        (name,) = rival.techniques
-        technique = next((technique for technique, stock in STOCK.items() if stock == name), name)
-        floor = Candidate(source=rival.source, policy=OWN_POLICY, techniques=(technique,))
-        return floor if floor.sha256 not in state.judged | state.confirmed else None
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
