@@ -19,6 +19,17 @@ from kernelwright.report.standing import TaskOutcome, standings
 
 THEIRS = "cuda-l1"
 """Policy of the kernels that CUDA-L1 released."""
+GROUPS = {
+    "": "CUDA-L1's shapes",
+    "h100_": "CUDA-L1's shapes on an H100",
+    "today_": "today's shapes",
+    "robust_": "robust-kbench",
+    "modules_": "modules of networks",
+    "other_": "other suites",
+}
+"""Groups of runs that are summed up together: prefix of their keys, and their name."""
+SUITES = {"kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_"}
+"""Groups of the suites that have one each, on whichever GPU."""
 Line = dict[str, Any]
 
 
@@ -49,12 +60,23 @@ class Run(RunDirectory):
             yield Screened(task_sha256=hashes.get(found["task"], ""), **found)
 
     @property
-    def group(self) -> str:
-        """Prefix of its keys."""
+    def gpu(self) -> str:
+        """Name of its GPU; nothing without one."""
         gpus = (self.read_json("environment.json") or {}).get("gpu") or [{}]
-        if "H100" in str(gpus[0].get("name")):
-            return "h100_"
-        return "today_" if (self.read_json("config.json") or {}).get("suite") == "kernelbench" else ""
+        return str(gpus[0].get("name") or "")
+
+    @property
+    def group(self) -> str:
+        """Prefix of its keys: that of its suite, and for CUDA-L1's shapes of its GPU."""
+        suite = (self.read_json("config.json") or {}).get("suite")
+        if suite == THEIRS:
+            return "h100_" if "H100" in self.gpu else ""
+        return SUITES.get(str(suite), "other_")
+
+    @property
+    def latest(self) -> str:
+        """Date and time of its latest evaluation; nothing without one."""
+        return max((one.started for one in self.evaluations()), default="")
 
     def lines(self) -> list[Line]:
         """Where each task stands."""
@@ -170,14 +192,23 @@ def with_levels(lines: Sequence[Line], released: Mapping[str, float | None]) -> 
     return part(lines, released) | {"levels": by_level}
 
 
-def best_by_task(runs: Iterable[Run]) -> list[Line]:
-    """One line for each task: the furthest, then the fastest of several runs."""
+def later_by_task(runs: Iterable[Run]) -> list[Line]:
+    """One line for each task: of several runs the later one that decides it, without a choice by what they measured.
+
+    A run is later by its latest evaluation, or else by its place in the order given. Of a task that no run decides the line
+    that got furthest stays, of equal ones the later.
+    """
     found: dict[str, Line] = {}
     order = list(TaskOutcome)
-    for line in (line for run in runs for line in run.lines()):
-        known = found.setdefault(line["task"], line)
-        if (order.index(known["outcome"]), -(known["low"] or 0.0)) > (order.index(line["outcome"]), -(line["low"] or 0.0)):
-            found[line["task"]] = line
+    for run in sorted(runs, key=lambda run: run.latest):
+        for line in run.lines():
+            known = found.get(line["task"])
+            if (
+                known is None
+                or is_counted(line)
+                or (not is_counted(known) and order.index(line["outcome"]) <= order.index(known["outcome"]))
+            ):
+                found[line["task"]] = line
     return list(found.values())
 
 
@@ -185,10 +216,10 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
     """Numbers of all groups, and the lines of their tasks."""
     summary: dict[str, Any] = {}
     released = {name: speedup for run in runs for name, speedup in run.released().items()}
-    for group in ("", "today_", "h100_"):
+    for group in GROUPS:
         chosen = [run for run in runs if run.group == group and (run.read_json("config.json") or {}).get("policy")]
         if chosen:
-            lines = best_by_task(chosen)
+            lines = later_by_task(chosen)
             summary |= {f"{group}{key}": value for key, value in with_levels(lines, released).items()}
             summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
     pairs = on_both(summary)

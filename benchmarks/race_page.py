@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from race_numbers import Line, Run, against_best, geomean, is_alike, is_counted, on_both
+from race_numbers import GROUPS, Line, Run, against_best, geomean, is_alike, is_counted, on_both
 
 from kernelwright.records.screened import Screened
 from kernelwright.report.standing import TaskOutcome
@@ -43,7 +43,6 @@ def row(line: Line) -> str:
 
 HEAD = """| task | eager, us | over eager | best baseline, over eager | over it | of memory's speed | how, or why not |
 |---|---:|---:|---:|---:|---:|---|"""
-GROUPS = {"": "CUDA-L1's shapes", "today_": "today's shapes", "h100_": "on an H100"}
 
 
 def headline(summary: Mapping[str, Any], group: str) -> list[str]:
@@ -108,15 +107,17 @@ def techniques(found: Sequence[Screened]) -> list[str]:
 
 
 def conditions(runs: Sequence[Run], folder: str) -> str:
-    """Machine, versions and links of some runs."""
-    environment = runs[0].read_json("environment.json") or {}
+    """Machine, versions, commits and links of some runs."""
+    environments = [run.read_json("environment.json") or {} for run in runs]
+    environment = environments[0]
     gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
     driver = f"driver {gpu['driver_version']}, " if gpu.get("driver_version") else ""
     links = ", ".join(f"[{run.path.name}]({os.path.normpath(f'{folder}/{run.path.name}')})" for run in runs)
+    devices = dict.fromkeys(run.gpu or str(found.get("processor")) for run, found in zip(runs, environments, strict=True))
+    commits = list(dict.fromkeys(str(found.get("commit"))[:7] for found in environments))
     return (
-        f"{gpu.get('name', environment.get('processor'))} ({driver}"
-        f"torch {packages.get('torch')}, Triton {packages.get('triton')}), "
-        f"commit {str(environment.get('commit'))[:7]}: {links}."
+        f"{' and '.join(devices)} ({driver}torch {packages.get('torch')}, Triton {packages.get('triton')}), "
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}: {links}."
     )
 
 
@@ -223,7 +224,7 @@ README = """# KernelBench, searched on a GPU
 
 Made by `kernelwright bench SUITE --policy builtin`, and summed up by `benchmarks/race_summary.py`. `summary.json` has the
 numbers for programs. What was only screened has no source here, but for tasks of which the judge would still take a
-candidate: a copy of a folder goes on after `gunzip *.gz` with the command that made it.
+candidate: a copy of a folder goes on after `gunzip *.gz` with the command that made it. Runs whose notes say so have none.
 """
 
 

@@ -5,10 +5,14 @@
 
 A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or not, or a run of the suite's own candidates.
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
-without the sources of what was only screened, but for tasks of which the judge would still take a candidate. With --page the
-part of that page between two marks is written anew; a page that does not exist is made. A line for each task and the numbers
-of each level are printed. Runs of CUDA-L1's shapes have plain keys, those of KernelBench as it is today `today_`, on an H100
-`h100_`. A `notes.md` in a RUN_DIR is told with its numbers.
+without the sources of what was only screened, but for tasks of which the judge would still take a candidate. Runs that
+--without-sources names leave these out too. With --page the part of that page between two marks is written anew; a page
+that does not exist is made. A line for each task and the numbers of each level are printed. A `notes.md` in a RUN_DIR is
+told with its numbers.
+
+Each suite has its own group of keys. CUDA-L1's shapes have plain ones, and `h100_` on an H100. On whichever GPU, KernelBench
+as it is today has `today_`, robust-kbench `robust_`, the built-in modules `modules_`, and any other suite `other_`. A task
+that several runs of a group decided has the numbers of the later one.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
@@ -27,20 +31,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from publishing import copy_plain, packed_bytes, write_packed
-from race_numbers import Run, against_best, is_counted, summary_of
-from race_page import GROUPS, HEAD, MARKS, NOTES, PAGE, README, headline, row, sections
+from race_numbers import GROUPS, Run, against_best, is_counted, summary_of
+from race_page import HEAD, MARKS, NOTES, PAGE, README, headline, row, sections
 
 PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "table.json", NOTES)
 
 
-def publish(run: Run, target: Path) -> None:
+def publish(run: Run, target: Path, keeps_sources: bool = True) -> None:
     """A packed copy that `rescore` and `report` accept; what was only screened comes without its source.
 
     Tasks of which the judge would still take a candidate keep theirs: unpacked, the copy is a run that `bench --out` goes
     on with.
+
+    Args:
+        run: The run.
+        target: Folder of the copy.
+        keeps_sources: Whether these tasks keep theirs; without them the copy is smaller and no search goes on with it.
     """
-    open_tasks = run.open_tasks()
-    copy_plain(run.path, target, PLAIN)
+    open_tasks = run.open_tasks() if keeps_sources else set()
+    if run.path.resolve() != target.resolve():  # a published run stays where it is
+        copy_plain(run.path, target, PLAIN)
     packed = run.path / "evaluations.jsonl.gz"
     write_packed(target, "evaluations.jsonl", packed.read_bytes() if packed.exists() else packed_bytes(run.evaluations_path))
     estimates = "".join(
@@ -58,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="folder for the summary and packed copies of the runs")
+    parser.add_argument(
+        "--without-sources", default="", metavar="NAME,...", help="runs whose copies have no screened sources"
+    )
     parser.add_argument("--page", type=Path, help="page whose marked part is written anew")
     options = parser.parse_args(arguments)
     runs = [Run(path) for path in options.runs]
@@ -66,13 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("several runs need --out for their summary")
     if len(set(names)) < len(names):
         parser.error(f"wanted runs with different names, found {', '.join(names)}: rename a folder")
+    bare = set(filter(None, options.without_sources.split(",")))
+    if unknown := bare - set(names):
+        parser.error(f"wanted names of the runs {', '.join(names)}, found {', '.join(sorted(unknown))}")
     summary = summary_of(runs)
     if not summary:
         parser.error("wanted a run of `kernelwright bench --policy`; found none")
     folder = options.out or runs[0].path
     if options.out is not None:
         for run, name in zip(runs, names, strict=True):
-            publish(run, options.out / name)
+            publish(run, options.out / name, keeps_sources=name not in bare)
         (folder / "README.md").write_text(f"{README}\n{sections(summary, runs, folder, folder)}\n", encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:

@@ -96,8 +96,27 @@ def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_p
     assert rescore(RunDirectory(out / "race")).differences == []
     sources = {one.task: one.source for one in RunDirectory(out / "race").screened()}
     assert sources == {f"kernelbench/{name}": "" for name in (*WINNERS, "level2/1")} | {"kernelbench/level2/2": "unsure"}
-    race_summary.main([str(out / "race"), "--out", str(tmp_path / "again")])
+    race_summary.main([str(out / "race"), "--out", str(tmp_path / "again"), "--without-sources", "race"])
     assert json.loads((tmp_path / "again" / "summary.json").read_text()) == found
+    assert not any(one.source for one in RunDirectory(tmp_path / "again" / "race").screened())
+    kept = {path.name: path.read_bytes() for path in (out / "race").iterdir()}
+    race_summary.main([str(out / "race"), "--out", str(out)])
+    assert {path.name: path.read_bytes() for path in (out / "race").iterdir()} == kept, "its own copy is an input too"
+
+
+def copy_of(run, target):
+    """Another run with the same records."""
+    other = RunDirectory(target)
+    for path in run.path.iterdir():
+        (other.path / path.name).parent.mkdir(exist_ok=True)
+        (other.path / path.name).write_bytes(path.read_bytes())
+    return other
+
+
+def rewrite(run, change):
+    """Replace its verdicts by what `change` makes of them; those of which it makes nothing are left out."""
+    kept = [changed for one in run.evaluations() if (changed := change(one)) is not None]
+    run.evaluations_path.write_text("".join(f"{one.model_dump_json()}\n" for one in kept))
 
 
 def test_of_two_runs_a_task_has_the_one_that_got_further(race_summary, run, tmp_path):
@@ -108,13 +127,54 @@ def test_of_two_runs_a_task_has_the_one_that_got_further(race_summary, run, tmp_
     assert (found["today_asked"], found["today_tasks"], found["today_runs"]) == (5, 3, ["earlier", "race"])
 
 
+@pytest.mark.parametrize("dates", [("2026-11-25T10:00:00+00:00", "2026-11-24T10:00:00+00:00"), ("", "")])
+def test_of_two_runs_the_later_one_decides_a_task_even_if_it_was_slower(race_summary, run, tmp_path, dates):
+    slower = copy_of(run, tmp_path / "slower")
+
+    def made_worse(one):
+        """There level1/1 has 1.5 in place of 2.0, and level1/2 is not decided."""
+        if one.policy != BASELINE_POLICY and one.task.endswith("level1/2"):
+            return None
+        changes = {"started": dates[0]}
+        if one.policy != BASELINE_POLICY and one.task.endswith("level1/1"):
+            changes |= {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
+        return one.model_copy(update=changes)
+
+    rewrite(slower, made_worse)
+    rewrite(run, lambda one: one.model_copy(update={"started": dates[1]}))
+    # By its dates `slower` is the later one; without dates by the order given.
+    given = [slower, run] if dates[0] else [run, slower]
+    race_summary.main([*(str(one.path) for one in given), "--out", str(tmp_path / "out")])
+    rows = {row["task"]: row for row in json.loads((tmp_path / "out" / "summary.json").read_text())["today_rows"]}
+    assert (rows["kernelbench/level1/1"]["run"], rows["kernelbench/level1/1"]["speedup"]) == ("slower", 1.5)
+    assert rows["kernelbench/level1/2"]["run"] == "race", "the later run does not decide it"
+
+
+def test_each_suite_has_numbers_and_a_section_of_its_own(race_summary, run, tmp_path):
+    runs = {}
+    for suite, group in {
+        "cuda-l1": "h100_", "kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_", "mine": "other_",
+    }.items():  # fmt: skip
+        other = runs[group] = copy_of(run, tmp_path / suite)
+        other.write_json("config.json", run.read_json("config.json") | {"suite": suite})
+        commit = {"commit": f"{len(runs)}" * 40}
+        other.write_json("environment.json", commit | {"gpu": [{"name": "NVIDIA H100 80GB HBM3", "driver_version": "5"}]})
+    page = tmp_path / "page.md"
+    race_summary.main([*(str(one.path) for one in runs.values()), "--out", str(tmp_path / "out"), "--page", str(page)])
+    found, text = json.loads((tmp_path / "out" / "summary.json").read_text()), page.read_text()
+    for place, (group, one) in enumerate(runs.items(), 1):
+        assert (found[f"{group}runs"], found[f"{group}tasks"]) == ([one.path.name], 3)
+        assert (
+            f"NVIDIA H100 80GB HBM3 (driver 5, torch None, Triton None), commit {str(place) * 7}: [{one.path.name}]" in text
+        )
+    assert "tasks" not in found, "no run of CUDA-L1's shapes on another GPU"
+    assert "each_once" not in found
+
+
 def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary, run, tmp_path):
     config = run.read_json("config.json") | {"suite": "cuda-l1"}
     run.write_json("config.json", config)
-    other = RunDirectory(tmp_path / "on-another-card")
-    for path in run.path.iterdir():
-        (other.path / path.name).parent.mkdir(exist_ok=True)
-        (other.path / path.name).write_bytes(path.read_bytes())
+    other = copy_of(run, tmp_path / "on-another-card")
     other.write_json("environment.json", {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]})
     # There another technique won level1/2, and level2/1 is not decided.
     kept = []
@@ -137,7 +197,13 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
 
 
 def test_runs_that_cannot_be_summed_up_are_refused(race_summary, run, tmp_path, capsys):
-    for arguments in ([run.path, tmp_path / "b"], [run.path, run.path, "--out", tmp_path / "out"], [tmp_path / "empty"]):
+    out = ["--out", tmp_path / "out"]
+    for arguments in (
+        [run.path, tmp_path / "b"],
+        [run.path, run.path, *out],
+        [run.path, *out, "--without-sources", "b"],
+        [tmp_path / "empty"],
+    ):
         with pytest.raises(SystemExit):
             race_summary.main([*map(str, arguments)])
     assert "wanted a run of `kernelwright bench --policy`" in capsys.readouterr().err
