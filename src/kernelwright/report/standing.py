@@ -89,7 +89,7 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
         else:
             state = _judged(result)
         estimates = ranked(screened[result.task])
-        has_baselines = result.task in measured or bool(result.failed) or not asks_for_others
+        has_baselines = result.task in measured or not asks_for_others
         lines.append(
             _line(result, *state)
             | {
