@@ -256,7 +256,7 @@ class SuiteSearch:
     def judge(self, pool: JudgePool) -> None:
         """Judge what screened tasks are owed, those without a winner and the most promising first, until nothing is owed.
 
-        Last come baselines that were measured faster than what the search found: nobody should get less than those give.
+        A task that is owed nothing else may be owed its best baseline: nobody should get less than that gives.
 
         It waits until nearly all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its
         processor so busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
@@ -276,21 +276,12 @@ class SuiteSearch:
                     is_over = self._screening_over.is_set()
                     states = sorted(self._states.values(), key=turn)
                     jobs = [
-                        self._job_for(state, one)
+                        job
                         for state in states
                         if state.task.sha256 not in failed
                         and (is_over or self._is_screened(state))
-                        and (one := state.owed(self._count)) is not None
-                        and (state.task.sha256, one.candidate_sha256) not in at_work
-                    ]
-                    jobs += [
-                        Job(state.task, floor, self._settings)
-                        for state in states
-                        if state.task.sha256 not in failed
-                        and (is_over or self._is_screened(state))
-                        and state.owed(self._count) is None
-                        and (floor := floor_of(state, self._baselines.get(state.task.sha256, ()))) is not None
-                        and (state.task.sha256, floor.sha256) not in at_work
+                        and (job := self._job_for(state)) is not None
+                        and (state.task.sha256, job.candidate.sha256) not in at_work
                     ]
                     screened = sum(state.at_work for state in states)
                 busy = len(at_work) - pool.waiting
@@ -314,19 +305,23 @@ class SuiteSearch:
             else:
                 state = self._states[job.task.sha256]
                 sha256 = job.candidate.sha256
-                named = is_named(sha256, state.screened, state.judged) or job.candidate == floor_of(
-                    state, self._baselines.get(state.task.sha256, ())
-                )
+                named = is_named(sha256, state.screened, state.judged) or job.candidate == self._floor_of(state)
                 stands = sha256 in state.judged or (named and is_clear(found))
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
-    def _job_for(self, state: TaskState, one: Screened) -> Job:
+    def _job_for(self, state: TaskState) -> Job | None:
         """A measurement that may stand, beside the best baseline where one is known by now, or the first of two."""
+        if (one := state.owed(self._count)) is None:
+            floor = self._floor_of(state)
+            return Job(state.task, floor, self._settings) if floor is not None else None
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         if not in_full:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
         rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
         return Job(state.task, one.candidate(), self._settings, rival)
+
+    def _floor_of(self, state: TaskState) -> Candidate | None:
+        return floor_of(state, self._baselines.get(state.task.sha256, ()))
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
