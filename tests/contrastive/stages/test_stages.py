@@ -15,18 +15,20 @@ from kernelwright.contrastive.rollouts import RolloutLog
 from kernelwright.contrastive.sampling.metrics import MetricsLog
 from kernelwright.contrastive.stages import self_supervised, supervised
 from kernelwright.contrastive.stages.config import (
+    ContrastiveConfig,
     ExemplarSection,
     HeldOutConfig,
     ModelSection,
     OptimiserSection,
     PromptSection,
     SamplingSection,
+    SelfSupervisedConfig,
     stage_from,
 )
 from kernelwright.contrastive.stages.context import Deadline, sampler_of
-from kernelwright.contrastive.stages.contrastive import StepClock, train_contrastive
+from kernelwright.contrastive.stages.contrastive import StepClock, tasks_asked, train_contrastive
 from kernelwright.contrastive.stages.held_out import evaluate_held_out
-from kernelwright.contrastive.stages.self_supervised import train_self_supervised
+from kernelwright.contrastive.stages.self_supervised import _tasks_of_round, train_self_supervised
 from kernelwright.contrastive.stages.split import TaskSplit
 from kernelwright.contrastive.stages.supervised import train_supervised
 from kernelwright.contrastive.teaching.augmentation import augment
@@ -36,7 +38,7 @@ from kernelwright.contrastive.updates.fitting import save_final
 from kernelwright.contrastive.updates.models import load_for_training
 from kernelwright.contrastive.updates.optimiser import Optimiser
 from kernelwright.errors import ConfigError, InfrastructureError
-from kernelwright.records import RunDirectory, Verdict
+from kernelwright.records import RunDirectory, Task, Verdict
 from tests.contrastive.stages.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_context, toy_tasks
 from tests.quick import exhaustive_but
 
@@ -588,3 +590,13 @@ def test_a_step_that_the_deadline_would_cut_off_is_not_begun(monkeypatch):
     assert stopped == {30.0: False, 60.0: False, 85.0: True}
     assert not clock.spent
     assert clock.spent_s == 85.0
+
+
+def test_the_tasks_that_stage_3_asks_are_those_that_stage_2_asked_first():
+    tasks = [Task(id=f"task-{number}", source=f"# {number}") for number in range(40)]
+    few = ContrastiveConfig.model_validate({"model": {"base": "tiny-random"}, "task_count": 8, "seed": 3})
+    asked = tasks_asked(tasks, few)
+    before = SelfSupervisedConfig.model_validate({"model": {"base": "tiny-random"}, "tasks_per_round": 8, "seed": 3})
+    assert [task.id for task in asked] == [task.id for task in _tasks_of_round(tasks, before, 0)]
+    assert tasks_asked(tasks, few.model_copy(update={"task_count": None})) == tasks
+    assert len(tasks_asked(tasks[:5], few)) == 5

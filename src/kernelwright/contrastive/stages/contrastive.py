@@ -52,7 +52,8 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     fill(database, config.exemplars.seeds)
     judged = context.judged(run)
     baselines = context.baselines(run, config.reward.baseline)
-    if baselines is not None and not baselines.measure(split.train, context.deadline.passed):
+    tasks = tasks_asked(split.train, config)
+    if baselines is not None and not baselines.measure(tasks, context.deadline.passed):
         return StageResult(False, None, _steps_done(run))
     ratios = baselines.speedups if baselines is not None else {}
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
@@ -82,8 +83,16 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
         baselines=ratios,
     )
     with MetricsLog(run.path) as metrics:
-        stage = _Stage(config, split.train, run, context, scorer, prompts, metrics)
+        stage = _Stage(config, tasks, run, context, scorer, prompts, metrics)
         return stage.update() if config.update else stage.evolve()
+
+
+def tasks_asked(tasks: Sequence[Task], config: ContrastiveConfig) -> list[Task]:
+    """The training tasks that a run asks: all, or the first of the list that stage 2 shuffles with the same seed."""
+    chosen = list(tasks)
+    if config.task_count is not None:
+        random.Random(config.seed * 1_000_003).shuffle(chosen)
+    return chosen[: config.task_count]
 
 
 def _steps_done(run: RunDirectory) -> int:
