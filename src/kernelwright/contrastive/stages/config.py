@@ -396,9 +396,7 @@ class ContrastiveConfig(_StageSettings):
     update: bool = True
     """False leaves the gradient step out: evolutionary search with a frozen model."""
     task_count: int | None = Field(default=None, ge=1)
-    """Training tasks that are asked, the first of the shuffled list from which stage 2 takes its own. Each is asked again
-    after all others, and only then can a prompt show answers of this stage. Where 16 steps asked 127 tasks once, 23 of
-    128 prompts showed a comparison (`results/contrastive-device-bound-h200`). None: all."""
+    """Training tasks that are asked. Few come again soon, and prompts then show answers of this stage. None: all."""
     steps: int = Field(default=40, ge=1)
     """Batches of rollouts, one for each step. Our choice."""
     seconds: float | None = Field(default=None, gt=0)
