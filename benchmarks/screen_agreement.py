@@ -5,8 +5,8 @@
 
 A task counts where the judge accepted two or more candidates that screening had called right. Screening's first is the one
 of them with the best estimate. Its speedup over eager, as a share of the best one's, is the ratio; both are first verdicts,
-one measurement for each. They agree from `NEAR` on. Where their two intervals do not overlap, the difference is more than
-noise.
+one measurement for each. They agree from the `NEAR` of `search_h200.py` on. Where their two
+intervals do not overlap, the difference is more than noise.
 
 The judge of a search takes a second candidate only where its estimate is clearly above what the first one measured. So these
 are the tasks on which screening had erred, and no sample of all tasks. `search_h200.py` has a phase that judges every
@@ -25,13 +25,11 @@ from statistics import median
 from typing import Any
 
 from race_numbers import THEIRS, Run
+from search_h200 import NEAR
 
 from kernelwright.records import Evaluation
 from kernelwright.records.screened import Screened, ranked
 from kernelwright.report.rows import BASELINE_POLICY
-
-NEAR = 0.97
-"""Share of the best judged speedup from which screening's first is as good. That of `search_h200.py`."""
 
 
 @dataclass(frozen=True, slots=True)

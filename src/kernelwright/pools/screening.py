@@ -376,7 +376,7 @@ class ScreeningPool:
 
 def ran_out(found: Screened | KernelwrightError) -> bool:
     """Whether the device's memory was full, which others may have caused."""
-    return isinstance(found, DeviceError) if isinstance(found, KernelwrightError) else found.reason is Reason.OUT_OF_MEMORY
+    return isinstance(found, DeviceError) or (isinstance(found, Screened) and found.reason is Reason.OUT_OF_MEMORY)
 
 
 def _reason(text: Any) -> Reason:

@@ -256,12 +256,12 @@ def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str,
         raise UntraceableError("forward makes a large constant tensor")
     items = tensor.tolist()
     node.meta["role"] = "literal"
-    node.meta["expression"] = f"torch.tensor({items!r}, dtype={tensor.dtype})"
-    if tensor.dim() == 0:
-        # A kernel fills it; a copy from the host cannot be in a CUDA graph.
-        node.meta["expression"] = f"torch.full((), {literal(items)}, dtype={tensor.dtype})"
-        if not isinstance(items, bool):
-            node.meta["constant"] = items
+    is_scalar = tensor.dim() == 0
+    # A kernel fills a scalar; a copy from the host cannot be in a CUDA graph.
+    made = f"torch.full((), {literal(items)}" if is_scalar else f"torch.tensor({literal(items)}"
+    node.meta["expression"] = f"{made}, dtype={tensor.dtype})"
+    if is_scalar and not isinstance(items, bool):
+        node.meta["constant"] = items
 
 
 def path_expression(model: nn.Module, path: str) -> str:

@@ -13,6 +13,7 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.screened import OWN_POLICY, confirmed_best
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import OVERWRITING, STOCK
+from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.search.bench import RotatingEvaluator, baseline_of, owed_in, require_baselines
 from kernelwright.search.schedule import TaskState
 from kernelwright.tasks.entries import Suite, SuiteEntry
@@ -41,35 +42,37 @@ def chosen_baselines(names: Sequence[str] | None, device: str, settings: Setting
     return wanted
 
 
-def rival_of(task: Task, found: Iterable[Evaluation]) -> Candidate | None:
-    """The fastest measured baseline of a task that keeps a drop-in's contract; None where none is faster than eager.
-
-    A measurement in full times it beside the candidate: ratios of numbers from different minutes are loose.
-    """
+def best_measured(task: Task, found: Iterable[Evaluation]) -> tuple[str, float] | None:
+    """Name and speedup of a task's fastest measured baseline that keeps a drop-in's contract; None where none is faster than
+    eager."""
     gains = {
         one.techniques[0]: one.speedup
         for one in found
         if one.policy == BASELINE_POLICY and one.task_sha256 == task.sha256 and one.speedup is not None
     }
     able = [name for name, gain in gains.items() if gain > 1.0 and name not in OVERWRITING]
-    return baseline_of(task, max(able, key=gains.__getitem__)) if able else None
+    name = max(able, key=gains.__getitem__, default=None)
+    return None if name is None else (name, gains[name])
 
 
-def floor_of(state: TaskState, known: Sequence[Evaluation]) -> Candidate | None:
-    """The best measured baseline as a candidate, unless the judge has seen it or the winner is as fast.
+def rival_of(task: Task, found: Iterable[Evaluation]) -> Candidate | None:
+    """The choice of `best_measured`: a measurement in full times it beside the candidate, since ratios of numbers from
+    different minutes are loose."""
+    best = best_measured(task, found)
+    return None if best is None else baseline_of(task, best[0])
+
+
+def floor_of(state: TaskState, known: Iterable[Evaluation]) -> Candidate | None:
+    """The choice of `best_measured` as a candidate, unless the judge has seen it or the winner is as fast.
 
     Its proposal may have failed when it was screened, for want of memory beside others, say. The baseline was measured
     apart from this candidate, so that one clear verdict is its confirmation.
     """
-    rival, best = rival_of(state.task, known), confirmed_best(state.confirmed.values())
-    if rival is None:
+    best, winner = best_measured(state.task, known), confirmed_best(state.confirmed.values())
+    if best is None or (winner is not None and (winner.speedup or 0.0) >= best[1]):
         return None
-    (name,) = rival.techniques
-    gain = max(one.speedup or 0.0 for one in known if one.techniques == rival.techniques)
-    if best is not None and (best.speedup or 0.0) >= gain:
-        return None
-    technique = next((technique for technique, stock in STOCK.items() if stock == name), name)
-    floor = Candidate(source=rival.source, policy=OWN_POLICY, techniques=(technique,))
+    technique = next((technique for technique, stock in STOCK.items() if stock == best[0]), best[0])
+    floor = Candidate(source=baseline_source(state.task, best[0]), policy=OWN_POLICY, techniques=(technique,))
     return floor if floor.sha256 not in state.judged | state.confirmed else None
 
 

@@ -12,7 +12,7 @@ import os
 import queue
 import signal
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -95,13 +95,7 @@ class Searchers:
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        """Guards all that follows and the jobs; told when one that others may depend on has ended."""
-        self._at_work: Counter[str] = Counter()
-        """Jobs at work by device."""
-        self._taken: set[str] = set()
-        """Devices whose memory one job has alone."""
-        self._large: set[str] = set()
-        """Hashes of tasks that did not fit beside others."""
+        """Guards the jobs; told when one that others may depend on has ended."""
 
     @property
     def at_once(self) -> int:
@@ -118,22 +112,23 @@ class Searchers:
         """
         waiting = iter(jobs)
         put_off: list[ScreenJob] = []
+        at_work: defaultdict[str, list[ScreenJob]] = defaultdict(list)
+        large: set[str] = set()  # hashes of tasks that did not fit beside others
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
 
         def take(device: str) -> ScreenJob | None:
             with self._changed:
                 while not (self._closing.is_set() or (stop is not None and stop())):
-                    job = None if device in self._taken else next(waiting, _NO_MORE)
-                    if isinstance(job, ScreenJob):
-                        if job.task.sha256 not in self._large:
-                            self._at_work[device] += 1
-                            return job
+                    is_taken = any(one.alone for one in at_work[device])
+                    job = None if is_taken else next(waiting, _NO_MORE)
+                    if isinstance(job, ScreenJob) and job.task.sha256 in large:
                         put_off.append(replace(job, alone=True))
                         continue
-                    if put_off and not self._at_work[device]:
-                        self._at_work[device] += 1
-                        self._taken.add(device)
-                        return put_off.pop(0)
+                    if not isinstance(job, ScreenJob) and put_off and not at_work[device]:
+                        job = put_off.pop(0)
+                    if isinstance(job, ScreenJob):
+                        at_work[device].append(job)
+                        return job
                     if job is _NO_MORE and not put_off:
                         return None
                     self._changed.wait(_ASK_AGAIN_S)
@@ -142,22 +137,20 @@ class Searchers:
         def end(device: str, job: ScreenJob, again: ScreenJob | None) -> None:
             """Let others have the device's memory, and put the job off where it was full."""
             with self._changed:
-                self._at_work[device] -= 1
-                if job.alone:
-                    self._taken.discard(device)
+                at_work[device].remove(job)
                 if again is not None:
-                    self._large.add(job.task.sha256)
-                    put_off.append(replace(again, alone=True))
+                    large.add(job.task.sha256)
+                    put_off.append(again)
                 self._changed.notify_all()
 
         for member in self._members:
             member.thread = threading.Thread(target=self._serve, args=(member, take, end, found), daemon=True)
             member.thread.start()
-        at_work = len(self._members)
-        while at_work:
+        serving = len(self._members)
+        while serving:
             one = found.get()
             if one is None:
-                at_work -= 1
+                serving -= 1
                 continue
             yield one
             if not isinstance(one[1], Screened):
@@ -185,7 +178,7 @@ class Searchers:
                     while True:
                         answer = connection.recv()
                         if isinstance(answer, DeviceError) and not job.alone:
-                            again = replace(job, earlier=tuple(made))
+                            again = replace(job, earlier=tuple(made), alone=True)
                             break
                         found.put((job, answer))
                         made.append(answer)

@@ -275,21 +275,24 @@ class SuiteSearch:
                 with self._keeping:
                     is_over = self._screening_over.is_set()
                     states = sorted(self._states.values(), key=turn)
-                    jobs = [
-                        job
-                        for state in states
-                        if state.task.sha256 not in failed
-                        and (is_over or self._is_screened(state))
-                        and (job := self._job_for(state)) is not None
-                        and (state.task.sha256, job.candidate.sha256) not in at_work
-                    ]
+                    job = next(
+                        (
+                            job
+                            for state in states
+                            if state.task.sha256 not in failed
+                            and (is_over or self._is_screened(state))
+                            and (job := self._job_for(state)) is not None
+                            and (state.task.sha256, job.candidate.sha256) not in at_work
+                        ),
+                        None,
+                    )
                     screened = sum(state.at_work for state in states)
                 busy = len(at_work) - pool.waiting
                 if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
                     yield None
-                elif jobs:
-                    at_work.add((jobs[0].task.sha256, jobs[0].candidate.sha256))
-                    yield jobs[0]
+                elif job is not None:
+                    at_work.add((job.task.sha256, job.candidate.sha256))
+                    yield job
                 elif at_work:
                     yield None
                 elif (is_over and self._baselines_over.is_set()) or self._is_late():

@@ -7,7 +7,6 @@ exemplars that is vanilla GRPO; without the step it is evolutionary search with 
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from kernelwright.contrastive.sampling.scoring import Attempt, Scored, Scorer
 from kernelwright.contrastive.smoothing import RewardSmoother
 from kernelwright.contrastive.stages.config import ContrastiveConfig
 from kernelwright.contrastive.stages.context import Deadline, StageContext, StageResult, claim
-from kernelwright.contrastive.stages.split import TaskSplit
+from kernelwright.contrastive.stages.split import TaskSplit, shuffled
 from kernelwright.contrastive.updates.credit import AcceptedLines
 from kernelwright.contrastive.updates.fitting import prepare_for_training, save_final
 from kernelwright.contrastive.updates.grpo import deviation
@@ -89,10 +88,9 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
 
 def tasks_asked(tasks: Sequence[Task], config: ContrastiveConfig) -> list[Task]:
     """The training tasks that a run asks: all, or the first of the list that stage 2 shuffles with the same seed."""
-    chosen = list(tasks)
-    if config.task_count is not None:
-        random.Random(config.seed * 1_000_003).shuffle(chosen)
-    return chosen[: config.task_count]
+    if config.task_count is None:
+        return list(tasks)
+    return shuffled(tasks, config.seed, 0)[: config.task_count]
 
 
 def _steps_done(run: RunDirectory) -> int:
@@ -148,10 +146,8 @@ class _Stage:
         """Tasks in turn, shuffled anew each time round."""
         count = min(self._config.grpo.groups, len(self._tasks))
         turns = len(self._tasks) // count
-        shuffled = list(self._tasks)
-        random.Random(self._config.seed * 1_000_003 + step // turns).shuffle(shuffled)
         start = (step % turns) * count
-        return shuffled[start : start + count]
+        return shuffled(self._tasks, self._config.seed, step // turns)[start : start + count]
 
     def update(self) -> StageResult:
         """GRPO: ask with fresh exemplars, sample a group for each prompt, judge, and update the model."""

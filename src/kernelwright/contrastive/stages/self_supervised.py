@@ -21,7 +21,7 @@ from kernelwright.contrastive.sampling.prompting import PromptMaker, fill, promp
 from kernelwright.contrastive.sampling.scoring import Scored, Scorer
 from kernelwright.contrastive.stages.config import ModelSection, SelfSupervisedConfig
 from kernelwright.contrastive.stages.context import Deadline, StageContext, StageResult, claim
-from kernelwright.contrastive.stages.split import TaskSplit
+from kernelwright.contrastive.stages.split import TaskSplit, shuffled
 from kernelwright.contrastive.teaching.examples import Example, example_of, is_learnt, read_examples, write_examples
 from kernelwright.contrastive.updates.fitting import fit, save_final
 from kernelwright.contrastive.updates.models import model_name
@@ -128,9 +128,7 @@ def _tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number:
     order: list[Task] = []
     passes = 0
     while len(order) < (number + 1) * config.tasks_per_round:
-        shuffled = list(tasks)
-        random.Random(config.seed * 1_000_003 + passes).shuffle(shuffled)
-        order += shuffled
+        order += shuffled(tasks, config.seed, passes)
         passes += 1
     start = number * config.tasks_per_round
     # A turn may end within a round; a task still comes up once in it.

@@ -32,6 +32,13 @@ class TaskSplit:
     held_out: tuple[Task, ...]
 
 
+def shuffled(tasks: Sequence[Task], seed: int, turn: int) -> list[Task]:
+    """The tasks in an order of their own for each turn; stages with the same seed have the same orders."""
+    order = list(tasks)
+    random.Random(seed * 1_000_003 + turn).shuffle(order)
+    return order
+
+
 def split_of(section: TasksSection) -> TaskSplit:
     """The tasks that a configuration names, split.
 
