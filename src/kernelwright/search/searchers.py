@@ -1,8 +1,8 @@
 """Screens the proposals of many tasks at once, in processes that each propose for one task and screen for it.
 
 Proposing is Python that holds its interpreter's lock: in processes of their own many tasks are traced at a time. Large tasks
-do not fit into a GPU's memory beside others. One for which it runs out is put off until no other is screened on the device,
-and has it alone then, with all its further proposals; judges wait for it as for one another.
+do not fit into a GPU's memory beside many others. One for which it runs out is put off and screened beside few, and one for
+which it runs out again has it alone, as have all further proposals for the task; judges wait for it as for one another.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from multiprocessing.connection import Connection
 from typing import Self
 
@@ -38,10 +40,25 @@ SEARCHERS_PER_GPU = 16
 """Most tasks that are screened at once on a GPU, one for each core: one is timed while the others trace, compile and start.
 Each holds half a GiB of the GPU for its context alone. Our choice."""
 SEARCHERS_PER_CPU = 1
+FEW_AT_ONCE = 4
+"""Most tasks that are screened at once on a device while one of them did not fit beside more. Our choice."""
 _ASK_AGAIN_S = 5.0
 """Time after which a process without a job asks again whether to stop. Our choice."""
 _NO_MORE = object()
 """End of the jobs, where None among them says to wait."""
+
+
+class Others(IntEnum):
+    """Tasks beside which one is screened. The value is the most at work on its device, itself included."""
+
+    MANY = sys.maxsize
+    FEW = FEW_AT_ONCE
+    NONE = 1
+
+    @property
+    def fewer(self) -> Others:
+        """The level to try after this one."""
+        return Others.FEW if self is Others.MANY else Others.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +72,14 @@ class ScreenJob:
     seed: int = 0
     slots: int = 1
     """Screening processes for this task."""
-    alone: bool = False
-    """Whether it has the device's memory alone, which was full at the first try."""
+    others: Others = Others.MANY
+    """Others at work on the device meanwhile; beside none, judges wait too."""
     tunes: bool = True
     """Whether proposals with an autotuner are looked at too, last and where they can still win."""
+
+    def beside_fewer(self, made: Iterable[Screened]) -> ScreenJob:
+        """What is left of it after `made`, at the next level."""
+        return replace(self, earlier=tuple(made), others=self.others.fewer)
 
 
 @dataclass(slots=True)
@@ -113,19 +134,26 @@ class Searchers:
         waiting = iter(jobs)
         put_off: list[ScreenJob] = []
         at_work: defaultdict[str, list[ScreenJob]] = defaultdict(list)
-        large: set[str] = set()  # hashes of tasks that did not fit beside others
+        large: dict[str, Others] = {}  # by a task's hash, where it did not fit beside many
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
+
+        def has_room(device: str, others: Others) -> bool:
+            """Whether one more task may begin, by its own level and by the levels of all at work."""
+            return len(at_work[device]) < min([others, *(one.others for one in at_work[device])])
 
         def take(device: str) -> ScreenJob | None:
             with self._changed:
                 while not (self._closing.is_set() or (stop is not None and stop())):
-                    is_taken = any(one.alone for one in at_work[device])
-                    job = None if is_taken else next(waiting, _NO_MORE)
+                    job = next(waiting, _NO_MORE) if has_room(device, Others.MANY) else None
                     if isinstance(job, ScreenJob) and job.task.sha256 in large:
-                        put_off.append(replace(job, alone=True))
+                        put_off.append(replace(job, others=large[job.task.sha256]))
                         continue
-                    if not isinstance(job, ScreenJob) and put_off and not at_work[device]:
-                        job = put_off.pop(0)
+                    if not isinstance(job, ScreenJob) and put_off:
+                        # Where the one that allows most others has no room, none has.
+                        easiest = max(put_off, key=lambda one: one.others)
+                        if has_room(device, easiest.others):
+                            put_off.remove(easiest)
+                            job = easiest
                     if isinstance(job, ScreenJob):
                         at_work[device].append(job)
                         return job
@@ -135,11 +163,11 @@ class Searchers:
                 return None
 
         def end(device: str, job: ScreenJob, again: ScreenJob | None) -> None:
-            """Let others have the device's memory, and put the job off where it was full."""
+            """Let others have the device's memory, and put off what is tried `again`."""
             with self._changed:
                 at_work[device].remove(job)
                 if again is not None:
-                    large.add(job.task.sha256)
+                    large[job.task.sha256] = again.others
                     put_off.append(again)
                 self._changed.notify_all()
 
@@ -169,23 +197,27 @@ class Searchers:
             os.sched_setaffinity(0, self._cores[member.device])  # of this thread; what it starts inherits it
         try:
             while (job := take(member.device)) is not None:
-                again = None
+                made, again = list(job.earlier), None
                 try:
                     if connection is None:
                         connection = self._start(member)
                     connection.send(job)
-                    made = list(job.earlier)
                     while True:
                         answer = connection.recv()
-                        if isinstance(answer, DeviceError) and not job.alone:
-                            again = replace(job, earlier=tuple(made), alone=True)
+                        if isinstance(answer, DeviceError) and job.others is not Others.NONE:
+                            again = job.beside_fewer(made)
                             break
                         found.put((job, answer))
                         made.append(answer)
                         if not isinstance(answer, Screened):
                             break
                 except (EOFError, OSError) as error:
-                    found.put((job, InfrastructureError(f"Wanted to screen {job.task.id}; its process died ({error!r}).")))
+                    # A process that is killed for want of memory dies this way.
+                    if job.others is not Others.NONE and not self._closing.is_set():
+                        again = job.beside_fewer(made)
+                    else:
+                        message = f"Wanted to screen {job.task.id}; its process died ({error!r})."
+                        found.put((job, InfrastructureError(message)))
                     if connection is not None:
                         self._end(member, connection)
                     connection = None
@@ -252,13 +284,14 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
             except EOFError:
                 return
             try:
-                with memory(alone=job.alone), ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
+                alone = job.others is Others.NONE
+                with memory(alone=alone), ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
                     proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
                     takes = pool.takes if job.tunes else lambda kind: kind is not Compiles.VARIANTS and pool.takes(kind)
                     for _, outcome in pool.screen(proposals.candidates(pool.slots, takes)):
                         if isinstance(outcome, KernelwrightError):
                             raise outcome
-                        if ran_out(outcome) and not job.alone:
+                        if ran_out(outcome) and not alone:
                             raise DeviceError(f"Wanted to screen candidates of {job.task.id}; {outcome.detail}")
                         proposals.screened.append(outcome)
                         connection.send(outcome.model_copy(update={"device": device}))
