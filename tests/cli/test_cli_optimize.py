@@ -417,6 +417,33 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
     assert capsys.readouterr().out.splitlines()[0] == "| Level |"
 
 
+def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, capsys, monkeypatch):
+    import kernelwright.search.suite as suite_module
+    from kernelwright.search.bench_summary import BenchResult
+
+    outcomes = ["winner", "no-winner", "screened-only", "untouched", "untouched"]
+    without_baselines = {1}
+
+    def search_suite(suite, *, out, **_):
+        run = RunDirectory(out)
+        run.write_text("table.md", "| Task |\n")
+        names = [entry.task.id for entry in suite.entries]
+        lines = [
+            {"task": name, "outcome": outcome, "ahead": False, "baselines_measured": number not in without_baselines}
+            for number, (name, outcome) in enumerate(zip(names, outcomes, strict=True))
+        ]
+        return BenchResult(run.path, [], None, {f"{names[-1]} search": "does not run"}, lines)
+
+    monkeypatch.setattr(suite_module, "search_suite", search_suite)
+    arguments = ["bench", "builtin", "--limit", str(len(outcomes)), "--policy", "builtin", "--device", "cpu", "--out", "run"]
+    assert cli.main([*arguments, "--minutes", "1"]) == 0
+    assert "not done  3 of 5 tasks; the same command goes on" in capsys.readouterr().out
+    outcomes[2:] = ["no-winner"] * 3
+    without_baselines.clear()
+    assert cli.main(arguments) == 0
+    assert "not done" not in capsys.readouterr().out
+
+
 def test_slices_of_a_suite_are_samples_and_together_the_whole(place, monkeypatch):
     import kernelwright.search.bench as bench_module
 

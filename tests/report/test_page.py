@@ -98,6 +98,23 @@ def test_the_last_measurement_of_a_candidate_is_the_one_that_counts(tmp_path):
     assert "4 improvements 2 accepted, not faster 4 rejected 1 measured again later" in page.text
 
 
+def test_a_first_measurement_that_stands_is_not_called_measured_again(tmp_path):
+    checks = {"spent_s": {"candidate call": 2.0}}
+    first = accepted("a.unsqueeze(1) * b", 3.7).model_copy(update={"checks": checks})
+    stands = first.model_copy(update={"confirms": True})
+    once = page_of(tmp_path / "once", [stands]).text
+    assert "confirmed at once" in once
+    assert "improvement measured again" not in once
+    assert "judging candidate call 2.0" in once
+    assert "confirming" not in once
+    twice = page_of(tmp_path / "twice", [first, stands]).text
+    assert "confirmed at once" not in twice
+    assert "again in #2" in twice
+    assert "improvement measured again" in twice
+    assert "confirming candidate call 2.0" in twice
+    assert "judging candidate call 2.0" in twice
+
+
 def test_a_winner_that_is_rejected_when_measured_again_is_not_the_best():
     winner = accepted("a.unsqueeze(1) * b", 3.7)
     again = rejected("a.unsqueeze(1) * b", Reason.TIMED_OUTPUT_WRONG)

@@ -148,9 +148,7 @@ def command(
     else:
         click.echo((result.run / "table.md").read_text(encoding="utf-8"))
         if policy is not None:
-            ahead = sum(line["ahead"] for line in result.tasks)
-            kept = f": {result.run / 'optimized'}" if ahead else ", as no winner is certainly ahead of its best baseline"
-            click.echo(f"drop-ins  {ahead or 'none'}{kept}")
+            click.echo(_end_of_search(result))
         click.echo(f"run       {result.run}")
         click.echo(f"report    {result.run / 'report.html'}")
 
@@ -186,6 +184,19 @@ def _search(suite: Suite, proposer: Proposer, out: Path, status: Status, **given
         return search_suite(
             suite, policy=proposer.policy, out=out, on_event=lambda event: _show_search(status, event), **given
         )
+
+
+def _end_of_search(result: BenchResult) -> str:
+    """The drop-ins that were handed out, and how many tasks are owed a look, a verdict or baselines and did not fail."""
+    from kernelwright.report.standing import TaskOutcome
+
+    ahead = sum(line["ahead"] for line in result.tasks)
+    kept = f": {result.run / 'optimized'}" if ahead else ", as no winner is certainly ahead of its best baseline"
+    owed, failed = (TaskOutcome.SCREENED, TaskOutcome.UNTOUCHED), {name.rpartition(" ")[0] for name in result.errors}
+    sound = [line for line in result.tasks if line["task"] not in failed]
+    left = sum(line["outcome"] in owed or not line["baselines_measured"] for line in sound)
+    unfinished = f"\nnot done  {left} of {len(result.tasks)} tasks; the same command goes on" if left else ""
+    return f"drop-ins  {ahead or 'none'}{kept}{unfinished}"
 
 
 def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class EvaluationRow:
     """Number of a later evaluation of the same source, which counts in its place."""
     parent: int | None
     """Number of the evaluation of the parent candidate, where it is in this run."""
+    is_again: bool = False
+    """Whether an earlier evaluation of the same candidate is in this run."""
 
     @property
     def anchor(self) -> str:
@@ -95,14 +97,17 @@ def rows_of(evaluations: Sequence[Evaluation]) -> list[EvaluationRow]:
     # The policy is part of it: baselines of a bench may share the reference's source.
     last = {(e.task_sha256, e.candidate_sha256, e.policy): number for number, e in numbered}
     by_source = {(e.task_sha256, e.candidate_sha256): number for number, e in numbered}
+    first = {(e.task_sha256, e.candidate_sha256, e.policy): number for number, e in reversed(numbered)}
     rows = []
     for number, evaluation in numbered:
-        final = last[evaluation.task_sha256, evaluation.candidate_sha256, evaluation.policy]
+        key = evaluation.task_sha256, evaluation.candidate_sha256, evaluation.policy
+        final = last[key]
         state = REJECTED
         if evaluation.accepted:
             state = IMPROVEMENT if evaluation.is_improvement else ACCEPTED
         parent = by_source.get((evaluation.task_sha256, evaluation.parent or ""))
-        rows.append(EvaluationRow(number, evaluation, state, None if final == number else final, parent))
+        later = None if final == number else final
+        rows.append(EvaluationRow(number, evaluation, state, later, parent, is_again=first[key] < number))
     return rows
 
 

@@ -74,7 +74,7 @@ def time_spent(found: Sequence[Screened], rows: Sequence[EvaluationRow]) -> list
     for one in found:
         spent_s.update({("screening", phase): seconds for phase, seconds in one.spent_s.items()})
     for row in rows:
-        kind = "baselines" if row.is_baseline else "confirming" if row.evaluation.confirms else "judging"
+        kind = "baselines" if row.is_baseline else "confirming" if row.evaluation.confirms and row.is_again else "judging"
         checks = row.evaluation.checks
         told = checks.get("spent_s")
         if row.is_baseline or not isinstance(told, dict):
