@@ -16,6 +16,7 @@ from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import TaskOutcome, standings
+from kernelwright.rewrites.wrappers import WRAPPERS
 
 THEIRS = "cuda-l1"
 """Policy of the kernels that CUDA-L1 released."""
@@ -134,6 +135,11 @@ def against_best(line: Line) -> float:
     return line["vs_best_baseline"] if line["speedup"] else 1.0 / line["best_baseline_speedup"]
 
 
+def only_wraps(line: Line) -> bool:
+    """Whether the winner is the reference behind torch.compile, a CUDA graph or settings alone: no rewrite and no kernel."""
+    return bool(line["speedup"]) and WRAPPERS.keys() >= set(line["techniques"])
+
+
 def is_behind(line: Line) -> bool:
     """Whether the best baseline is certainly faster than what the user gets."""
     if line["speedup"]:
@@ -172,6 +178,10 @@ def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[st
         "median_vs_eager": middle(map(ours, counted)),
         "median_vs_best_baseline": middle(map(against_best, counted)),
         "ahead_of_best_baseline": ahead,
+        "ahead_by_wrapper_alone": sum(line["ahead"] and only_wraps(line) for line in counted),
+        "geomean_vs_best_baseline_own_code": geomean(
+            min(against_best(line), 1.0) if only_wraps(line) else against_best(line) for line in counted
+        ),
         "within_noise_of_best_baseline": len(counted) - ahead - behind,
         "behind_best_baseline": behind,
         # Where theirs fails its user takes the best baseline.

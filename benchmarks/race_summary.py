@@ -19,7 +19,9 @@ What is only screened is counted apart. A decided task without winner counts 1.0
 reference, and so less than 1 against a faster baseline. Keys that end in `_filled` count 1.0 against any baseline, as
 CUDA-L1's table does. Keys that begin with `floor_` are over all tasks with baselines, and the reference stands where the
 judge still owes something. Baselines whose outputs the next call overwrites are not the best one. Decided tasks are
-certainly ahead of the best baseline, certainly behind it, or within noise: the interval of their ratio holds 1.
+certainly ahead of the best baseline, certainly behind it, or within noise: the interval of their ratio holds 1. A winner
+may only wrap the reference, as torch.compile in a CUDA graph does: `ahead_by_wrapper_alone` counts those that are ahead,
+and in `geomean_vs_best_baseline_own_code` each counts 1.0 at most.
 """
 
 from __future__ import annotations

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.report.charts import CATERPILLAR_LIMIT, ChartPoint, distribution, search_over_time, ticks
+from kernelwright.report.charts import (
+    CATERPILLAR_LIMIT,
+    ChartPoint,
+    RooflinePoint,
+    distribution,
+    search_over_time,
+    speedups_against_roofline,
+    ticks,
+)
 
 
 def mark(number: int, speedup: float | None, state: str = "improvement", label: str = "x") -> ChartPoint:
@@ -80,6 +88,20 @@ def test_every_mark_lies_inside_the_picture(speedups):
         for circle in circles(draw(marks)):
             assert 0 <= float(circle.get("cx")) <= width
             assert 0 <= float(circle.get("cy")) <= height
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=20))
+def test_a_task_at_the_memorys_speed_lies_on_the_line_and_every_task_inside(pairs):
+    points = [RooflinePoint("", "improvement", "x", distance, speedup) for distance, speedup in [*pairs, (1.0, 1.0)]]
+    svg = speedups_against_roofline(points)
+    width, height = map(float, parsed(svg).get("viewBox").split()[2:])
+    places = [(float(circle.get("cx")), float(circle.get("cy"))) for circle in circles(svg)]
+    assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+    line = next(e.get("d") for e in parsed(svg).iter() if e.get("class") == "best")
+    x0, y0, x1, y1 = map(float, line.removeprefix("M").split())
+    x, y = places[-1]
+    assert min(x0, x1) - 0.2 <= x <= max(x0, x1) + 0.2
+    assert (y - y0) * (x1 - x0) == pytest.approx((y1 - y0) * (x - x0), abs=0.3 * (abs(x1 - x0) + abs(y1 - y0) + 1))
 
 
 @given(positive, st.floats(min_value=1.02, max_value=1e6))

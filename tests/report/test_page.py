@@ -250,6 +250,29 @@ def test_a_search_says_how_its_best_stands_against_the_baselines(tmp_path, compi
     assert "Baselines over eager" not in page_of(tmp_path / "without", [winner]).text
 
 
+def test_decided_tasks_are_drawn_by_their_distance_from_the_memorys_speed_and_linked_with_their_winner(tmp_path):
+    winner = accepted("a", 2.0)
+    run = write_run(tmp_path, [rejected("b", Reason.WRONG_OUTPUT), winner])
+    roofline = {"least_us": 10.0, "reference": 0.1, "winner": 0.2}
+    numbers = {"speedup": None, "low": None, "high": None, "candidate_sha256": None, "reason": "", "roofline": roofline}
+    won = {"speedup": 2.0, "low": 1.9, "high": 2.1, "candidate_sha256": winner.candidate_sha256}
+    tasks = [
+        numbers | won | {"task": winner.task, "outcome": "winner"},
+        numbers | {"task": "<b>", "outcome": "no-winner", "reason": "rejected: wrong-output 1"},
+        numbers | {"task": "open", "outcome": "screened-only"},
+        numbers | {"task": "unknown", "outcome": "no-winner", "roofline": None},
+    ]
+    run.write_json("table.json", {"tasks": tasks})
+    text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    chart = text.partition('<svg class="chart roofline"')[2].partition("</svg>")[0]
+    assert chart.count("<circle") == 2, "what is decided and has a distance"
+    assert f'<a href="#e2"><title>{winner.task}: 2.00x (1.90 to 2.10); eager takes 10× the memory' in chart
+    assert "&lt;b&gt;: no winner, rejected: wrong-output 1" in chart
+    for other in ({"tasks": 3}, {"tasks": [3, {}]}):
+        run.write_json("table.json", other)
+        assert 'class="chart roofline"' not in write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_tasks_of_a_bench_are_compared_with_where_they_are_recorded(tmp_path):
     run = write_run(tmp_path, [accepted("a", 2.0)])
     run.write_json("config.json", {"kind": "bench", "tasks": ["diag_matmul"]})

@@ -82,6 +82,17 @@ def test_each_decided_task_is_ahead_within_noise_or_behind(race_summary, run, ca
     assert "| certainly ahead of the best baseline | 1 | 1 | 0 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("techniques", "alone", "own"),
+    [(["compile-cuda-graph"], 1, (1.0 / 1.5) ** (1 / 3)), (["t", "cuda-graph"], 0, (2.0 / 1.2 / 1.5) ** (1 / 3))],
+)
+def test_winners_that_only_wrap_the_reference_are_told_apart(race_summary, run, techniques, alone, own):
+    lines = [line | {"techniques": techniques} for line in race_summary.Run(run.path).lines()]
+    found = importlib.import_module("race_numbers").part(lines, {})
+    assert (found["ahead_of_best_baseline"], found["ahead_by_wrapper_alone"]) == (1, alone)
+    assert found["geomean_vs_best_baseline_own_code"] == pytest.approx(own, abs=1e-4)
+
+
 def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_path):
     out, page = tmp_path / "results" / "race-h200", tmp_path / "docs" / "page.md"
     page.parent.mkdir()

@@ -48,6 +48,20 @@ class EstimatePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RooflinePoint:
+    """One decided task of a suite, by how far eager is from the memory's speed."""
+
+    anchor: str
+    """Id in the page of the winner's evaluation; empty where the page has none."""
+    state: str
+    label: str
+    distance: float
+    """Eager's latency over the time in which the GPU writes as many bytes as inputs and outputs have."""
+    speedup: float
+    """Speedup over eager of what the user gets; 1 without a winner."""
+
+
+@dataclass(frozen=True, slots=True)
 class _LogAxis:
     low: float
     high: float
@@ -190,17 +204,9 @@ def distribution(marks: Sequence[ChartPoint]) -> Markup:
 def estimates_against_verdicts(points: Sequence[EstimatePoint]) -> Markup:
     """Speedups that screening estimated, to the right, against those that the judge measured, upwards."""
     height, lane = 320.0, 276.0
-    values = [1.0, *(one.estimate for one in points), *(one.speedup for one in points if one.speedup is not None)]
-    pad = max((max(values) / min(values)) ** 0.06, 1.02)
-    low, high = min(values) / pad, max(values) * pad
-    across, up = _LogAxis(low, high, LEFT, WIDTH - RIGHT), _LogAxis(low, high, lane - 26, TOP)
-    body = _vertical_grid(across, lane + 12)
-    for value in ticks(low, high):
-        y = _number(up.at(value))
-        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        body.append(_left_text(y, _tick_label(value)))
-    ends = " ".join(f"{_number(across.at(value))} {_number(up.at(value))}" for value in (low, high))
-    body.append(f'<path class="best" d="M{ends}"/>')
+    values = [*(one.estimate for one in points), *(one.speedup for one in points if one.speedup is not None)]
+    across, up = _padded(values, LEFT, WIDTH - RIGHT), _padded(values, lane - 26, TOP)
+    body = [*_vertical_grid(across, lane + 12), *_horizontal_grid(up), _diagonal(across, up)]
     body.append(_left_text(_number(lane), "rejected"))
     for one in points:
         x = _number(across.at(one.estimate))
@@ -213,6 +219,44 @@ def estimates_against_verdicts(points: Sequence[EstimatePoint]) -> Markup:
         body.append(f'<a href="#{escape(one.anchor)}"><title>{hover}</title>{mark}</a>')
     about = f"{len(points)} candidates, estimates to the right, the judge's speedups upwards; on the line both agree."
     return _figure("estimates", "Estimates of screening against the judge's speedups", about, height, body)
+
+
+def speedups_against_roofline(points: Sequence[RooflinePoint]) -> Markup:
+    """Distance of eager from the memory's speed, to the right, against the speedup over eager, upwards."""
+    height, bottom = 320.0, 288.0
+    across = _padded([one.distance for one in points], LEFT, WIDTH - RIGHT)
+    up = _padded([one.speedup for one in points], bottom - 12, TOP)
+    body = [*_vertical_grid(across, bottom), *_horizontal_grid(up), _diagonal(across, up)]
+    for one in points:
+        x, y = _number(across.at(one.distance)), _number(up.at(one.speedup))
+        hover = escape(f"{one.label}; eager takes {one.distance:.4g}× the memory's time")
+        mark = f'<title>{hover}</title><circle class="mark {one.state}" cx="{x}" cy="{y}" r="4"/>'
+        body.append(f'<a href="#{escape(one.anchor)}">{mark}</a>' if one.anchor else f"<g>{mark}</g>")
+    about = f"{len(points)} tasks, eager's distance from the memory's speed to the right, speedups upwards."
+    return _figure("roofline", "Speedups against the distance from the memory's speed", about, height, body)
+
+
+def _padded(values: Sequence[float], start: float, end: float) -> _LogAxis:
+    """An axis that holds these values and 1."""
+    low, high = min(1.0, *values), max(1.0, *values)
+    pad = max((high / low) ** 0.06, 1.02)
+    return _LogAxis(low / pad, high * pad, start, end)
+
+
+def _diagonal(across: _LogAxis, up: _LogAxis) -> str:
+    """The line on which both axes have the same value, as far as both reach."""
+    shared = max(across.low, up.low), min(across.high, up.high)
+    ends = " ".join(f"{_number(across.at(value))} {_number(up.at(value))}" for value in shared)
+    return f'<path class="best" d="M{ends}"/>'
+
+
+def _horizontal_grid(axis: _LogAxis) -> list[str]:
+    body = []
+    for value in ticks(axis.low, axis.high):
+        y = _number(axis.at(value))
+        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        body.append(_left_text(y, _tick_label(value)))
+    return body
 
 
 def _vertical_grid(axis: _LogAxis, bottom: float) -> list[str]:

@@ -35,7 +35,7 @@ from kernelwright.report.rows import (
     rows_of,
 )
 from kernelwright.report.screened import screened_section, time_spent
-from kernelwright.report.standing import Beside, task_table
+from kernelwright.report.standing import Beside, roofline_scatter, task_table
 from kernelwright.report.words import near_miss
 
 LONG_KEYS = ("task_source", "tasks")
@@ -64,7 +64,7 @@ def render(run: RunDirectory) -> str:
     config = _object(run.read_json("config.json"))
     environment = _object(run.read_json("environment.json"))
     rows = rows_of(list(run.evaluations()))
-    screened = list(run.screened())
+    screened, table = list(run.screened()), run.read_json("table.json")
     groups, judged = groups_of(rows), candidates(rows)
     marks = [
         charts.ChartPoint(
@@ -98,11 +98,12 @@ def render(run: RunDirectory) -> str:
         beside=_beside(run, config, groups),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
+        roofline=_roofline(table, rows),
         matrix=matrix(groups),
         screened=screened_section(screened, rows),
         spent=time_spent(screened, rows),
         model=model_costs(answers_on_record(run.path)),
-        tables=_tables(run.read_json("table.json")),
+        tables=_tables(table),
         errors=_object(run.read_json("errors.json")),
         facts=_headline_facts(environment),
         environment=flattened(environment),
@@ -245,6 +246,13 @@ def _tables(value: Any) -> list[dict[str, Any]]:
         shown = [list(cells.values()) for cells in tasks]
         tables.insert(0, {"caption": TASKS_CAPTION, "columns": list(tasks[0]), "lines": shown})
     return tables
+
+
+def _roofline(value: Any, rows: Sequence[EvaluationRow]) -> Markup | None:
+    """The scatter of the tasks in `table.json`; None for anything else."""
+    listed = _object(value).get("tasks")
+    lines = [line for line in map(_object, listed if isinstance(listed, list) else []) if line.get("roofline")]
+    return roofline_scatter(lines, rows)
 
 
 def _statistics_line(row: dict[str, Any], numbers: dict[str, Any]) -> dict[str, str]:

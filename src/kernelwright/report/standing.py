@@ -9,9 +9,12 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from markupsafe import Markup
+
 from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
-from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report import charts
+from kernelwright.report.rows import ACCEPTED, BASELINE_POLICY, IMPROVEMENT, EvaluationRow, drawable
 from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
 
 
@@ -195,6 +198,31 @@ def task_table(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The lines for people, by the title of the column; without the share of the roofline where no task has one."""
     with_roofline = any(line["roofline"] for line in lines)
     return [_cells(line, with_roofline) for line in lines]
+
+
+def roofline_scatter(lines: Sequence[Mapping[str, Any]], rows: Sequence[EvaluationRow]) -> Markup | None:
+    """The decided tasks by their distance from the memory's speed, each linked with its winner; None where none is known.
+
+    Args:
+        lines: Tasks in `table.json` that have a `roofline`.
+        rows: Evaluations of the page.
+    """
+    anchors = {
+        (row.evaluation.task, row.evaluation.candidate_sha256): row.anchor
+        for row in rows
+        if row.superseded_by is None and not row.is_baseline
+    }
+    points = []
+    for line in lines:
+        won, share = line["outcome"] == TaskOutcome.WINNER, drawable(line["roofline"]["reference"])
+        speedup = drawable(line["speedup"]) if won else 1.0
+        if share is None or speedup is None or line["outcome"] not in (TaskOutcome.WINNER, TaskOutcome.NONE):
+            continue
+        gain = _with_interval(speedup, (line["low"], line["high"])) if won else f"no winner, {line['reason']}"
+        anchor = anchors.get((line["task"], line["candidate_sha256"]), "")
+        state = IMPROVEMENT if won else ACCEPTED
+        points.append(charts.RooflinePoint(anchor, state, f"{line['task']}: {gain}", 1.0 / share, speedup))
+    return charts.speedups_against_roofline(points) if points else None
 
 
 def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
