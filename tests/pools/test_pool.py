@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge import Settings
@@ -163,7 +164,7 @@ def test_what_has_to_be_alone_waits_for_another_pool_on_the_device_too(member, m
     assert member.asked[-1] == ("1", True)
 
 
-def test_before_a_job_has_the_memory_alone_the_others_on_its_device_give_back_what_only_waits(member, monkeypatch):
+def test_before_a_job_has_the_memory_alone_all_on_its_device_give_back_what_only_waits(member, monkeypatch):
     monkeypatch.setattr(pool, "_QUIET_S", 0.1)
     both = threading.Barrier(3)
     member.act = staticmethod(lambda one: both.wait(60) is None or [evaluation(one.task)])
@@ -173,9 +174,16 @@ def test_before_a_job_has_the_memory_alone_the_others_on_its_device_give_back_wh
         member.act, member.crowded = staticmethod(FakeMember.act), ("3",)
         rotating._submit(job(3)).result(60)
     assert member.asked[-1] == ("3", True)
-    *others, alone = [one for pooled in (judges, rotating) for one in pooled._members]
-    assert {one.device: one.rested for one in others} == {"cpu": 1, "cuda:0": 0}
-    assert alone.rested == 0
+    members = [one for pooled in (judges, rotating) for one in pooled._members]
+    assert sorted((one.device, one.rested) for one in members) == [("cpu", 1), ("cpu", 1), ("cuda:0", 0)]
+
+
+def test_a_job_for_which_the_memory_alone_does_not_suffice_either_has_an_outcome(member, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    member.act = staticmethod(lambda one: CrowdedError("others are no judges"))
+    found = run([job(0)])
+    assert isinstance(found["0"], CrowdedError)
+    assert member.asked == [("0", False), ("0", True)]
 
 
 def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_closed(member):
@@ -352,12 +360,15 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
     monkeypatch.setattr(pool, "Zygote", FakeJudge)
     monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(answers)))
     handler = signal.getsignal(signal.SIGINT)
     try:
         pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
     finally:
         signal.signal(signal.SIGINT, handler)
     assert [len(answer) for answer in answers] == [1] * count
+    assert given_back == [*range(1, count + 1)]
     assert [(judge.closed, judge.rested) for judge in judges] == [(True, count)] * min(count, 1)
 
 

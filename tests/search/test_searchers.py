@@ -48,6 +48,19 @@ def test_what_searches_for_a_device_stays_on_its_cores(monkeypatch):
     assert found == [("cuda:0", {first})]
 
 
+def test_judges_give_back_what_they_hold_before_a_task_is_alone_and_not_before(monkeypatch):
+    told, taken = [], []
+    monkeypatch.setattr(Searchers, "_start", lambda self, member: _Connection(taken))
+    with Searchers(
+        ["cuda:0"], Settings.quick(), at_once=1, before_alone=lambda device: told.append((device, len(taken)))
+    ) as searchers:
+        assert [found for _, found in searchers.screen([ScreenJob(task, 1) for task in _named("medium", "large")])] == [
+            None
+        ] * 2
+    assert [others for _, _, others in taken] == [Others.MANY, Others.MANY, Others.FEW, Others.FEW, Others.NONE]
+    assert told == [("cuda:0", 4)]
+
+
 @pytest.mark.parametrize(("cores", "shares"), [(8, ({0, 1, 2, 3}, {4, 5, 6, 7})), (7, None)])
 def test_each_of_several_devices_has_an_equal_share_of_the_cores(monkeypatch, cores, shares):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))

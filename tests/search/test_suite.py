@@ -28,6 +28,7 @@ LIES = 1.5
 
 JOBS = []
 MEASURED = []
+RESTED = []
 
 
 class Screens:
@@ -35,8 +36,10 @@ class Screens:
 
     at_once = 1
 
-    def __init__(self, devices, settings, policy, cores):
+    def __init__(self, devices, settings, policy, cores, before_alone):
         assert (devices, policy) == (["cpu"], "builtin")
+        before_alone("cpu")
+        assert RESTED.pop() == "cpu"
 
     def screen(self, jobs, stop=None):
         for job in filter(None, jobs):
@@ -72,6 +75,9 @@ class Judges:
 
     def rotate(self, rotations, stop=None):
         return iter(())
+
+    def rest(self, device):
+        RESTED.append(device)
 
     def close(self, *, at_once=False):
         pass
@@ -130,7 +136,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     asked = threading.Event()
 
     class ScreensSlowly(Screens):
-        def __init__(self, devices, settings, policy, cores):
+        def __init__(self, devices, settings, policy, cores, before_alone):
             assert devices == ["cuda:0"]
 
         def screen(self, jobs, stop=None):
@@ -207,7 +213,7 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
     ):
         run.append(found)
     search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, None)
-    search.screen(Screens(["cpu"], None, "builtin", None))
+    search.screen(Screens(["cpu"], None, "builtin", None, RESTED.append))
     search.judge(Notes([], None, 1, None))
     names = [(job.task.id, job.candidate.techniques[0], job.rival and job.rival.techniques[0]) for job in jobs]
     # The task whose baselines are known comes first; what screening put first is measured in full, others have two looks.
@@ -226,7 +232,7 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
 def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
     search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
-    search.screen(Screens(["cpu"], None, "builtin", None))
+    search.screen(Screens(["cpu"], None, "builtin", None, RESTED.append))
     MEASURED.clear()
     search.judge(Judges([], None, 1, None))
     assert [(task, name) for task, name, _ in MEASURED] == [

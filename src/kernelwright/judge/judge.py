@@ -79,7 +79,7 @@ class Judge:
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self._zygote.import_compiler(self.device.type)
-        self._memory = DeviceMemory(self.device)
+        self._memory = DeviceMemory(self.device, self.rest)
         keep = KEPT if self.device.type == "cuda" else 0
         self._workers = Workers(self._zygote, keep, lambda: has_ample_memory(self.device))
         sandbox.hide_memory()
@@ -89,7 +89,7 @@ class Judge:
             self.close()
             if not device_is_full(error):
                 raise
-            raise DeviceError(
+            raise CrowdedError(
                 f"Wanted a judge on {self.device}; others have filled the GPU's memory: {str(error).splitlines()[0]} "
                 "Let fewer programs share it."
             ) from error
@@ -104,8 +104,9 @@ class Judge:
         self.close()
 
     def rest(self) -> None:
-        """End the processes that wait for another task: somebody wants the GPU's memory."""
+        """End the processes that wait for another task, and give back spare memory: somebody wants the GPU's."""
         self._workers.rest()
+        torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -169,10 +170,8 @@ class Judge:
                 found = self._undisturbed(attempt)
             except DeviceError as error:
                 held, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
-                raise DeviceError(
-                    f"{error} The judge's own tensors took {held / GIB:.1f} GiB at most, of {reserved / GIB:.1f} reserved, "
-                    "arenas not counted."
-                ) from error
+                took = f"The judge's own tensors took {held / GIB:.1f} GiB at most, of {reserved / GIB:.1f} reserved."
+                raise DeviceError(f"{error} {took}") from error
             if ran_out(found):
                 self._require_half_was_left()
             return found
@@ -242,8 +241,7 @@ class Judge:
         finally:
             torch.set_num_threads(threads)
             folder.remove()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
     def _examine(self, trial: Trial) -> None:
         settings, findings = trial.settings, trial.findings
@@ -260,8 +258,7 @@ class Judge:
                     sides.append(side)
                 examiner = Examiner(trial, *sides)
                 check = check_candidate(examiner)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
+            torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})

@@ -257,7 +257,7 @@ class JudgePool:
                     member = _JudgeProcess(device, self._settings)
                     self._members.add(member)
                 if alone:
-                    self._rest_others(member)
+                    self.rest(device)
                 try:
                     found = member.do(job, alone)
                     break
@@ -272,7 +272,7 @@ class JudgePool:
             with self._changed:  # before the result is told: the next job may follow at once
                 self._started += member is not None
                 self._at_work[device] -= 1
-                waits = isinstance(found, CrowdedError) and not self._closing
+                waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
                     self._crowded.append((job, future))
                 self._changed.notify_all()
@@ -281,13 +281,13 @@ class JudgePool:
         if member is not None:
             member.end()
 
-    def _rest_others(self, member: _JudgeProcess) -> None:
-        """Have the other judges on its device give back what only waits there; none of them is at work."""
+    def rest(self, device: str) -> None:
+        """Have all judges on a device, those of pools beside this one too, give back what only waits: now, or after their job."""
         with self._changed:
             members = [one for pool in self._pools for one in list(pool._members)]
-        for other in members:
-            if other is not member and other.device == member.device:
-                other.rest()
+        for one in members:
+            if one.device == device:
+                one.rest()
 
 
 class _JudgeProcess:
@@ -360,7 +360,9 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     settings = Settings.model_validate_json(settings_json)
     local = see_one_gpu(device)
     zygotes = [Zygote()]
-    from kernelwright.judge.judge import Judge  # imports torch, as the zygote does at the same time
+    import torch  # as the zygote does at the same time
+
+    from kernelwright.judge.judge import Judge
 
     def made() -> Judge:
         return Judge(local, settings, zygote=zygotes.pop() if zygotes else None)
@@ -387,6 +389,7 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
             # Other judges time on the same core, and this one's own work must not be in their way.
             os.sched_setaffinity(0, cores_beside(judge.core))
             connection.send(_do(judge, device, *message))
+            torch.cuda.empty_cache()  # other judges may need what the tensors of an evaluation held, all of them gone by now
     finally:
         if judge is not None:
             judge.close()

@@ -100,6 +100,7 @@ class Searchers:
         at_once: Tasks at once on each device; by default `SEARCHERS_PER_GPU` or `SEARCHERS_PER_CPU`.
         policy: Name of a policy that a name alone describes.
         cores: As of `JudgePool`.
+        before_alone: Told of a device before a task has its memory alone; judges that wait may hold some.
     """
 
     def __init__(
@@ -109,10 +110,12 @@ class Searchers:
         at_once: int | None = None,
         policy: str = "builtin",
         cores: Mapping[str, frozenset[int]] | None = None,
+        before_alone: Callable[[str], None] = lambda device: None,
     ) -> None:
         on_gpu = max(2, min(SEARCHERS_PER_GPU, len(os.sched_getaffinity(0)) // len(devices)))
         count = at_once or (on_gpu if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
         self._settings, self._policy, self._cores = settings, policy, cores or {}
+        self._before_alone = before_alone
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
         self._changed = threading.Condition()
@@ -198,6 +201,8 @@ class Searchers:
         try:
             while (job := take(member.device)) is not None:
                 made, again = list(job.earlier), None
+                if job.others is Others.NONE:
+                    self._before_alone(member.device)
                 try:
                     if connection is None:
                         connection = self._start(member)

@@ -364,9 +364,11 @@ class SuiteSearch:
         on_gpu = self._devices[0].startswith("cuda")
         count = JUDGES_PER_GPU if on_gpu else 1
         cores = cores_of_each(self._devices)
-        searchers = Searchers(self._devices, self._settings, policy=self._policy.name, cores=cores)
-        self._at_once = searchers.at_once
         pools = [JudgePool(self._devices, self._settings, count, cores)]
+        searchers = Searchers(
+            self._devices, self._settings, policy=self._policy.name, cores=cores, before_alone=pools[0].rest
+        )
+        self._at_once = searchers.at_once
         # On a processor baselines wait for the candidates: judges beside one another only wait.
         if on_gpu:
             pools.append(JudgePool(self._devices, self._settings, max(1, count // 3), cores, beside=pools[0]))

@@ -59,6 +59,22 @@ def test_one_may_have_the_memory_alone(first, second, together):
     assert entered(memory(alone=second), while_held=memory(alone=first)) is together
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_whoever_waits_for_one_that_is_alone_gives_back_its_own_first(alone):
+    given_back = []
+    memory, other = DeviceMemory(CPU, lambda: given_back.append("waits")), DeviceMemory(CPU)
+    assert not entered(memory(alone=alone), while_held=other(alone=True))
+    assert given_back == ["waits"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_alone_gives_back_its_own_and_what_shares_keeps_it(alone):
+    given_back = []
+    memory, other = DeviceMemory(CPU, lambda: given_back.append("alone")), DeviceMemory(CPU)
+    with contextlib.nullcontext() if alone else other(), memory(alone=alone):
+        assert given_back == ["alone"] * alone
+
+
 @pytest.mark.parametrize("kind", [DeviceGate, DeviceMemory])
 def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind):
     turns, order = kind(CPU), []

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from kernelwright.judge import Judge
 from kernelwright.judge.isolation.workers import Workers
@@ -153,7 +154,7 @@ def test_other_limits_want_other_processes(judge):
     assert waiting(judge) == before  # no room for a second
 
 
-def test_without_room_none_is_kept_and_what_waits_can_be_ended(judge):
+def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, monkeypatch):
     rooms = [True]
     judge._workers = Workers(judge._zygote, keep=3, is_room=lambda: rooms[-1])
     judge.evaluate(RELU, candidate(RELU))
@@ -166,8 +167,10 @@ def test_without_room_none_is_kept_and_what_waits_can_be_ended(judge):
     rooms.append(True)
     judge.evaluate(RELU, candidate(RELU))
     assert len(waiting(judge)) == 1
-    judge.rest()
-    assert waiting(judge) == []
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append("spare"))
+    with judge._memory(alone=True):
+        assert (waiting(judge), given_back) == ([], ["spare"])
     assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
 
 

@@ -11,7 +11,7 @@ import fcntl
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Protocol, TextIO
@@ -217,10 +217,14 @@ def _locked(file: TextIO, kind: int) -> bool:
 
 
 class DeviceMemory:
-    """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough."""
+    """The device's memory, which evaluations share, and which one may have to itself where sharing was not enough.
 
-    def __init__(self, device: torch.device) -> None:
+    `give_back` ends what this process holds for later: before it waits for one that is alone, and before it is alone itself.
+    """
+
+    def __init__(self, device: torch.device, give_back: Callable[[], None] = lambda: None) -> None:
         self._memory, self._turn = (lock_path(device, what) for what in ("memory", "turn"))
+        self._give_back = give_back
         self.alone = False
         """Whether whoever entered last has it alone."""
 
@@ -228,6 +232,8 @@ class DeviceMemory:
     def __call__(self, *, alone: bool = False) -> Iterator[None]:
         """Use it with others, or alone once they have ended; entrants wait behind one that waits to be alone."""
         with self._turn.open("a") as turn, self._memory.open("a") as memory:
+            if not _locked(turn, fcntl.LOCK_EX) or alone:
+                self._give_back()
             fcntl.flock(turn, fcntl.LOCK_EX)
             fcntl.flock(memory, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             if not alone:
