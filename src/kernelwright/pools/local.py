@@ -282,7 +282,7 @@ class JudgePool:
             member.end()
 
     def rest(self, device: str) -> None:
-        """Have all judges on a device, those of pools beside this one too, give back what only waits: now, or after their job."""
+        """Have all judges on a device, also of pools beside this one, give back what only waits: now, or after their job."""
         with self._changed:
             members = [one for pool in self._pools for one in list(pool._members)]
         for one in members:
