@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelwright.records import Candidate, Evaluation, Task, Verdict
+from kernelwright.pools.local import Job, JudgePool
+from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
@@ -243,3 +244,36 @@ def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile
     assert "max_pool2d" not in one.partition("class ModelNew")[2]
     assert one.count("@triton.jit\ndef _fused_") == 1
     assert BuiltinPolicy(Order({})).propose(replace(given, device="cpu"), 20)
+
+
+@pytest.mark.parametrize(("layer", "draws"), [("nn.Dropout(0.3)", True), ("nn.Dropout(0.0)", False), ("nn.ReLU()", False)])
+def test_torch_compile_draws_what_eager_draws_where_a_task_has_dropout(layer: str, draws: bool) -> None:
+    """Inductor has random numbers of its own, so that each such candidate was another function in training mode."""
+    task = task_text("return self.g(self.f(a)) + a", "torch.randn(4, 8)", f"self.f = nn.Linear(8, 8)\nself.g = {layer}")
+    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    compiled = {one.techniques[-1]: one.source for one in found if one.techniques[-1].startswith("compile")}
+    assert {"compile", "compile-cuda-graph", "compile-max-autotune"} <= set(compiled)
+    assert {"fallback_random" in source for source in compiled.values()} == {draws}
+    tuned = "coordinate_descent_tuning" if draws else 'mode="max-autotune-no-cudagraphs"'
+    assert tuned in compiled["compile-max-autotune"]
+
+
+def test_options_for_a_task_that_draws_are_those_of_the_mode_they_replace() -> None:
+    listed = torch._inductor.list_mode_options()  # type: ignore[attr-defined]
+    for plain, drawing in wrappers.DRAWING.items():
+        mode = plain.partition('"')[2].rstrip('"') or "default"
+        options = ast.literal_eval(drawing.removeprefix(", options="))
+        assert options == listed[mode] | {"fallback_random": True}
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_candidate_with_dropout_is_accepted_in_both_modes(judge_pool: JudgePool) -> None:
+    layers = "self.f = nn.Linear(8, 8)\nself.g = nn.Dropout(0.3)"
+    task = Task(id="dropout", source=task_text("return self.g(self.f(a)) + a", "torch.randn(4, 8)", layers))
+    verdicts = []
+    for draws in (True, False):
+        candidate = Candidate(source=wrappers.wrap(task.source, "compile", ("compile",), draws), policy="builtin")
+        ((_, found),) = judge_pool.evaluate([Job(task, candidate)])
+        assert isinstance(found, Evaluation)
+        verdicts.append((found.verdict, found.reason))
+    assert verdicts == [(Verdict.ACCEPTED, None), (Verdict.REJECTED, Reason.WRONG_OUTPUT)]

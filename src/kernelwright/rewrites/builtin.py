@@ -17,7 +17,7 @@ from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
-from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_tensor, numel, shape
+from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_random, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -93,6 +93,8 @@ class Workshop:
     """Whether a call leaves a tensor for the next one, which a CUDA graph would read where the captured call did."""
     is_erratic: bool = False
     """Whether any other rounding makes it another network."""
+    draws: bool = False
+    """Whether a mode draws random numbers; False where unknown."""
     takes_channels_last: bool = True
     """Whether it has convolutions in two dimensions, and nothing that refuses their other layout; True where unknown."""
     place: Place = field(default_factory=Place)
@@ -109,6 +111,8 @@ class Workshop:
             workshop.trace = trace(task)
             workshop.place = Place.of(workshop.trace)
             workshop.is_erratic = _is_erratic(workshop.trace)
+            graphs = (workshop.trace.training, workshop.trace.evaluation)
+            workshop.draws = any(is_random(node) for one in graphs for node in one.graph.nodes)
             graph = workshop.trace.training
             has_images = emit.uses(graph, *_CONVOLUTIONS_2D)
             workshop.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
@@ -140,7 +144,7 @@ class Workshop:
             return None
         if recipe.wrapper is not None:
             techniques = (*techniques, recipe.wrapper)
-            source = wrappers.wrap(source, recipe.wrapper, techniques)
+            source = wrappers.wrap(source, recipe.wrapper, techniques, self.draws)
         return BuiltRecipe(source, techniques, self._note()) if techniques else None
 
     def _rewritten(self, traced: Trace, recipe: Recipe) -> tuple[str, tuple[str, ...]]:

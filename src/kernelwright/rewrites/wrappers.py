@@ -272,6 +272,14 @@ WRAPPERS |= {
     for name, direct in DIRECT.items()
 }
 """Name of a technique: templates of classes, each around the one before, and the options they pass to torch.compile."""
+DRAWING = {
+    "": ', options={"fallback_random": True}',
+    # `mode` and `options` exclude each other; these are the mode's own.
+    ', mode="max-autotune-no-cudagraphs"': (
+        ', options={"fallback_random": True, "max_autotune": True, "coordinate_descent_tuning": True}'
+    ),
+}
+"""For options passed to torch.compile, the same with which it draws the random numbers that eager draws, as for dropout."""
 WITH_GRAPH = frozenset(name for name, (parts, _) in WRAPPERS.items() if any("class _Recording" in part for part in parts))
 """Wrappers that capture a CUDA graph."""
 SAME_ROUNDING = frozenset({"cuda-graph", DIRECT["cuda-graph"]})
@@ -286,7 +294,7 @@ KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D, DIRECT["channels-la
 """Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
 
 
-def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
+def wrap(source: str, name: str, techniques: tuple[str, ...], draws: bool = False) -> str:
     """A candidate that wraps what `source` defines.
 
     Args:
@@ -294,13 +302,15 @@ def wrap(source: str, name: str, techniques: tuple[str, ...]) -> str:
         `Rewritten`.
         name: Which wrapper.
         techniques: What was done, for the reader, when `source` has no docstring of its own.
+        draws: Whether it draws random numbers in any mode. torch.compile has its own else, and the outputs are others.
     """
     if "class ModelNew(Model):" in source:
         base, text = "Rewritten", source.replace("class ModelNew(Model):", "class Rewritten(Model):")
     else:
         header = f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""'
         base, text = "Model", f"{header}\n\n{source}\n\nimport torch\n"
-    return text + "\n" + fill(WRAPPERS[name], base)
+    parts, options = WRAPPERS[name]
+    return text + "\n" + fill((parts, DRAWING[options] if draws else options), base)
 
 
 def fill(wrapper: tuple[Sequence[str], str], base: str) -> str:
