@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.records.screened import Screened, is_clear, is_named, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import JUDGED, Screened, is_clear, is_named, next_to_confirm, next_to_judge, ranked
 from kernelwright.search.schedule import first_of_two
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.suites import load_suite
@@ -172,6 +172,12 @@ class Campaign:
             "screen_agreement": {
                 "tasks": len(agreeing),
                 "agree": sum(one["agrees"] for one in agreeing),
+                "first_replaced": sum(one["rejected_before"] > 0 for one in agreeing),
+                "first_apart_from_best": sum(one["apart"] for one in agreeing),
+                "best_of_three_agree": sum(one["best_of_three_agrees"] for one in agreeing),
+                "rule_agree": sum(one["rule_agrees"] for one in agreeing),
+                "rule_without_winner": sum(one["by_rule"] is None for one in agreeing),
+                "rule_judged": sum(one["judged_by_rule"] for one in agreeing),
                 "each": agreeing,
             },
             "screened_reasons": Counter(
@@ -215,19 +221,39 @@ class Campaign:
         }
 
     def _agreement(self, task: Task) -> dict[str, Any] | None:
-        """Whether the winner by screening is as fast as the winner by judging all; None while not all are judged."""
-        order = ranked(self.screened[task.sha256])
+        """How fast screening's first, the best of its first three and the winner by the search's rule are beside the best
+        of all; None while not all are judged. Without a winner the user keeps the reference, whose speedup is 1."""
+        screened = self.screened[task.sha256]
+        order = ranked(screened)
         judged = (
             self.confirmed[task.sha256] | self.judged[task.sha256]
         )  # what screening names may have one verdict, which stands
         if task.sha256 not in self.state["done"] or not order or any(one.candidate_sha256 not in judged for one in order):
             return None
-        right = [judged[one.candidate_sha256] for one in order if judged[one.candidate_sha256].accepted]
+        verdicts = [judged[one.candidate_sha256] for one in order]
+        right = [one for one in verdicts if one.accepted]
         if not right:
             return None
         # Of those that the judge accepts: what it rejects is replaced by the next best estimate.
-        chosen, best = right[0].speedup or 0.0, max(one.speedup or 0.0 for one in right)
-        return {"task": task.id, "chosen": chosen, "best": best, "of": len(right), "agrees": chosen >= NEAR * best}
+        first, best = right[0], max(right, key=_speedup)
+        of_three = max(map(_speedup, right[:JUDGED]))
+        taken = taken_by_rule(screened, judged)
+        by_rule = max((_speedup(one) for one in taken if one.accepted), default=None)
+        wanted = NEAR * _speedup(best)
+        return {
+            "task": task.id,
+            "chosen": _speedup(first),
+            "best": _speedup(best),
+            "of": len(right),
+            "agrees": _speedup(first) >= wanted,
+            "rejected_before": verdicts.index(first),
+            "apart": (first.speedup_high or 0.0) < (best.speedup_low or 0.0),
+            "best_of_three": of_three,
+            "best_of_three_agrees": of_three >= wanted,
+            "judged_by_rule": len(taken),
+            "by_rule": by_rule,
+            "rule_agrees": (1.0 if by_rule is None else by_rule) >= wanted,
+        }
 
     # --- phases ---------------------------------------------------------------------------------------------------
 
@@ -344,7 +370,7 @@ class Campaign:
             return []
         judged, confirmed = self.judged[task.sha256], self.confirmed[task.sha256]
         screened = self.screened[task.sha256]
-        if (chosen := next_to_judge(screened, confirmed | judged, 3)) is not None:
+        if (chosen := next_to_judge(screened, confirmed | judged, JUDGED)) is not None:
             named = is_named(chosen.candidate_sha256, screened, judged)
             return [Job(task, chosen.candidate(), self.settings if named else first_of_two(self.settings))]
         winner = next_to_confirm(judged, confirmed)
@@ -398,6 +424,18 @@ class Campaign:
         thread.join(ENDING_S)
         self.over.clear()
         self.run.write_json("state.json", self.state)
+
+
+def taken_by_rule(screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> list[Evaluation]:
+    """The verdicts that a search would have asked for, in its order, of those on all candidates of one task."""
+    known: dict[str, Evaluation] = {}
+    while (chosen := next_to_judge(screened, known, JUDGED)) is not None:
+        known[chosen.candidate_sha256] = judged[chosen.candidate_sha256]
+    return list(known.values())
+
+
+def _speedup(one: Evaluation) -> float:
+    return one.speedup or 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
