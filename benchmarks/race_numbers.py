@@ -206,18 +206,19 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
     """One line for each task: of several runs the later one that decides it, without a choice by what they measured.
 
     A run is later by its latest evaluation, or else by its place in the order given. Of a task that no run decides the line
-    that got furthest stays, of equal ones the later.
+    that got furthest stays; of equal ones that whose baselines are measured, or else the later.
     """
     found: dict[str, Line] = {}
     order = list(TaskOutcome)
+
+    def missing(line: Line) -> tuple[int, bool]:
+        """How far a line is from being decided."""
+        return order.index(line["outcome"]), not line["baselines_measured"]
+
     for run in sorted(runs, key=lambda run: run.latest):
         for line in run.lines():
             known = found.get(line["task"])
-            if (
-                known is None
-                or is_counted(line)
-                or (not is_counted(known) and order.index(line["outcome"]) <= order.index(known["outcome"]))
-            ):
+            if known is None or is_counted(line) or (not is_counted(known) and missing(line) <= missing(known)):
                 found[line["task"]] = line
     return list(found.values())
 
@@ -250,10 +251,12 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
 
 def each_once(summary: Mapping[str, Any]) -> list[Line]:
     """One line for each task of the shapes that both GPUs searched: that of the H100, whose runs are later and time winners
-    beside their best baseline, where it is decided there."""
+    beside their best baseline, where it is decided there. Of a task that neither decides the line with baselines."""
     chosen = {line["task"]: line for line in summary["rows"]}
     for line in summary["h100_rows"]:
-        if line["task"] not in chosen or is_counted(line) or not is_counted(chosen[line["task"]]):
+        known = chosen.get(line["task"])
+        is_no_worse = known is None or line["baselines_measured"] or not known["baselines_measured"]
+        if is_counted(line) or (is_no_worse and not (known and is_counted(known))):
             chosen[line["task"]] = line
     return list(chosen.values())
 

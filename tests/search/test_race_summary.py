@@ -138,6 +138,26 @@ def test_of_two_runs_a_task_has_the_one_that_got_further(race_summary, run, tmp_
     assert (found["today_asked"], found["today_tasks"], found["today_runs"]) == (5, 3, ["earlier", "race"])
 
 
+def test_a_task_that_no_run_decides_keeps_its_baselines(race_summary, run, tmp_path):
+    """Without them it would leave the mean in which undecided tasks count as the reference."""
+    run.write_json("config.json", run.read_json("config.json") | {"baselines": ["eager", "compile"]})
+    earlier, task = copy_of(run, tmp_path / "earlier"), TASKS["level2/2"]
+    known = {"task": task.id, "task_sha256": task.sha256, "policy": BASELINE_POLICY, "techniques": ("compile",)}
+    earlier.append(accepted(1.5, "compile", **known))
+    race_summary.main([str(earlier.path), str(run.path), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    runs = {row["task"]: row["run"] for row in found["today_rows"]}
+    assert (runs["kernelbench/level2/2"], runs["kernelbench/level1/1"]) == ("earlier", "race")
+    assert (found["today_tasks"], found["today_floor_tasks"]) == (3, 4)
+
+    for one, gpu in ((earlier, "H200"), (run, "H100 80GB HBM3")):
+        one.write_json("config.json", one.read_json("config.json") | {"suite": "cuda-l1"})
+        one.write_json("environment.json", {"gpu": [{"name": f"NVIDIA {gpu}"}]})
+    race_summary.main([str(earlier.path), str(run.path), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["each_once"]
+    assert (found["tasks"], found["h100_tasks"], found["floor_tasks"]) == (3, 3, 4)
+
+
 @pytest.mark.parametrize("dates", [("2026-11-25T10:00:00+00:00", "2026-11-24T10:00:00+00:00"), ("", "")])
 def test_of_two_runs_the_later_one_decides_a_task_even_if_it_was_slower(race_summary, run, tmp_path, dates):
     slower = copy_of(run, tmp_path / "slower")
