@@ -567,6 +567,21 @@ def test_batch_norm_in_train_mode_is_fused_unless_its_statistics_are_read_elsewh
     assert "batch_norm" in fused("return torch.relu(self.b(a)) + self.b.running_mean.sum()")
 
 
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("reduced", "channels"),
+    [("sum(0)", 48), ("sum(2)", 24), ("mean(1, keepdim=True)", 1), ("sum(0, keepdim=True)", 24)],
+)
+def test_a_norm_behind_a_reduction_has_the_statistics_of_its_own_channels(reduced: str, channels: int) -> None:
+    """Dimension 1 of what is left may be another one of what was reduced."""
+    forward = f"return torch.relu(self.n(torch.sigmoid(a).{reduced} + 1))"
+    done = apply_rules(
+        task_text(forward, "torch.randn(64, 24, 48)", f"self.n = nn.BatchNorm1d({channels})"), fuse="cpu", single=True
+    )
+    assert "batch_norm" not in done.source.split("if self.training:")[1].split("return y\n", 1)[1]
+    compare(done.reference, done.source, 1e-5)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.toolchain
 def test_two_groups_that_wait_for_each_other_do_not_both_become_kernels() -> None:

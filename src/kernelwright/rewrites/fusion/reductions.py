@@ -32,13 +32,13 @@ def batch_norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     """Batch norm in either mode."""
     given = arguments(node)
     if given["training"]:
-        return _affine(program, _normalised_channels(program, node, get(given["input"])), given)
+        return _affine(program, _normalised_channels(program, node, get(given["input"])), given, node)
     if program.split != 1:
         raise UnsupportedError("batch norm over split channels")
-    mean, variance = (_channel(program, given[name]) for name in ("running_mean", "running_var"))
+    mean, variance = (_channel(program, given[name], node) for name in ("running_mean", "running_var"))
     root = program.add("rsqrt", program.add("add", variance, float(given["eps"])))
     result = program.add("mul", program.add("sub", get(given["input"]), mean), root)
-    return _affine(program, result, given)
+    return _affine(program, result, given, node)
 
 
 def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int:
@@ -54,7 +54,7 @@ def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int
     centred = add("sub", x, mean)
     unbiased = add("div", add("sum", add("mul", centred, centred)), count - 1)
     for statistic, new in zip(running, (mean, unbiased), strict=True):
-        kept = add("mul", _channel(program, statistic), 1 - momentum)
+        kept = add("mul", _channel(program, statistic, node), 1 - momentum)
         program.updates[statistic] = add("add", kept, add("mul", new, momentum))
     return result
 
@@ -67,20 +67,22 @@ def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
     )
 
 
-def _channel(program: LoopProgram, node: fx.Node) -> int:
-    """A vector over dimension 1."""
-    if not is_tensor(node) or value(node).dtype != DTYPE or value(node).stride() != (1,):
+def _channel(program: LoopProgram, vector: fx.Node, norm: fx.Node) -> int:
+    """A vector over dimension 1 of a norm, which is another one of the program where dimensions before it were reduced."""
+    if not is_tensor(vector) or value(vector).dtype != DTYPE or value(vector).stride() != (1,):
         raise UnsupportedError("a parameter is not a dense float32 vector")
-    strides = [0] * len(program.logical)
-    strides[1] = 1
-    return program.load(node, strides)
+    rank = len(program.logical)
+    kept = [dim for dim in range(rank) if len(shape(norm)) == rank or dim not in program.reduced]
+    strides = [0] * rank
+    strides[kept[1]] = int(shape(norm)[1] > 1)
+    return program.load(vector, strides)
 
 
-def _affine(program: LoopProgram, result: int, given: dict[str, Any]) -> int:
+def _affine(program: LoopProgram, result: int, given: dict[str, Any], norm: fx.Node) -> int:
     if is_tensor(given.get("weight")):
-        result = program.add("mul", result, _channel(program, given["weight"]))
+        result = program.add("mul", result, _channel(program, given["weight"], norm))
     if is_tensor(given.get("bias")):
-        result = program.add("add", result, _channel(program, given["bias"]))
+        result = program.add("add", result, _channel(program, given["bias"], norm))
     return result
 
 
@@ -102,7 +104,7 @@ def _norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) ->
     else:
         result = _normalised(program, x, float(given["eps"]))
     if is_call(node, aten.group_norm, aten.instance_norm):
-        return _affine(program, result, given)
+        return _affine(program, result, given, node)
     if is_tensor(given["weight"]):
         result = program.add("mul", result, program.operand(given["weight"], FULL))
     if is_tensor(given.get("bias")):
