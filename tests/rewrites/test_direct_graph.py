@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites import wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from tests.rewrites.samples import task_text
+from tests.rewrites.samples import apply_rules, task_text
 from tests.rewrites.test_builtin import context
 
 REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x, y):\n        return torch.relu(x) + y\n"
@@ -198,3 +198,39 @@ def test_short_calls_with_a_graph_that_looks_good_are_tried_with_direct_copies(l
     for one in direct:
         assert one.parent in {look.candidate_sha256 for look in looks}
         compile(one.source, "candidate", "exec")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("name", ["cuda-graph", "direct-cuda-graph", "compile-cudnn-cuda-graph"])
+def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) -> None:
+    """The reference may do what a graph cannot hold, such as a copy from the CPU."""
+    done = apply_rules(task_text("return (a * 1.0).exp()", "torch.randn(6, 4)"), "remove-noops")
+    space: dict[str, Any] = {}
+    exec(wrappers.wrap(done.source, name, (name,)), space)
+    captured: list[torch.Size] = []
+
+    class Recording:
+        addresses = 0
+
+        def __init__(self, module: Any, forward: Any, inputs: Any) -> None:
+            captured.append(inputs[0].shape)
+            self.replay = lambda inputs: inputs[0]
+
+        def places(self) -> int:
+            return 0
+
+    space |= {"_Recording": Recording, "_beside": lambda work, *arguments: work(*arguments)}
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "compile", lambda function, **options: function)
+        model = space["ModelNew"]()
+        usual, other = (torch.randn(shape).as_subclass(OnGpu) for shape in ((6, 4), (4, 6)))
+        assert model(usual) is usual
+        assert model(usual) is usual
+        torch.testing.assert_close(model(other.t()), other.t().exp())
+        torch.testing.assert_close(model(other), other.exp())
+    assert captured == [(6, 4)]

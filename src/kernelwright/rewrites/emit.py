@@ -257,14 +257,8 @@ def module(
         kinds.setdefault(type(kernel).prologue, []).append(kernel)
     settings = dict.fromkeys(one for kernel in kernels.values() for one in getattr(kernel, "requires", ()))
     guards = _guards(trace, [*_kernel_guards(trace, first), *settings] if first else [])
-    forward = (
-        [
-            f"if not ({' and '.join(guards)}):",
-            f"    return super().forward({', '.join(item.name for item in trace.inputs)})",
-        ]
-        if guards
-        else []
-    )
+    given = ", ".join(item.name for item in trace.inputs)
+    forward = [f"if not self._fits({given}):", f"    return super().forward({given})"] if guards else []
     if training.lines == evaluation.lines:
         forward += training.lines
     else:
@@ -277,9 +271,12 @@ def module(
             f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs",
             "",
         ]
+    wanted = ", ".join(filter(None, ["self", signature(trace)]))
+    fits = [f"def _fits({wanted}):", f"    return {' and '.join(guards)}", ""] if guards else []
     lines = [
         *init,
-        f"def forward({', '.join(filter(None, ['self', signature(trace)]))}):",
+        *fits,
+        f"def forward({wanted}):",
         *(f"    {line}" for line in forward),
     ]
     parts = [

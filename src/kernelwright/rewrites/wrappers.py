@@ -182,9 +182,14 @@ class {name}({base}):
         recordings = self.__dict__.setdefault("_recordings", {{}})
         recording = recordings.get(key)
         if recording is None or recording.places() != recording.addresses:
-            recording = recordings[key] = _Recording(self, super().forward, inputs)
+{otherwise}            recording = recordings[key] = _Recording(self, super().forward, inputs)
         return recording.replay(inputs)
 '''
+
+_OTHERWISE = """\
+            if not self._fits(*inputs):  # the reference runs, which may do what a graph cannot hold
+                return super().forward(*inputs)
+"""
 
 _CUDA_GRAPH = _RECORDING + "\n" + _REPLAYED
 
@@ -310,14 +315,15 @@ def wrap(source: str, name: str, techniques: tuple[str, ...], draws: bool = Fals
         header = f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""'
         base, text = "Model", f"{header}\n\n{source}\n\nimport torch\n"
     parts, options = WRAPPERS[name]
-    return text + "\n" + fill((parts, DRAWING[options] if draws else options), base)
+    otherwise = _OTHERWISE if "    def _fits(" in source else ""
+    return text + "\n" + fill((parts, DRAWING[options] if draws else options), base, otherwise)
 
 
-def fill(wrapper: tuple[Sequence[str], str], base: str) -> str:
-    """The text of a wrapper around the class `base`."""
+def fill(wrapper: tuple[Sequence[str], str], base: str, otherwise: str = "") -> str:
+    """The text of a wrapper around the class `base`, with what a CUDA graph does before it captures another kind of call."""
     templates, options = wrapper
     classes = [base, *("Inner", "Outer")[: len(templates) - 1], "ModelNew"]
     return "\n".join(
-        textwrap.dedent(template.format(name=name, base=inner, options=options))
+        textwrap.dedent(template.format(name=name, base=inner, options=options, otherwise=otherwise))
         for template, inner, name in zip(templates, classes, classes[1:], strict=False)
     )
