@@ -7,6 +7,7 @@ import io
 import threading
 from collections import defaultdict
 from concurrent.futures import wait
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -190,6 +191,45 @@ def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any
     pool._free.append(ScreeningProcess(pool))
     assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]
     pool._free[:] = [first]
+
+
+def test_the_reference_makes_way_for_those_who_measure_and_is_not_ended_for_it(monkeypatch):
+    """In float64 it is at work for seconds, and what was timed beside it read twice as long."""
+    asked = []
+
+    @contextlib.contextmanager
+    def gate(*, shared):
+        asked.append(("gate", shared))
+        yield
+        asked.append("left")
+
+    class FakeWorker:
+        is_trusted = Worker.is_trusted
+
+        def __init__(self, zygote, spec, settings):
+            self.spec = spec
+
+        def request(self, op, limit_s, **_):
+            asked.append((op, self.is_trusted))
+            return {"least_us": 1.0, "reference_us": 2.0}
+
+    monkeypatch.setattr(screening, "Worker", FakeWorker)
+    zygotes = SimpleNamespace(keep_off=lambda core: None)
+    process = object.__new__(ScreeningProcess)
+    process._pool = SimpleNamespace(
+        device="cpu",
+        directory=Path("none"),
+        task=TASK,
+        settings=SETTINGS,
+        build_limit_s=20.0,
+        closing=False,
+        zygote_for=lambda compiling: zygotes,
+    )
+    process._gate = gate
+    worker = process._start(compiling=False)
+    assert asked == [("task", True), ("gate", True), ("truth", True), "left"]
+    assert not worker.is_trusted, "candidates' code runs in it from now on"
+    assert process._reference_us == 2.0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -145,7 +146,7 @@ class ScreeningProcess:
     def _start(self, compiling: bool) -> Worker:
         pool = self._pool
         spec = WorkerSpec(
-            role="candidate",
+            role="reference",
             source="",
             class_name="ModelNew",
             device=pool.device,
@@ -158,15 +159,18 @@ class ScreeningProcess:
         if pool.closing:
             raise InfrastructureError(f"Wanted to screen candidates of {pool.task.id}; the search was ended.")
         self._worker = worker = Worker(pool.zygote_for(compiling), spec, pool.settings)
+        task, settings = pool.task.model_dump_json(), pool.settings.model_dump_json()
         try:
-            answer = worker.request(
-                "task", pool.build_limit_s, task=pool.task.model_dump_json(), settings=pool.settings.model_dump_json()
-            )
+            worker.request("task", pool.build_limit_s, task=task, settings=settings)
+            # In float64 the reference may be at work for seconds. Beside it a call of milliseconds reads twice as long.
+            with self._gate(shared=True):
+                answer = worker.request("truth", pool.build_limit_s)
         except WorkerError as failure:
             self.close()
             if failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
             raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
+        worker.spec = replace(spec, role="candidate")  # candidates' code runs in it from now on
         self._least_us, self._reference_us = answer.get("least_us"), answer.get("reference_us")
         return worker
 

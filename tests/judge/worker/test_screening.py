@@ -44,6 +44,7 @@ def made_in(tmp_path, source: str = SOURCE) -> ScreeningHarness:
     made = ScreeningHarness(config, [])
     task = Task(id="double", source=source)
     made.op_task({"task": task.model_dump_json(), "settings": Settings.quick().model_dump_json()})
+    made.op_truth({})
     return made
 
 

@@ -85,9 +85,14 @@ class ScreeningHarness(Harness):
         return self._thread.submit(work, *arguments).result() if self._thread else work(*arguments)
 
     def op_task(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Load the task. Nothing runs on the device yet."""
+        self._settings = Settings.model_validate_json(message["settings"])
+        self._live = bring_to_life(Task.model_validate_json(message["task"]))
+        return {}
+
+    def op_truth(self, message: dict[str, Any]) -> dict[str, Any]:
         """Build the reference and compute what its outputs should be and how far others may be from them."""
-        settings = Settings.model_validate_json(message["settings"])
-        live = bring_to_life(Task.model_validate_json(message["task"]))
+        settings, live = self._settings, self._live
         self._facts = facts = measure_task(live, self.device)
         self._trial = Trial(
             facts=facts,
@@ -159,6 +164,7 @@ class ScreeningHarness(Harness):
         state = self._state_now()
         truth = self._bounds.truth(inputs, state, training)
         result = self._call_reference(inputs, seed)
+        self.clock.settle()  # whoever stops this process waits for what it has launched
         flat: list[torch.Tensor] = []
         skeleton = walk(result, flat, [])
         form = [OutputMetadata.of(item) for item in flat]
