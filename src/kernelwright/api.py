@@ -218,8 +218,8 @@ def bench(
         only: Names of the tasks to keep, such as `level1/1`; by default all.
         candidates: Your own candidates in place of the suite's: a folder of files named as the tasks, or a file of JSON
             lines. Tasks without one are left out.
-        baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudagraph-fresh`, `cudnn`; `eager`
-            is always measured, as the reference.
+        baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudagraph-fresh`, `cudnn`,
+            `max-autotune-fresh`, `channels-last`; `eager` is always measured, as the reference.
         device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
         settings: Of the judge.
         on_event: Told of each job that ends.

@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_said_and_leaves_nothing(tmp_path, baselines,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["cudagraph", "cudnn"])
+@pytest.mark.parametrize("name", ["cudagraph", "cudagraph-fresh", "cudnn"])
 def test_a_baseline_that_needs_a_gpu_is_not_eager_under_another_name(tmp_path, suite, name):
     with pytest.raises(DeviceError, match=f"Wanted a GPU for the baseline {name}; found the CPU alone"):
         module.bench(suite, baselines=["eager", name], device="cpu", out=tmp_path / "run")

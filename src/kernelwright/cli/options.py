@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn"
+BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn,max-autotune-fresh,channels-last"
 DEVICE_DIGITS = 3
 
 

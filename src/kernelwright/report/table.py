@@ -28,7 +28,13 @@ BEST = "best"
 OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
 """Baselines whose outputs the next call overwrites: no drop-ins, so none of them is the best."""
 
-STOCK = {"compile": "compile", "cuda-graph": "cudagraph-fresh", "cudnn-benchmark": "cudnn"}
+STOCK = {
+    "compile": "compile",
+    "cuda-graph": "cudagraph-fresh",
+    "cudnn-benchmark": "cudnn",
+    "compile-max-autotune": "max-autotune-fresh",
+    "channels-last": "channels-last",
+}
 """Techniques of the built-in policy, and the baseline that a candidate by one of them alone is."""
 
 CANDIDATE = "candidate"

@@ -29,6 +29,8 @@ BASELINES: dict[str, tuple[tuple[str, ...], str]] = {
     "cudagraph": ((_GRAPH.replace(FRESH, "        return self.outputs\n"),), ""),
     "cudagraph-fresh": ((_GRAPH,), ""),
     "cudnn": WRAPPERS["cudnn-benchmark"],
+    "max-autotune-fresh": WRAPPERS["compile-max-autotune"],
+    "channels-last": WRAPPERS["channels-last"],
 }
 """Templates and torch.compile options of each baseline but `eager`, which is the reference itself. The outputs of
 `reduce-overhead`, `max-autotune` and `cudagraph` are overwritten by the next call; the others keep the contract."""

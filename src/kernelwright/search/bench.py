@@ -186,7 +186,7 @@ def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
         DeviceError: one needs a GPU.
     """
     _require_known(baselines)
-    for name in ("cudagraph", "cudnn"):
+    for name in ("cudagraph", "cudagraph-fresh", "cudnn"):
         if name in baselines and list(devices) == ["cpu"]:
             # Without a GPU their wrappers change nothing: eager would stand under another name.
             raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
