@@ -103,7 +103,7 @@ class ApiModel:
     ) -> None:
         model = settings.model or environ.get("OPENAI_MODEL", "")
         if not model:
-            raise PolicyError("Wanted the name of a model; found none. Set `model`, or OPENAI_MODEL in the environment.")
+            raise PolicyError("Wanted the name of a model; found none. Give --model, `model` or OPENAI_MODEL.")
         base_url = settings.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
         require_http_url(base_url, "http://localhost:8000/v1", "an endpoint")
         self._key = _key_of(environ, settings.key_variable)
