@@ -309,6 +309,37 @@ def test_baselines_that_are_measured_beside_become_rivals(tmp_path, failed):
     assert [one and one.techniques for one in rivals] == [None if failed else ("compile",)] * 2
 
 
+def test_baselines_of_winners_are_measured_first_then_those_of_the_most_promising_tasks(tmp_path):
+    """Where the minutes end before all are measured, a winner without baselines would count for nothing."""
+    run = RunDirectory(tmp_path)
+    tasks = {name: Task(id=name, source=f"{TASK.source}# {name}\n") for name in ("dull", "late", "fair", "fast", "won")}
+    estimates = {"dull": 0.9, "late": 1.1, "fair": 1.4, "fast": 3.0, "won": 1.2}
+    candidates = {name: Candidate(source=f"# {name}", policy="builtin", techniques=("t",)) for name in tasks}
+    for name, task in tasks.items():
+        run.append(screened_of(task, candidates[name], correct=True, estimate=estimates[name], spread=0.0))
+
+    def win(name):
+        common = {"task": name, "task_sha256": tasks[name].sha256, "policy": "builtin", "techniques": ("t",)}
+        return accepted(1.3, candidates[name].source, confirms=True, **common)
+
+    run.append(win("won"))
+    suite = Suite("several", tuple(SuiteEntry(task) for task in tasks.values()))
+    search = searching.SuiteSearch(run, suite, BuiltinPolicy(), ["cpu"], Settings(), 4, 1, None, None)
+    search._judging_begins.set()
+    order = []
+
+    class Rotates(Judges):
+        def rotate(self, rotations, stop=None):
+            for one in rotations:
+                order.append(one.task.id)
+                if one.task.id == "fast":
+                    search._keep(tasks["late"], win("late"))
+                yield one, [baseline(one.task, "compile", 1.5)]
+
+    search.measure(suite, ["compile"], Rotates([], None, 1, None))
+    assert order == ["won", "fast", "late", "fair", "dull"]
+
+
 class Killed(Exception):
     """Stands for a kill."""
 

@@ -20,7 +20,7 @@ from typing import Any
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, cores_of_each
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob, cores_of_each
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (
@@ -348,10 +348,24 @@ class SuiteSearch:
                 self._keep(state.task, error)
 
     def measure(self, suite: Suite, baselines: Sequence[str], pool: JudgePool) -> None:
-        """Measure the baselines that are owed, once nearly all tasks are screened."""
+        """Measure the baselines that are owed, once nearly all tasks are screened: those of winners first, which count for
+        nothing without them, then those of the tasks that the judge takes next."""
         self._judging_begins.wait()
         owed = owed_in(self._run, replace(suite, entries=_without_candidates(suite)), baselines, self._settings).rotations
-        for rotation, found in pool.rotate(owed, self._is_late):
+
+        def turn(rotation: RotationJob) -> tuple[bool, float]:
+            state = self._states[rotation.task.sha256]
+            return not state.has_winner, -state.best
+
+        def in_turn() -> Iterator[RotationJob]:
+            left = [*owed]
+            while left:
+                with self._keeping:
+                    first = min(left, key=turn)
+                left.remove(first)
+                yield first
+
+        for rotation, found in pool.rotate(in_turn(), self._is_late):
             with self._keeping:  # all of a task's at once: the best of some is no rival
                 self._baselines.setdefault(rotation.task.sha256, [])
                 for index, baseline in enumerate(rotation.baselines):
